@@ -1,0 +1,187 @@
+"""Every error that leaves this system, one class per stable code.
+
+A code never changes its meaning. Edges map codes to HTTP statuses and exit codes; nothing here knows them.
+`docs/errors.md` is generated from this file.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TgaError(Exception):
+    """What went wrong, what was expected, what was found, and what to do next."""
+
+    code: ClassVar[str]
+    meaning: ClassVar[str]
+    remedy: ClassVar[str]
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        remedy: str | None = None,
+        stream: str | None = None,
+        sequence_number: int | None = None,
+    ) -> None:
+        self.what = what
+        self.expected = None if expected is None else str(expected)
+        self.found = None if found is None else str(found)
+        self.next_step = remedy if remedy is not None else self.remedy
+        self.stream = stream
+        self.sequence_number = sequence_number
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        where = ""
+        if self.stream is not None:
+            where = f"{self.stream}: "
+            if self.sequence_number is not None:
+                where = f"{self.stream}, entry {self.sequence_number}: "
+        parts = [f"{self.code}: {where}{self.what}"]
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if self.found is not None:
+            parts.append(f"found {self.found}")
+        return "; ".join(parts) + f". {self.next_step}"
+
+    def at(self, *, stream: str, sequence_number: int | None = None) -> TgaError:
+        """The same error, saying at which stream and entry; what it already says stays."""
+        if self.stream is None:
+            self.stream = stream
+        if self.sequence_number is None:
+            self.sequence_number = sequence_number
+        return self
+
+
+class InvalidTransition(TgaError):
+    code = "STATE_INVALID_TRANSITION"
+    meaning = "The stream's state does not admit this artifact, or the artifact does not lead to the state claimed."
+    remedy = "Read the stream's state again and append only what its transition table admits."
+
+
+class SequenceGap(TgaError):
+    code = "STATE_SEQUENCE_GAP"
+    meaning = "An entry's sequence number is not the one after its predecessor's: missing, repeated or out of order."
+    remedy = "Read the stream's head again; if a stored log says this, run `tga verify` and keep the database as it is."
+
+
+class ChecksumMismatch(TgaError):
+    code = "STATE_CHECKSUM_MISMATCH"
+    meaning = "A digest or a link of the hash chain does not fit the bytes it stands for."
+    remedy = "Nothing was dispatched or changed. Run `tga verify` and treat the stored log as tampered with."
+
+
+class RecoveryFailed(TgaError):
+    code = "STATE_RECOVERY_FAILED"
+    meaning = "The chain is sound, but the trace cannot go on: an artifact, tool or key it needs is missing."
+    remedy = "Restore what is missing, then recover the trace again."
+
+
+class LockAcquireFailed(TgaError):
+    code = "STATE_LOCK_ACQUIRE_FAILED"
+    meaning = "The stream's lock was not obtained in time."
+    remedy = "Try again; if it persists, look for a session that holds the lock in pg_locks."
+
+
+class ConcurrentExecution(TgaError):
+    code = "STATE_CONCURRENT_EXECUTION"
+    meaning = "A living executor owns the stream, or another one moved its head first."
+    remedy = "Read the stream again; its owner continues it."
+
+
+class InputMalformed(TgaError):
+    code = "INPUT_MALFORMED"
+    meaning = "The bytes are not strict JSON: bad syntax or UTF-8, repeated keys, or a value that JSON cannot carry safely."
+    remedy = "Send strict JSON: UTF-8, unique keys, finite numbers, integers within 2^53 - 1, no lone surrogate, no NUL."
+
+
+class InputTooLarge(TgaError):
+    code = "INPUT_TOO_LARGE"
+    meaning = "A document exceeds one of the limits in app/core/limits.py: bytes, depth, keys, or digits of a number."
+    remedy = "Send less, or send a reference to it."
+
+
+class SchemaViolation(TgaError):
+    code = "SCHEMA_VIOLATION"
+    meaning = "A document does not fit its JSON Schema in schemas/tga/v1."
+    remedy = "Correct the field that is named."
+
+
+class TraceNotFound(TgaError):
+    code = "TRACE_NOT_FOUND"
+    meaning = "No entry of this trace exists."
+    remedy = "Check the id; `tga verify --all` tells whether entries are missing that should exist."
+
+
+class KeyClaimed(TgaError):
+    """The loser of a claim stores nothing; `owner_stream` is the trace that has the key."""
+
+    code = "IDEMPOTENCY_KEY_CLAIMED"
+    meaning = "Another trace already owns this idempotency key for this server and tool."
+    remedy = "Answer from the trace that owns the key; nothing was stored for this one."
+
+    def __init__(self, what: str, *, owner_stream: str, owner_payload_digest: str) -> None:
+        super().__init__(what, found=owner_stream)
+        self.owner_stream = owner_stream
+        self.owner_payload_digest = owner_payload_digest
+
+
+class StoreUnavailable(TgaError):
+    code = "STORE_UNAVAILABLE"
+    meaning = "PostgreSQL cannot be reached or refused the session; nothing was sent to it."
+    remedy = "Check that the server runs and that TGA_DATABASE_URL names it."
+
+
+class OutcomeUnknown(TgaError):
+    code = "STORE_OUTCOME_UNKNOWN"
+    meaning = "A commit was sent and its answer was lost: it may have happened."
+    remedy = "Take the stream's lock and read it again before anything else."
+
+
+class StoreUnfit(TgaError):
+    code = "STORE_UNFIT"
+    meaning = "This PostgreSQL cannot keep the promises: too old, unsafe settings, or guards missing."
+    remedy = "Set right what is named, then start again."
+
+
+class MigrationRefused(TgaError):
+    code = "MIGRATION_REFUSED"
+    meaning = "The database's schema is not what this version's migrations lead to."
+    remedy = "Use the version that made the schema, or restore the migration files as they were."
+
+
+class EmbeddedPostgresFailed(TgaError):
+    code = "EMBEDDED_POSTGRES_FAILED"
+    meaning = "The bundled PostgreSQL could not be started, reached or stopped."
+    remedy = "Read the server's log that is named, or name a server of your own in TGA_DATABASE_URL."
+
+
+class SettingInvalid(TgaError):
+    code = "SETTING_INVALID"
+    meaning = "A setting has a value that cannot be used."
+    remedy = "Correct the environment variable that is named."
+
+
+ALL_ERRORS: tuple[type[TgaError], ...] = (
+    InvalidTransition,
+    SequenceGap,
+    ChecksumMismatch,
+    RecoveryFailed,
+    LockAcquireFailed,
+    ConcurrentExecution,
+    InputMalformed,
+    InputTooLarge,
+    SchemaViolation,
+    TraceNotFound,
+    KeyClaimed,
+    StoreUnavailable,
+    OutcomeUnknown,
+    StoreUnfit,
+    MigrationRefused,
+    EmbeddedPostgresFailed,
+    SettingInvalid,
+)
+BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

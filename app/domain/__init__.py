@@ -1,0 +1,1 @@
+"""The rules; they talk to the world only through the ports they declare."""

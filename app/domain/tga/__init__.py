@@ -1,0 +1,1 @@
+"""One governed tool call: its documents, its Moore machine, its log."""

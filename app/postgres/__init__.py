@@ -1,0 +1,1 @@
+"""The ledger on PostgreSQL: the only package that imports asyncpg."""

@@ -1,0 +1,25 @@
+"""Every setting, its default and its environment variable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`TGA_HOME`: where state lives. `TGA_DATABASE_URL`: a PostgreSQL server; None means the embedded one."""
+
+    home: Path
+    database_url: str | None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        values = os.environ if environment is None else environment
+        home = values.get("TGA_HOME") or "~/.tga"
+        return cls(
+            home=Path(home).expanduser().absolute(),
+            database_url=values.get("TGA_DATABASE_URL") or None,
+        )
