@@ -94,8 +94,12 @@ class ConcurrentExecution(TgaError):
 
 class InputMalformed(TgaError):
     code = "INPUT_MALFORMED"
-    meaning = "The bytes are not strict JSON: bad syntax or UTF-8, repeated keys, or a value that JSON cannot carry safely."
-    remedy = "Send strict JSON: UTF-8, unique keys, finite numbers, integers within 2^53 - 1, no lone surrogate, no NUL."
+    meaning = (
+        "The bytes are not strict JSON: bad syntax or UTF-8, repeated keys, or a value that JSON cannot carry safely."
+    )
+    remedy = (
+        "Send strict JSON: UTF-8, unique keys, finite numbers, integers within 2^53 - 1, no lone surrogate, no NUL."
+    )
 
 
 class InputTooLarge(TgaError):

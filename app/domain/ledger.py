@@ -1,0 +1,69 @@
+"""What is written to the ledger: plans, each appended whole or not at all; and the port they go through.
+
+Streams of every kind go this way. A plan is the unit of atomicity (I7): entries with their artifacts, the claim of
+an idempotency key, an execution checkpoint, a dispatch attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.core.digest import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEntry:
+    """The stored bytes of an entry (without its digest) and of the artifact that it commits to."""
+
+    entry: bytes
+    artifact: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One key, one stream, for ever (I2). The payload digest tells a repeat from a misuse of the key."""
+
+    server_id: str
+    tool_name: str
+    idempotency_key: str
+    payload_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCheckpoint:
+    """The canonical bytes of a folded state; the ledger hashes them and compares the entry that they name."""
+
+    state: bytes
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one executor appends to one stream in one transaction, and who owns the stream afterwards.
+
+    `dispatch_attempt` is the number of a send after the first; its row is the fence of that send.
+    A plan without entries leaves the owner as it is.
+    """
+
+    stream: str
+    executor_id: str
+    owner_after: str | None
+    entries: Sequence[PlannedEntry] = ()
+    claim: Claim | None = None
+    checkpoint: PlannedCheckpoint | None = None
+    dispatch_attempt: int | None = None
+
+    def size_bytes(self) -> int:
+        checkpoint = 0 if self.checkpoint is None else len(self.checkpoint.state)
+        return checkpoint + sum(len(planned.entry) + len(planned.artifact) for planned in self.entries)
+
+
+class Ledger(Protocol):
+    """Durable when it returns. Raises the error of the first check that failed; then nothing of the plan is stored.
+
+    OutcomeUnknown is the exception: the plan may have been stored, and only reading the stream tells.
+    """
+
+    async def commit(self, plan: Plan) -> None: ...

@@ -1,0 +1,222 @@
+"""Fold a trace's log into its state, verifying every link on the way; and say what the state calls for.
+
+`fold` from nothing and `fold` from a checkpoint's state give the same, at every cut (I4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.core.canonical import JsonValue
+from app.core.chain import Artifact, Head, verify_link
+from app.core.digest import Digest, digest_of, digest_of_bytes
+from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
+from app.domain.tga.models import (
+    ARTIFACT_MODELS,
+    ActionRequest,
+    ArtifactDocument,
+    ExecutionCheckpoint,
+    ExecutionLogEntry,
+    ExecutionState,
+    SupervisorDecision,
+    ToolCall,
+    ToolEffect,
+)
+from app.domain.tga.transitions import TRACE, State
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """An entry with the artifact that it commits to; None when the payload is gone and only its digest stands."""
+
+    entry: ExecutionLogEntry
+    artifact: ArtifactDocument | None
+
+    @property
+    def stream(self) -> str:
+        return TRACE.stream(self.entry.trace_id)
+
+
+# What the runtime does depends on the state alone (a Moore machine); recovery enters the same table in the middle.
+ACTION_OF_STATE: Final[dict[State, str]] = {
+    "PENDING": "ask_supervisor",
+    "AUTHORIZED": "append_tool_call",
+    "EXECUTING": "dispatch_unless_claim_has_effect",
+    "COMPLETED": "return_result",
+    "FAILED": "return_result",
+    "DENIED": "return_result",
+}
+
+
+def payload_digest(server_id: str, tool_name: str, arguments: dict[str, JsonValue]) -> Digest:
+    """What makes two calls the same call: the fingerprint that a claim keeps."""
+    return digest_of({"server_id": server_id, "tool_name": tool_name, "arguments": arguments})
+
+
+def record_from_bytes(raw_entry: bytes, raw_artifact: bytes | None, *, entry_digest: Digest) -> LogRecord:
+    """A stored row as documents.
+
+    Bytes that do not hash to the digest recorded beside them are not read at all: ChecksumMismatch. What they say,
+    and whether it fits the stream, is judged afterwards.
+    """
+    found = digest_of_bytes(raw_entry)
+    if found != entry_digest:  # I5
+        raise ChecksumMismatch("the stored entry does not hash to its digest", expected=entry_digest, found=found)
+    entry = ExecutionLogEntry.from_body_bytes(raw_entry)
+    if raw_artifact is None:
+        return LogRecord(entry, None)
+    found = digest_of_bytes(raw_artifact)
+    if found != entry.artifact_digest:
+        raise ChecksumMismatch(
+            "the stored artifact is not the one that the entry commits to",
+            expected=entry.artifact_digest,
+            found=found,
+        )
+    return LogRecord(entry, ARTIFACT_MODELS[entry.artifact_type].from_bytes(raw_artifact))
+
+
+def head_of(state: ExecutionState | None) -> Head:
+    if state is None:
+        return Head.unborn(TRACE)
+    last_artifact = (
+        state.tool_effect_digest
+        or state.tool_call_digest
+        or state.supervisor_decision_digest
+        or state.action_request_digest
+    )
+    return Head(state.sequence_number, Digest(state.entry_digest), state.state, Digest(last_artifact))
+
+
+def verify_next(head: Head, record: LogRecord) -> Head:
+    """The head after this record, or the first check that fails; needs no artifact."""
+    artifact = None
+    if record.artifact is not None:
+        if record.artifact.artifact_type != record.entry.artifact_type:
+            raise SchemaViolation(
+                "the artifact is of another type",
+                expected=record.entry.artifact_type,
+                found=record.artifact.artifact_type,
+            )
+        raw = record.artifact.to_json()
+        artifact = Artifact(raw, digest_of(raw))
+    return verify_link(TRACE, head, record.entry.link(), artifact, identity=record.entry.trace_id)
+
+
+def fold(records: Iterable[LogRecord], *, start: ExecutionState | None = None) -> ExecutionState | None:
+    """The state after all records, from `start` on; errors name the stream and the entry."""
+    state = start
+    for record in records:
+        state = fold_next(state, record)
+    return state
+
+
+def fold_next(state: ExecutionState | None, record: LogRecord) -> ExecutionState:
+    """The state after one more record, or the first check that fails."""
+    try:
+        if state is not None and record.entry.trace_id != state.trace_id:
+            raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=record.entry.trace_id)
+        verify_next(head_of(state), record)
+        return _next_state(state, record)
+    except TgaError as error:
+        raise error.at(stream=record.stream, sequence_number=record.entry.sequence_number) from error.__cause__
+
+
+def next_record(
+    state: ExecutionState | None, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
+) -> LogRecord:
+    """The record that appends `artifact` to a trace in `state`, where the table leads it; raises where it may not."""
+    head = head_of(state)
+    rule = TRACE.rule_of[artifact.artifact_type]
+    document = artifact.to_json()
+    verdict = "" if rule.verdict_field is None else str(document[rule.verdict_field])
+    key = (head.state, artifact.artifact_type, verdict, head.sequence_number == 0)
+    body: dict[str, JsonValue] = {
+        "schema_id": TRACE.entry_schema_id,
+        "schema_version": artifact.schema_version,
+        "trace_id": artifact.trace_id,
+        "sequence_number": head.sequence_number + 1,
+        "prev_entry_digest": head.entry_digest,
+        "from_state": head.state,
+        "to_state": TRACE.next_state.get(key, head.state),
+        "artifact_type": artifact.artifact_type,
+        "artifact_digest": digest_of(document),
+        "executor_id": executor_id,
+        "recorded_at": recorded_at,
+    }
+    record = LogRecord(ExecutionLogEntry.from_json({**body, "entry_digest": digest_of(body)}), artifact)
+    fold_next(state, record)
+    return record
+
+
+def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry_digest: Digest | None) -> None:
+    """Raise unless the checkpoint is sound (I4) and stands on the entry that it names.
+
+    A mismatch is never passed over in favour of a full replay: it means that someone changed the store.
+    """
+    state = checkpoint.checkpoint_state
+    try:
+        checkpoint.verify()
+        if entry_digest != state.entry_digest:  # I4
+            raise ChecksumMismatch(
+                "the checkpoint does not stand on its entry",
+                expected=state.entry_digest,
+                found=entry_digest or "no such entry",
+            )
+    except TgaError as error:
+        raise error.at(stream=TRACE.stream(checkpoint.trace_id), sequence_number=state.sequence_number) from None
+
+
+def _next_state(state: ExecutionState | None, record: LogRecord) -> ExecutionState:
+    entry, artifact = record.entry, record.artifact
+    if artifact is None:
+        raise RecoveryFailed("the artifact's payload is missing", expected=entry.artifact_digest, found="nothing")
+    moved: dict[str, Any] = {
+        "state": entry.to_state,
+        "sequence_number": entry.sequence_number,
+        "entry_digest": entry.entry_digest,
+        "updated_at": entry.recorded_at,
+    }
+    if isinstance(artifact, ActionRequest):
+        return ExecutionState(
+            trace_id=entry.trace_id,
+            server_id=artifact.server_id,
+            tool_name=artifact.tool_name,
+            tool_class=artifact.tool_class,
+            idempotency_key=artifact.idempotency_key,
+            payload_digest=payload_digest(artifact.server_id, artifact.tool_name, artifact.arguments),
+            action_request_digest=entry.artifact_digest,
+            supervisor_decision_digest=None,
+            tool_call_digest=None,
+            tool_call_id=None,
+            tool_effect_digest=None,
+            **moved,
+        )
+    if state is None:
+        raise RecoveryFailed("a trace begins with an action request", found=artifact.artifact_type)
+    if isinstance(artifact, SupervisorDecision):
+        moved["supervisor_decision_digest"] = entry.artifact_digest
+    elif isinstance(artifact, ToolCall):
+        _verify_same_call(state, artifact)
+        moved["tool_call_digest"] = entry.artifact_digest
+        moved["tool_call_id"] = artifact.tool_call_id
+    elif isinstance(artifact, ToolEffect):
+        if artifact.tool_call_id != state.tool_call_id:
+            raise ChecksumMismatch(
+                "the effect is of another tool call", expected=state.tool_call_id, found=artifact.tool_call_id
+            )
+        moved["tool_effect_digest"] = entry.artifact_digest
+    return ExecutionState.model_validate({**state.to_json(), **moved})
+
+
+def _verify_same_call(state: ExecutionState, call: ToolCall) -> None:
+    """Exactly the call that was decided on may be made, and no other."""
+    expected = (state.payload_digest, state.tool_class, state.idempotency_key)
+    found = (
+        payload_digest(call.server_id, call.tool_name, call.arguments),
+        call.tool_class,
+        call.idempotency_key,
+    )
+    if found != expected:
+        raise ChecksumMismatch("the tool call is not the one that was asked for", expected=expected, found=found)
