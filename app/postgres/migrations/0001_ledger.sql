@@ -44,9 +44,9 @@ CREATE TABLE tga.entries (
 -- Apart from the entries that commit to them, so that payloads can be erased while every digest stands.
 CREATE TABLE tga.artifacts (
     stream          text COLLATE "C" NOT NULL,
-    artifact_digest bytea NOT NULL CHECK (octet_length(artifact_digest) = 32),
-    artifact        bytea NOT NULL,
-    PRIMARY KEY (stream, artifact_digest)
+    sequence_number bigint NOT NULL,
+    artifact        bytea NOT NULL CHECK (octet_length(artifact) <= 524288),
+    PRIMARY KEY (stream, sequence_number)
 );
 
 CREATE TABLE tga.execution_checkpoints (

@@ -9,8 +9,7 @@ CREATE FUNCTION tga.executor_lock_key(executor_id uuid) RETURNS bigint
 
 CREATE TYPE tga.checked_entry AS (
     plan integer, stream text, sequence_number bigint, entry bytea, entry_digest bytea, to_state text,
-    artifact bytea, artifact_digest bytea, settles_claim boolean,
-    code text, what text, expected text, found text
+    artifact bytea, artifact_digest bytea, settles_claim boolean
 );
 
 -- What became of one plan. `code` is null when it was appended.
@@ -74,20 +73,19 @@ BEGIN
           FROM unnest(p_stream, p_executor) WITH ORDINALITY AS p(stream, executor, plan)
           LEFT JOIN stream_kinds k ON k.kind = split_part(p.stream, ':', 1)
           LEFT JOIN heads h ON h.stream = p.stream
-    ), refusals AS (
-        SELECT plan,
-               CASE
+    ), owned AS (
+        SELECT plan, CASE
                    WHEN kind IS NULL THEN
-                       ROW(plan, 'SCHEMA_VIOLATION', NULL, 'no such kind of stream', NULL, split_part(stream, ':', 1), NULL, NULL)
+                       ARRAY['SCHEMA_VIOLATION', 'no such kind of stream', NULL, split_part(stream, ':', 1)]
                    WHEN executor IS NULL THEN
-                       ROW(plan, 'STATE_CONCURRENT_EXECUTION', NULL, 'the append names no executor', NULL, NULL, NULL, NULL)
+                       ARRAY['STATE_CONCURRENT_EXECUTION', 'the append names no executor', NULL, NULL]
                    WHEN is_repeated THEN
-                       ROW(plan, 'STATE_CONCURRENT_EXECUTION', NULL, 'the stream stands twice in one batch', NULL, NULL, NULL, NULL)
+                       ARRAY['STATE_CONCURRENT_EXECUTION', 'the stream stands twice in one batch', NULL, NULL]
                    WHEN owner <> executor THEN  -- I6: the fence; a zombie's late effect ends here
-                       ROW(plan, 'STATE_CONCURRENT_EXECUTION', NULL, 'another executor owns the stream', executor::text, owner::text, NULL, NULL)
-                   WHEN NOT is_born AND plan <> ALL (coalesce(e_plan, '{}')) THEN
-                       ROW(plan, 'TRACE_NOT_FOUND', NULL, 'the stream has no entries', NULL, NULL, NULL, NULL)
-               END::plan_result AS result
+                       ARRAY['STATE_CONCURRENT_EXECUTION', 'another executor owns the stream', executor::text, owner::text]
+                   WHEN NOT is_born AND plan <> ALL (e_plan) THEN
+                       ARRAY['TRACE_NOT_FOUND', 'the stream has no entries', NULL, NULL]
+               END AS judgement
           FROM plans
     ), documents AS MATERIALIZED (  -- parsed and hashed once
         SELECT e.plan, e.place, e.entry, sha256(e.entry) AS entry_digest, convert_from(e.entry, 'UTF8')::jsonb AS doc,
@@ -133,29 +131,23 @@ BEGIN
                    ARRAY['STATE_INVALID_TRANSITION', 'the state does not admit this artifact',
                          l.state || coalesce(' to ' || t.to_state, ''), concat(l.from_state, ' to ', l.to_state, ' by ', l.artifact_type)]
            END)) AS verdict(judgement)
-    ), entries_checked AS (
-        SELECT array_agg(ROW(plan, stream, next_sequence, entry, entry_digest, to_state, artifact, artifact_digest, settles_claim,
-                             judgement[1], judgement[2], judgement[3], judgement[4])::checked_entry ORDER BY plan, next_sequence) AS all_checked
-          FROM judged
+    ), broken AS (
+        SELECT DISTINCT ON (plan) plan, next_sequence, judgement FROM judged WHERE judgement IS NOT NULL
+         ORDER BY plan, next_sequence
     )
-    SELECT ec.all_checked, (SELECT array_agg(CASE WHEN (r.result).plan IS NULL
-                                                  THEN ROW(r.plan, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::plan_result
-                                                  ELSE r.result END ORDER BY r.plan) FROM refusals r)
-      INTO checked, results FROM entries_checked ec;
-
-    SELECT array_agg(CASE WHEN r.code IS NULL AND f.code IS NOT NULL
-                          THEN ROW(r.plan, f.code, f.sequence_number, f.what, f.expected, f.found, NULL, NULL)::plan_result
-                          ELSE r::plan_result END ORDER BY r.plan)
-      INTO results
-      FROM unnest(results) AS r
-      LEFT JOIN LATERAL (SELECT c.* FROM unnest(checked) AS c WHERE c.plan = r.plan AND c.code IS NOT NULL
-                         ORDER BY c.sequence_number LIMIT 1) AS f ON true;
+    SELECT (SELECT array_agg(ROW(plan, stream, next_sequence, entry, entry_digest, to_state, artifact, artifact_digest,
+                                 settles_claim)::checked_entry ORDER BY plan, next_sequence) FROM judged),
+           (SELECT array_agg(CASE WHEN o.judgement IS NOT NULL
+                                  THEN ROW(plan, o.judgement[1], NULL, o.judgement[2], o.judgement[3], o.judgement[4], NULL, NULL)::plan_result
+                                  ELSE ROW(plan, b.judgement[1], b.next_sequence, b.judgement[2], b.judgement[3], b.judgement[4], NULL, NULL)::plan_result
+                             END ORDER BY plan) FROM owned o LEFT JOIN broken b USING (plan))
+      INTO checked, results;
 
     IF k_plan <> '{}' THEN  -- I4: a checkpoint stands only on the entry it says
         SELECT array_agg(CASE WHEN r.code IS NULL AND k.found IS NOT NULL
                               THEN ROW(r.plan, 'STATE_CHECKSUM_MISMATCH', k.sequence_number, 'the checkpoint does not stand on its entry',
                                        k.expected, k.found, NULL, NULL)::plan_result
-                              ELSE r::plan_result END ORDER BY r.plan)
+                              ELSE r END ORDER BY r.plan)
           INTO results
           FROM unnest(results) AS r
           LEFT JOIN LATERAL (
@@ -177,7 +169,7 @@ BEGIN
         SELECT array_agg(CASE WHEN r.code IS NULL AND d.attempt <> d.expected
                               THEN ROW(r.plan, 'STATE_CONCURRENT_EXECUTION', NULL, 'the attempt is not the next one',
                                        d.expected::text, d.attempt::text, NULL, NULL)::plan_result
-                              ELSE r::plan_result END ORDER BY r.plan)
+                              ELSE r END ORDER BY r.plan)
           INTO results
           FROM unnest(results) AS r
           LEFT JOIN LATERAL (
@@ -199,7 +191,7 @@ BEGIN
         SELECT array_agg(CASE WHEN r.code IS NULL AND c.plan IS NOT NULL
                               THEN ROW(r.plan, CASE WHEN c.stream IS NULL THEN 'STATE_RECOVERY_FAILED' ELSE 'IDEMPOTENCY_KEY_CLAIMED' END, NULL,
                                        'another claim stands in the way', NULL, c.stream, c.stream, c.payload_digest)::plan_result
-                              ELSE r::plan_result END ORDER BY r.plan)
+                              ELSE r END ORDER BY r.plan)
           INTO results
           FROM unnest(results) AS r
           LEFT JOIN LATERAL (
@@ -213,9 +205,8 @@ BEGIN
     INSERT INTO entries (stream, sequence_number, entry, entry_digest)
     SELECT c.stream, c.sequence_number, c.entry, c.entry_digest FROM unnest(checked) AS c WHERE c.plan <> ALL (refused);
 
-    INSERT INTO artifacts (stream, artifact_digest, artifact)
-    SELECT c.stream, c.artifact_digest, c.artifact FROM unnest(checked) AS c WHERE c.plan <> ALL (refused)
-        ON CONFLICT DO NOTHING;
+    INSERT INTO artifacts (stream, sequence_number, artifact)
+    SELECT c.stream, c.sequence_number, c.artifact FROM unnest(checked) AS c WHERE c.plan <> ALL (refused);
 
     INSERT INTO heads AS h (stream, sequence_number, entry_digest, state, artifact_digest, owner)
     SELECT DISTINCT ON (c.plan) c.stream, c.sequence_number, c.entry_digest, c.to_state, c.artifact_digest, p_owner_after[c.plan]

@@ -1,0 +1,95 @@
+"""Plans into PostgreSQL: one function call, one commit, a result for each plan (I7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from app.core.digest import Digest
+from app.core.errors import BY_CODE, KeyClaimed, OutcomeUnknown, StoreUnavailable, TgaError
+from app.core.limits import BATCH_BYTES_MAX, BATCH_PLANS_MAX, LOCK_TIMEOUT_MS
+from app.domain.ledger import Plan
+from app.postgres.sessions import Sessions
+
+_APPEND = """
+SELECT * FROM tga.append($1, $2::text[], $3::uuid[], $4::uuid[],
+                         $5::int[], $6::bytea[], $7::bytea[],
+                         $8::int[], $9::text[], $10::text[], $11::text[], $12::bytea[],
+                         $13::int[], $14::bytea[], $15::text[],
+                         $16::int[], $17::int[])
+"""
+
+
+class PostgresLedger:
+    """The Ledger port on PostgreSQL."""
+
+    def __init__(self, sessions: Sessions, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
+        self._sessions = sessions
+        self._lock_timeout_ms = lock_timeout_ms
+
+    async def commit(self, plan: Plan) -> None:
+        """Durable when it returns, or the error says why nothing of the plan is stored (or that this is unknown)."""
+        (error,) = await self.commit_batch([plan])
+        if error is not None:
+            raise error
+
+    async def commit_batch(self, plans: Sequence[Plan]) -> list[TgaError | None]:
+        """All plans in one transaction; for each its error, or None when it is durable.
+
+        The loser of one does not fail the others. A batch that the server refuses as a whole is retried singly.
+        """
+        if len(plans) > BATCH_PLANS_MAX or (len(plans) > 1 and sum(p.size_bytes() for p in plans) > BATCH_BYTES_MAX):
+            raise ValueError(f"a batch is at most {BATCH_PLANS_MAX} plans and {BATCH_BYTES_MAX} bytes")
+        try:
+            rows = await self._sessions.commit(_APPEND, self._lock_timeout_ms, *_columns(plans))
+        except (OutcomeUnknown, StoreUnavailable) as error:
+            return [_copy(error).at(stream=plan.stream) for plan in plans]
+        except TgaError as error:
+            if len(plans) == 1:
+                return [error.at(stream=plans[0].stream)]
+            return [(await self.commit_batch([plan]))[0] for plan in plans]
+        return [_error_of(row, plan) for row, plan in zip(rows, plans, strict=True)]
+
+
+def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
+    entries = [(place, planned) for place, plan in enumerate(plans, 1) for planned in plan.entries]
+    claims = [(place, plan.claim) for place, plan in enumerate(plans, 1) if plan.claim is not None]
+    checkpoints = [(place, plan.checkpoint) for place, plan in enumerate(plans, 1) if plan.checkpoint is not None]
+    attempts = [(place, plan.dispatch_attempt) for place, plan in enumerate(plans, 1) if plan.dispatch_attempt]
+    return (
+        [plan.stream for plan in plans],
+        [plan.executor_id for plan in plans],
+        [plan.owner_after for plan in plans],
+        [place for place, _ in entries],
+        [planned.entry for _, planned in entries],
+        [planned.artifact for _, planned in entries],
+        [place for place, _ in claims],
+        [claim.server_id for _, claim in claims],
+        [claim.tool_name for _, claim in claims],
+        [claim.idempotency_key for _, claim in claims],
+        [bytes.fromhex(claim.payload_digest) for _, claim in claims],
+        [place for place, _ in checkpoints],
+        [checkpoint.state for _, checkpoint in checkpoints],
+        [checkpoint.created_at for _, checkpoint in checkpoints],
+        [place for place, _ in attempts],
+        [attempt for _, attempt in attempts],
+    )
+
+
+def _error_of(row: asyncpg.Record, plan: Plan) -> TgaError | None:
+    code = row["code"]
+    if code is None:
+        return None
+    if code == KeyClaimed.code:
+        return KeyClaimed(
+            row["what"], owner_stream=row["claimed_by"], owner_payload_digest=Digest(row["claimed_payload"].hex())
+        ).at(stream=plan.stream)
+    error = BY_CODE[code](row["what"], expected=row["expected"], found=row["found"])
+    return error.at(stream=plan.stream, sequence_number=row["sequence_number"])
+
+
+def _copy(error: TgaError) -> TgaError:
+    # One exception for each plan: each will say its own stream.
+    return type(error)(error.what, expected=error.expected, found=error.found, remedy=error.next_step)

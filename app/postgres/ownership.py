@@ -1,0 +1,126 @@
+"""Who drives which stream (I6), without a lease clock.
+
+An executor holds one session-level advisory lock on its own id, on a session kept for that alone. A stream's head
+names its owner. Whoever wants the stream asks PostgreSQL whether the owner's lock is still held: a dead process has
+lost its session, and its streams are free at once; a living one is never robbed.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import asyncpg
+import uuid_utils
+
+from app.core.errors import ConcurrentExecution, SchemaViolation, StoreUnavailable, StoreUnfit
+from app.core.limits import LOCK_TIMEOUT_MS
+from app.postgres.sessions import GATEWAY_ROLE, Sessions, connect, unavailable
+
+_HOLD = "SELECT pg_try_advisory_lock(tga.executor_lock_key($1))"
+_STILL_HELD = """
+SELECT pg_backend_pid() AS backend_pid, EXISTS (
+    SELECT FROM pg_locks
+     WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND mode = 'ExclusiveLock' AND granted AND objsubid = 1
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+       AND (classid::bigint << 32 | objid::bigint) = tga.executor_lock_key($1)) AS is_held
+"""
+
+
+class Executor:
+    """This process's right to own streams: an id, and the session whose life is the id's life.
+
+    When the session is lost the id is dead, and so is every ownership under it; `verify` then says so, and
+    `renewed` gives a new one. Ownership says who may act; the fence in the append function says who acted in time.
+    """
+
+    def __init__(self, session: asyncpg.Connection[asyncpg.Record], executor_id: str, backend_pid: int) -> None:
+        self._session = session
+        self._backend_pid = backend_pid
+        self.executor_id = executor_id
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """A new executor; StoreUnfit behind a proxy that shares sessions between clients."""
+        session = await connect(url, role=GATEWAY_ROLE)
+        executor_id = str(uuid_utils.uuid7())
+        try:
+            held = await session.fetchval(_HOLD, executor_id)
+            row = await session.fetchrow(_STILL_HELD, executor_id)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            session.terminate()
+            raise unavailable(error) from error
+        backend_pid = session.get_server_pid()
+        if not held or row is None or not row["is_held"] or row["backend_pid"] != backend_pid:
+            session.terminate()
+            raise StoreUnfit(
+                "the session is not one backend's for its whole life",
+                expected=f"backend {backend_pid}, holding its lock",
+                found=None if row is None else f"backend {row['backend_pid']}",
+                remedy="Connect to PostgreSQL directly, or through a proxy in session mode.",
+            )
+        return cls(session, executor_id, backend_pid)
+
+    async def verify(self) -> None:
+        """Raise StoreUnavailable unless the session lives, is the same backend, and still holds its lock."""
+        try:
+            row = await self._session.fetchrow(_STILL_HELD, self.executor_id)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise self._lost(f"{type(error).__name__}: {error}") from error
+        if row is None or not row["is_held"] or row["backend_pid"] != self._backend_pid:
+            raise self._lost("another backend, or the lock is gone")
+
+    def is_lost(self) -> bool:
+        """Whether the session is known to be gone; only `verify` asks the server."""
+        return self._session.is_closed()
+
+    async def close(self) -> None:
+        """Give the id up: every stream it still owns is free at once."""
+        try:
+            await self._session.close(timeout=5.0)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            self._session.terminate()
+
+    def terminate(self) -> None:
+        self._session.terminate()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _lost(self, found: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            "the executor's own session is lost, and with it every ownership",
+            expected=f"backend {self._backend_pid}, holding its lock",
+            found=found,
+            remedy="Open a new executor and acquire the traces again.",
+        )
+
+
+async def acquire_stream(
+    sessions: Sessions, stream: str, executor_id: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS
+) -> str | None:
+    """Become the stream's owner; returns the dead owner it was taken from, if any.
+
+    ConcurrentExecution when a living executor owns it; LockAcquireFailed when its lock was not obtained in time.
+    """
+    (row,) = await sessions.commit("SELECT * FROM tga.acquire($1, $2, $3::uuid)", lock_timeout_ms, stream, executor_id)
+    if row["taken"]:
+        return None if row["taken_from"] is None else str(row["taken_from"])
+    if row["owned_by"] is None:
+        raise SchemaViolation("no such kind of stream", found=stream)
+    raise ConcurrentExecution("a living executor owns the stream", found=row["owned_by"], stream=stream)
+
+
+async def release_stream(
+    sessions: Sessions, stream: str, executor_id: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS
+) -> bool:
+    """Give the stream back; False when another owns it by now."""
+    (row,) = await sessions.commit(
+        "SELECT tga.release($1, $2, $3::uuid) AS released", lock_timeout_ms, stream, executor_id
+    )
+    return bool(row["released"])

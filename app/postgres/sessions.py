@@ -1,0 +1,139 @@
+"""A few sessions to one PostgreSQL, and the translation of its errors into ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import asyncpg
+
+from app.core.errors import (
+    InputTooLarge,
+    LockAcquireFailed,
+    OutcomeUnknown,
+    SchemaViolation,
+    StoreUnavailable,
+    StoreUnfit,
+    TgaError,
+)
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+
+GATEWAY_ROLE = "tga_gateway"
+COMMAND_TIMEOUT_S = 30.0
+
+# Seconds, not the hours of the default: a partitioned executor must lose its lock while someone still cares.
+_KEEPALIVE = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
+_LOST = (OSError, asyncio.TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError)
+
+
+async def connect(url: str, *, role: str | None = None) -> asyncpg.Connection[asyncpg.Record]:
+    """A session of its own, as `role` if one is named; StoreUnavailable if it cannot be had."""
+    settings = {**_KEEPALIVE, "application_name": "tga", **({"role": role} if role else {})}
+    try:
+        return await asyncpg.connect(url, server_settings=settings, timeout=10.0, command_timeout=COMMAND_TIMEOUT_S)
+    except (*_LOST, asyncpg.PostgresError, ValueError) as error:
+        raise unavailable(error) from error
+
+
+class Sessions:
+    """A pool of sessions in the gateway's role. They hold no state between uses, so nothing is reset on return."""
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self._pool = pool
+
+    @classmethod
+    async def open(cls, url: str, *, sessions_max: int = 8) -> Self:
+        async def keep(_: object) -> None:
+            return None
+
+        try:
+            pool = await asyncpg.create_pool(
+                url,
+                min_size=1,
+                max_size=sessions_max,
+                reset=keep,
+                command_timeout=COMMAND_TIMEOUT_S,
+                timeout=10.0,
+                server_settings={**_KEEPALIVE, "application_name": "tga", "role": GATEWAY_ROLE},
+            )
+        except (*_LOST, asyncpg.PostgresError, ValueError) as error:
+            raise unavailable(error) from error
+        return cls(pool)
+
+    async def close(self) -> None:
+        try:
+            await asyncio.wait_for(self._pool.close(), timeout=10.0)
+        except (*_LOST, asyncpg.PostgresError):
+            self._pool.terminate()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        """A session to read with, in one snapshot; whatever goes wrong, nothing was changed."""
+        async with self._session() as connection:
+            try:
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    yield connection
+            except (*_LOST, asyncpg.PostgresError) as error:
+                raise unavailable(error) from error
+
+    async def commit(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Run one statement as one transaction; it is durable when this returns.
+
+        OutcomeUnknown when the answer is lost after it was sent: it may have been committed, or may still be.
+        """
+        async with self._session() as connection:
+            try:
+                return await connection.fetch(statement, *arguments)
+            except (*_LOST, asyncpg.PostgresError) as error:
+                raise _refused(error) from error
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Connection]:
+        try:
+            connection = await self._pool.acquire(timeout=COMMAND_TIMEOUT_S)
+        except (*_LOST, asyncpg.PostgresError) as error:
+            raise unavailable(error) from error
+        try:
+            yield connection
+        finally:
+            try:
+                await self._pool.release(connection)
+            except (*_LOST, asyncpg.PostgresError):
+                connection.terminate()
+
+
+def unavailable(error: BaseException) -> TgaError:
+    return StoreUnavailable("PostgreSQL did not answer as it should", found=f"{type(error).__name__}: {error}")
+
+
+def _refused(error: BaseException) -> TgaError:
+    """What a failed commit means. An error that the server sent before committing is final; silence is not."""
+    if isinstance(error, (*_LOST, asyncpg.OperatorInterventionError)):
+        return OutcomeUnknown("the commit's answer was lost", found=f"{type(error).__name__}: {error}")
+    if isinstance(error, (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)):
+        return LockAcquireFailed("the stream's lock was not obtained in time", found=error)
+    if isinstance(error, (asyncpg.DataError, asyncpg.NotNullViolationError)):
+        return SchemaViolation("the database cannot read the documents", found=error)
+    if isinstance(error, asyncpg.CheckViolationError):
+        return InputTooLarge("a value is beyond what its column holds", found=error)
+    if isinstance(
+        error, (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError, asyncpg.InsufficientPrivilegeError)
+    ):
+        return StoreUnfit(
+            "the ledger's functions are missing or not ours to call",
+            found=error,
+            remedy="Run `tga db migrate`, and `tga db status` to see what is missing.",
+        )
+    return StoreUnavailable("PostgreSQL refused the commit", found=f"{type(error).__name__}: {error}")
