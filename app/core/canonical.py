@@ -15,13 +15,22 @@ import orjson
 import rfc8785
 
 from app.core.errors import InputMalformed, InputTooLarge
-from app.core.limits import DEPTH_MAX, DOCUMENT_BYTES_MAX, KEYS_MAX, NUMBER_CHARS_MAX, SAFE_INTEGER_MAX
+from app.core.limits import (
+    ARTIFACT_BYTES_MAX,
+    DEPTH_MAX,
+    DOCUMENT_BYTES_MAX,
+    KEYS_MAX,
+    NUMBER_CHARS_MAX,
+    SAFE_INTEGER_MAX,
+)
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
 # RFC 8785 writes doubles from here on with an exponent, so they read back as doubles and not as integers.
 _EXPONENT_FROM = 1e21
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Without escapes a string is one run. Neither pattern can fail after a long match, so no text costs quadratic time.
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_STRING = re.compile(r'"[^"]*"?')
 _BRACKETS = re.compile(r"[\[\]{}]")
 _SUSPECT_ESCAPE = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 
@@ -37,7 +46,7 @@ class _Strict:
     def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self.keys_left -= len(pairs)
         if self.keys_left < 0:
-            raise InputTooLarge("too many keys", expected=f"at most {KEYS_MAX} in a document")
+            raise _too_many_keys()
         members = dict(pairs)
         if len(members) != len(pairs):
             seen: set[str] = set()
@@ -71,7 +80,7 @@ def parse_json(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> Json
     Takes memory proportional to `bytes_max`, whatever is sent.
     """
     if len(raw) > bytes_max:
-        raise InputTooLarge("the document is too large", expected=f"at most {bytes_max} bytes", found=len(raw))
+        raise _document_too_large(bytes_max, len(raw))
     text = _decoded(raw, bytes_max)
     _refuse_depth(text)
     hooks = _Strict()
@@ -99,20 +108,35 @@ def parse_object(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> di
     return value
 
 
-def canonical_bytes(value: JsonValue) -> bytes:
+def canonical_bytes(value: JsonValue, *, bytes_max: int = ARTIFACT_BYTES_MAX) -> bytes:
     """RFC 8785 bytes of `value`, or InputMalformed or InputTooLarge.
+
+    Bounded as reading is, so that nothing is stored that cannot be read again: a document that wraps an accepted
+    one has more keys, and 1e15 is written with sixteen digits.
 
     rfc8785 is the authority. Plain documents (exact types, ASCII keys, safe integers, no floats) take orjson, which
     writes the same bytes for them several times faster; tests prove the two equal.
     """
-    if _is_plain(value, DEPTH_MAX):
-        try:
-            written = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-        except TypeError:  # a lone surrogate
-            raise _unwritable() from None
-        if b"\\u0000" in written:  # NUL, or a backslash before the text u0000
-            _refuse_unwritable(value)
-        return written
+    written = _written_plain(value) if _is_plain(value, DEPTH_MAX) else _written_by_authority(value)
+    if len(written) > bytes_max:
+        raise _document_too_large(bytes_max, len(written))
+    # Every key is followed by these two bytes; only a document with many of them needs an exact count.
+    if written.count(b'":') > KEYS_MAX and _count_keys(value) > KEYS_MAX:
+        raise _too_many_keys()
+    return written
+
+
+def _written_plain(value: JsonValue) -> bytes:
+    try:
+        written = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # a lone surrogate
+        raise _unwritable() from None
+    if b"\\u0000" in written:  # NUL, or a backslash before the text u0000
+        _refuse_unwritable(value)
+    return written
+
+
+def _written_by_authority(value: JsonValue) -> bytes:
     _refuse_unwritable(value)
     try:
         return rfc8785.dumps(value)
@@ -125,7 +149,7 @@ def _decoded(raw: bytes | str, bytes_max: int) -> str:
         if isinstance(raw, str):
             size = len(raw.encode("utf-8"))
             if size > bytes_max:
-                raise InputTooLarge("the document is too large", expected=f"at most {bytes_max} bytes", found=size)
+                raise _document_too_large(bytes_max, size)
             text = raw
         else:
             text = raw.decode("utf-8")
@@ -141,7 +165,7 @@ def _refuse_depth(text: str) -> None:
     if text.count("[") + text.count("{") <= DEPTH_MAX:
         return
     depth = 0
-    for bracket in _BRACKETS.finditer(_STRING.sub("", text)):
+    for bracket in _BRACKETS.finditer(_STRING.sub("", _ESCAPE.sub("", text))):
         if bracket.group() in "[{":
             depth += 1
             if depth > DEPTH_MAX:
@@ -205,8 +229,24 @@ def _float_is_safe(value: float) -> bool:
     return size <= SAFE_INTEGER_MAX or _EXPONENT_FROM <= size < float("inf")
 
 
+def _count_keys(value: JsonValue) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(_count_keys(member) for member in value.values())
+    if isinstance(value, list):
+        return sum(_count_keys(member) for member in value)
+    return 0
+
+
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= 64 else text[:64] + "…")
+
+
+def _document_too_large(bytes_max: int, size_bytes: int) -> InputTooLarge:
+    return InputTooLarge("the document is too large", expected=f"at most {bytes_max} bytes", found=size_bytes)
+
+
+def _too_many_keys() -> InputTooLarge:
+    return InputTooLarge("too many keys", expected=f"at most {KEYS_MAX} in a document")
 
 
 def _number_too_long(text: str) -> InputTooLarge:

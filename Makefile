@@ -1,0 +1,50 @@
+# Every target works alone, from a fresh clone, with Python 3.11+ and make. See CONTRIBUTING.md.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+export TGA_HOME ?= $(CURDIR)/.tga
+
+.PHONY: run test check generate bench lock wheel clean
+
+run: $(READY)
+	@$(BIN)/python tools/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/generate.py --check
+	$(BIN)/python tools/check_vectors.py
+
+generate: $(READY)
+	$(BIN)/python tools/generate.py
+
+bench: $(READY)
+	$(BIN)/python -m bench.append
+
+wheel: $(READY)
+	$(BIN)/python -m hatchling build -t wheel
+
+# uv installs in seconds what takes pip minutes; it is pinned like everything else.
+$(READY): requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-uv.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable . --editable sdk
+	@touch $@
+
+# Only when dependencies change: rewrites the lock files. They name no download host.
+lock: $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		--group dev pyproject.toml --output-file requirements.lock
+	echo uv | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		- --output-file requirements-uv.lock
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,57 @@
+"""`tga db migrate` and `tga db status`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+
+from app.postgres.database import open_database
+from app.postgres.guards import find_problems
+from app.postgres.migrate import load_status, migrate
+from app.settings import Settings
+
+output = Console(highlight=False, soft_wrap=True)
+
+
+async def migrate_database(settings: Settings, *, as_json: bool) -> bool:
+    async with open_database(settings.home, settings.database_url) as database:
+        applied = await migrate(database.admin_url)
+    names = [f"{migration.version:04}_{migration.name}" for migration in applied]
+    if as_json:
+        output.print(json.dumps({"applied": names}), markup=False)
+    elif names:
+        for name in names:
+            output.print(f"[green]applied[/] {name}")
+    else:
+        output.print("The schema is up to date.")
+    return True
+
+
+async def load_database_status(settings: Settings, *, as_json: bool) -> bool:
+    async with open_database(settings.home, settings.database_url) as database:
+        status = await load_status(database.admin_url)
+        problems = await find_problems(database.admin_url)
+    if as_json:
+        document = {
+            "database": "embedded" if database.is_embedded else "named",
+            "applied": [asdict(applied) for applied in status.applied],
+            "pending": [f"{migration.version:04}_{migration.name}" for migration in status.pending],
+            "problems": [asdict(problem) for problem in problems],
+        }
+        output.print(json.dumps(document), markup=False)
+        return not problems and not status.pending
+    output.print("Database: " + ("embedded, in " + str(settings.home) if database.is_embedded else "TGA_DATABASE_URL"))
+    for applied in status.applied:
+        output.print(f"[green]applied[/] {applied.version:04}_{applied.name}  {applied.applied_at}")
+    for migration in status.pending:
+        output.print(f"[yellow]pending[/] {migration.version:04}_{migration.name}")
+    for problem in problems:
+        output.print(f"[bold red]unfit[/]   {problem.what}: expected {problem.expected}, found {problem.found}")
+        output.print(f"        {problem.remedy}", markup=False)
+    if status.pending:
+        output.print("Run `tga db migrate`.")
+    elif not problems:
+        output.print("Fit: settings, triggers, owners and grants are as they must be.")
+    return not problems and not status.pending

@@ -1,0 +1,267 @@
+"""Verify stored streams: every digest, link, transition, artifact, claim, checkpoint and head, in flat memory.
+
+Reads rows as they are stored and trusts nothing about them. Proves that what is stored hangs together; not that
+nothing was cut off a tail together with its head, nor that nobody recomputed all of it: signed tree heads show that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.core.canonical import parse_object
+from app.core.chain import Head
+from app.core.digest import Digest, digest_of_bytes
+from app.core.errors import (
+    ChecksumMismatch,
+    InvalidTransition,
+    RecoveryFailed,
+    SchemaViolation,
+    SequenceGap,
+    TgaError,
+)
+from app.domain.ledger import Claim
+from app.domain.tga.idempotency import claim_of_request, may_lack_claim
+from app.domain.tga.models import ActionRequest, ExecutionState, SupervisorDecision
+from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verify_next
+from app.domain.tga.transitions import TRACE
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One place of a stream, as stored. An artifact without an entry, or an entry without artifact, are possible."""
+
+    sequence_number: int
+    entry: bytes | None
+    entry_digest: Digest | None
+    artifact: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    sequence_number: int
+    state: bytes
+    checkpoint_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStream:
+    """All that is stored about one stream beside its entries, which `entries` gives one after the other."""
+
+    stream: str
+    head: Head | None
+    checkpoints: Sequence[StoredCheckpoint]
+    claim: Claim | None
+    claim_effect: Digest | None
+    dispatch_attempts: Sequence[int]
+    entries: AsyncIterator[StoredEntry]
+
+
+class LedgerReader(Protocol):
+    """Everything stored, stream by stream, from one snapshot."""
+
+    def count_streams(self) -> int: ...
+
+    def streams(self) -> AsyncIterator[StoredStream]: ...
+
+
+@dataclass(slots=True)
+class Report:
+    """What was checked, and what was found to be wrong."""
+
+    streams: int = 0
+    entries: int = 0
+    broken_streams: int = 0
+    findings: int = 0
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where the verification of one stream stands.
+
+    After a finding it goes on from what the row claims to be, so that one wrong entry is one finding, and a second
+    wrong one is found too; the folded state is then no longer known.
+    """
+
+    stored: StoredStream
+    head: Head = field(default_factory=lambda: Head.unborn(TRACE))
+    state: ExecutionState | None = None
+    is_sound: bool = True
+    resumes: bool = False
+    claim: Claim | None = None
+    claim_may_lack: bool = False
+    checkpoints: Iterator[StoredCheckpoint] = field(init=False)
+    next_checkpoint: StoredCheckpoint | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.checkpoints = iter(self.stored.checkpoints)
+        self.next_checkpoint = next(self.checkpoints, None)
+
+    def error(self, error: TgaError, sequence_number: int | None) -> TgaError:
+        self.is_sound = False
+        return error.at(stream=self.stored.stream, sequence_number=sequence_number)
+
+
+async def verify_ledger(reader: LedgerReader, report: Report) -> AsyncIterator[TgaError]:
+    """Every finding, as it is found; `report` counts along."""
+    async for stored in reader.streams():
+        found = 0
+        async for error in verify_stream(stored, report):
+            found += 1
+            yield error
+        report.streams += 1
+        report.findings += found
+        report.broken_streams += found > 0
+
+
+async def verify_stream(stored: StoredStream, report: Report) -> AsyncIterator[TgaError]:
+    """Every finding about one stream, each naming the entry where it is, what was expected and what was found."""
+    if stored.stream.partition(":")[0] != TRACE.name:
+        yield SchemaViolation("no such kind of stream", stream=stored.stream)
+        return
+    walk = _Walk(stored)
+    async for row in stored.entries:
+        report.entries += row.entry is not None
+        for error in _verify_row(walk, row):
+            yield error
+    for error in _verify_end(walk):
+        yield error
+
+
+def _verify_row(walk: _Walk, row: StoredEntry) -> Iterator[TgaError]:
+    if row.entry is None or row.entry_digest is None:
+        yield walk.error(
+            SequenceGap("an artifact has no entry", expected="an entry", found="nothing"), row.sequence_number
+        )
+        return
+    expected = walk.head.sequence_number + 1
+    if row.sequence_number != expected:
+        missing = SequenceGap("entries are missing", expected=expected, found=row.sequence_number)
+        yield walk.error(missing, expected)
+        walk.resumes = True
+    # What the row claims to be, for whatever follows it if the row itself cannot be read.
+    claimed = Head(row.sequence_number, row.entry_digest, walk.head.state, walk.head.artifact_digest)
+    resumes, walk.resumes = walk.resumes, True
+    try:
+        record = record_from_bytes(row.entry, row.artifact, entry_digest=row.entry_digest)
+        if record.stream != walk.stored.stream:
+            raise SchemaViolation("the entry is of another stream", expected=walk.stored.stream, found=record.stream)
+        entry = record.entry
+        claimed = Head(row.sequence_number, row.entry_digest, entry.to_state, Digest(entry.artifact_digest))
+        before, walk.resumes = walk.head, False
+        if resumes:
+            before = _head_that_fits(record, row.sequence_number)
+        _note_claim(walk, record)
+        if walk.is_sound:
+            walk.state = fold_next(walk.state, record)
+        else:
+            verify_next(before, record)
+    except TgaError as error:
+        yield walk.error(error, row.sequence_number)
+    walk.head = claimed
+    yield from _verify_checkpoints(walk)
+
+
+def _head_that_fits(record: LogRecord, sequence_number: int) -> Head:
+    """A head that this record would follow: behind a broken place only what it says of itself can be judged."""
+    binds_field = TRACE.rule_of[record.entry.artifact_type].binds_field
+    bound = None if binds_field is None else getattr(record.artifact, binds_field, None)
+    return Head(sequence_number - 1, Digest(record.entry.prev_entry_digest), record.entry.from_state, bound)
+
+
+def _note_claim(walk: _Walk, record: LogRecord) -> None:
+    if isinstance(record.artifact, ActionRequest):
+        walk.claim = claim_of_request(record.artifact)
+    elif isinstance(record.artifact, SupervisorDecision):
+        walk.claim_may_lack = may_lack_claim(record.artifact)
+
+
+def _verify_checkpoints(walk: _Walk) -> Iterator[TgaError]:
+    """I4: every checkpoint up to here hashes to its digest and says what the log folds to at its entry."""
+    while walk.next_checkpoint is not None and walk.next_checkpoint.sequence_number <= walk.head.sequence_number:
+        checkpoint, walk.next_checkpoint = walk.next_checkpoint, next(walk.checkpoints, None)
+        try:
+            _verify_checkpoint(checkpoint, walk.state if walk.is_sound else None)
+        except TgaError as error:
+            yield error.at(stream=walk.stored.stream, sequence_number=checkpoint.sequence_number)
+
+
+def _verify_checkpoint(checkpoint: StoredCheckpoint, folded: ExecutionState | None) -> None:
+    found = digest_of_bytes(checkpoint.state)
+    if found != checkpoint.checkpoint_digest:  # I4
+        raise ChecksumMismatch(
+            "the checkpoint's state does not hash to its digest", expected=checkpoint.checkpoint_digest, found=found
+        )
+    state = ExecutionState.from_json(parse_object(checkpoint.state))
+    if state.sequence_number != checkpoint.sequence_number:
+        raise SequenceGap(
+            "the checkpoint stands in another's place", expected=checkpoint.sequence_number, found=state.sequence_number
+        )
+    if folded is not None and state != folded:  # I4
+        raise ChecksumMismatch(
+            "the checkpoint is not what the log folds to", expected=folded.digest(), found=checkpoint.checkpoint_digest
+        )
+
+
+def _verify_end(walk: _Walk) -> Iterator[TgaError]:
+    stored, last = walk.stored, walk.head
+    for error in (*_head_errors(walk), *_leftover_checkpoints(walk), *_claim_errors(walk)):
+        yield error.at(stream=stored.stream, sequence_number=last.sequence_number or None)
+    if list(stored.dispatch_attempts) != list(range(2, 2 + len(stored.dispatch_attempts))):
+        yield SequenceGap(
+            "dispatch attempts are missing",
+            expected=f"2 to {1 + len(stored.dispatch_attempts)}",
+            found=list(stored.dispatch_attempts),
+            stream=stored.stream,
+        )
+
+
+def _head_errors(walk: _Walk) -> Iterator[TgaError]:
+    stored, last = walk.stored.head, walk.head
+    if stored is None:
+        if last.sequence_number > 0:
+            yield SequenceGap("the stream has no head", expected=last.sequence_number, found="nothing")
+    elif stored.sequence_number != last.sequence_number:
+        first_wrong = min(stored.sequence_number, last.sequence_number) + 1
+        yield SequenceGap(
+            "the log does not end where its head stands",
+            expected=stored.sequence_number,
+            found=last.sequence_number,
+            sequence_number=first_wrong,
+        )
+    elif stored.entry_digest != last.entry_digest:
+        yield ChecksumMismatch(
+            "the log's last entry is not the head's", expected=stored.entry_digest, found=last.entry_digest
+        )
+    elif walk.is_sound and (stored.state, stored.artifact_digest) != (last.state, last.artifact_digest):
+        yield InvalidTransition("the head is in another state than the log", expected=last.state, found=stored.state)
+
+
+def _leftover_checkpoints(walk: _Walk) -> Iterator[TgaError]:
+    while walk.next_checkpoint is not None:
+        beyond, walk.next_checkpoint = walk.next_checkpoint, next(walk.checkpoints, None)
+        yield SequenceGap(
+            "a checkpoint stands on an entry that is missing",
+            expected=f"an entry {beyond.sequence_number}",
+            found=f"{walk.head.sequence_number} entries",
+            sequence_number=walk.head.sequence_number + 1,
+        )
+
+
+def _claim_errors(walk: _Walk) -> Iterator[TgaError]:
+    """I2: the claim is the one that the request makes, and it is settled exactly when the log is."""
+    stored = walk.stored
+    if walk.head.sequence_number == 0:
+        if stored.claim is not None or stored.claim_effect is not None:
+            yield SequenceGap("a claim's stream has no entries", expected="entry 1", found="nothing", sequence_number=1)
+        return
+    if not walk.is_sound or walk.state is None:
+        return
+    if stored.claim is None and walk.claim is not None and not walk.claim_may_lack:
+        yield RecoveryFailed("the claim of the trace's key is missing", expected=walk.claim.idempotency_key)
+    if stored.claim is not None and stored.claim != walk.claim:
+        yield RecoveryFailed("the claim is not the one that the request makes", expected=walk.claim, found=stored.claim)
+    settled = walk.state.tool_effect_digest if stored.claim is not None else None
+    if stored.claim_effect != settled:
+        yield RecoveryFailed("claim and log disagree on the effect", expected=settled, found=stored.claim_effect)

@@ -1,0 +1,56 @@
+"""Which PostgreSQL: the one that is named, or the embedded one in the home directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.sessions import GATEWAY_ROLE, connect, unavailable
+
+EMBEDDED_DATABASE = "tga"
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """`admin_url` migrates and inspects; `gateway_url` appends and reads. With a named server both are the same URL,
+    and sessions put on the gateway's role themselves."""
+
+    admin_url: str
+    gateway_url: str
+    is_embedded: bool
+
+
+@asynccontextmanager
+async def open_database(home: Path, url: str | None, *, database: str = EMBEDDED_DATABASE) -> AsyncIterator[Database]:
+    """The database to use; the embedded server is started for it and stopped after its last user."""
+    if url is not None:
+        yield Database(url, url, is_embedded=False)
+        return
+    server = EmbeddedPostgres(home)
+    await asyncio.to_thread(server.start)
+    try:
+        await _create_if_absent(server.url(), database)
+        yield Database(server.url("postgres", database), server.url(GATEWAY_ROLE, database), is_embedded=True)
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def _create_if_absent(url: str, database: str) -> None:
+    session = await connect(url)
+    try:
+        if await session.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", database) is None:
+            await session.execute(f'CREATE DATABASE "{database}"')
+    except asyncpg.DuplicateDatabaseError:
+        pass  # another process was faster
+    except asyncpg.UniqueViolationError:
+        pass  # and at the same instant
+    except asyncpg.PostgresError as error:
+        raise unavailable(error) from error
+    finally:
+        await session.close()

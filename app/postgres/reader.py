@@ -1,0 +1,124 @@
+"""Everything stored, stream by stream, from one snapshot and in flat memory: the LedgerReader of PostgreSQL.
+
+Five cursors, each in the order of the streams, are merged like sorted files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from app.core.chain import Head
+from app.core.digest import Digest
+from app.domain.ledger import Claim
+from app.domain.tga.verification import StoredCheckpoint, StoredEntry, StoredStream
+from app.postgres.sessions import Connection, Sessions
+
+_ENTRIES = """
+SELECT stream, sequence_number, e.entry, e.entry_digest, a.artifact
+  FROM (SELECT * FROM tga.entries {where}) e
+  FULL JOIN (SELECT * FROM tga.artifacts {where}) a USING (stream, sequence_number)
+ ORDER BY stream, sequence_number
+"""
+_HEADS = "SELECT * FROM tga.heads {where} ORDER BY stream"
+_CHECKPOINTS = "SELECT * FROM tga.execution_checkpoints {where} ORDER BY stream, sequence_number"
+_CLAIMS = """
+SELECT stream, c.server_id, c.tool_name, c.idempotency_key, c.payload_digest, x.artifact_digest AS effect
+  FROM (SELECT * FROM tga.claims {where}) c FULL JOIN (SELECT * FROM tga.claim_effects {where}) x USING (stream)
+ ORDER BY stream
+"""
+_ATTEMPTS = "SELECT stream, attempt FROM tga.dispatch_attempts {where} ORDER BY stream, attempt"
+
+_PREFETCH_ROWS = 500
+
+
+class _Merged:
+    """A cursor that can be looked at before it is taken from."""
+
+    def __init__(self, rows: AsyncIterator[asyncpg.Record]) -> None:
+        self._rows = rows
+        self.next_row: asyncpg.Record | None = None
+
+    async def advance(self) -> asyncpg.Record | None:
+        taken = self.next_row
+        self.next_row = await anext(self._rows, None)
+        return taken
+
+    async def of(self, stream: str) -> AsyncIterator[asyncpg.Record]:
+        while self.next_row is not None and self.next_row["stream"] == stream:
+            row = await self.advance()
+            if row is not None:
+                yield row
+
+
+class PostgresLedgerReader:
+    """All streams, or one, as they stood when it was opened."""
+
+    def __init__(self, connection: Connection, stream: str | None, streams: int) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._streams = streams
+
+    def count_streams(self) -> int:
+        return self._streams
+
+    async def streams(self) -> AsyncIterator[StoredStream]:
+        where, arguments = ("", ()) if self._stream is None else ("WHERE stream = $1", (self._stream,))
+        cursors = [
+            _Merged(aiter(self._connection.cursor(query.format(where=where), *arguments, prefetch=_PREFETCH_ROWS)))
+            for query in (_ENTRIES, _HEADS, _CHECKPOINTS, _CLAIMS, _ATTEMPTS)
+        ]
+        for cursor in cursors:
+            await cursor.advance()
+        entries, heads, checkpoints, claims, attempts = cursors
+        while waiting := [cursor.next_row["stream"] for cursor in cursors if cursor.next_row is not None]:
+            stream = min(waiting)
+            head = [row async for row in heads.of(stream)]
+            claim = [row async for row in claims.of(stream)]
+            stored = StoredStream(
+                stream=stream,
+                head=_head(head[0]) if head else None,
+                checkpoints=[_checkpoint(row) async for row in checkpoints.of(stream)],
+                claim=_claim(claim[0]) if claim else None,
+                claim_effect=_digest(claim[0]["effect"]) if claim else None,
+                dispatch_attempts=[row["attempt"] async for row in attempts.of(stream)],
+                entries=(_entry(row) async for row in entries.of(stream)),
+            )
+            yield stored
+            async for _ in entries.of(stream):
+                pass  # what the verifier left unread
+
+
+@asynccontextmanager
+async def open_reader(sessions: Sessions, *, stream: str | None = None) -> AsyncIterator[PostgresLedgerReader]:
+    async with sessions.reading() as connection:
+        # Without hash joins and sorts the cursors follow their indexes and the first row comes at once.
+        await connection.execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_sort = off; SET LOCAL jit = off")
+        count = 1 if stream is not None else await connection.fetchval("SELECT count(*) FROM tga.heads")
+        yield PostgresLedgerReader(connection, stream, count)
+
+
+def _digest(raw: bytes | None) -> Digest | None:
+    return None if raw is None else Digest(raw.hex())
+
+
+def _entry(row: asyncpg.Record) -> StoredEntry:
+    return StoredEntry(row["sequence_number"], row["entry"], _digest(row["entry_digest"]), row["artifact"])
+
+
+def _head(row: asyncpg.Record) -> Head:
+    return Head(
+        row["sequence_number"], Digest(row["entry_digest"].hex()), row["state"], _digest(row["artifact_digest"])
+    )
+
+
+def _checkpoint(row: asyncpg.Record) -> StoredCheckpoint:
+    return StoredCheckpoint(row["sequence_number"], row["checkpoint_state"], Digest(row["checkpoint_digest"].hex()))
+
+
+def _claim(row: asyncpg.Record) -> Claim | None:
+    if row["server_id"] is None:
+        return None
+    return Claim(row["server_id"], row["tool_name"], row["idempotency_key"], Digest(row["payload_digest"].hex()))
