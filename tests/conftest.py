@@ -1,0 +1,126 @@
+"""Real PostgreSQL for every test: the embedded one, and every other that this machine has.
+
+A test that asks for `database` runs once on each server, in a database of its own. TGA_TEST_DATABASE_URL adds a
+server of your own (a superuser's URL; databases are made and dropped there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from app.postgres.database import Database
+from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.ledger import PostgresLedger
+from app.postgres.migrate import migrate
+from app.postgres.ownership import Executor
+from app.postgres.sessions import GATEWAY_ROLE, Sessions
+from app.postgres.state_store import PostgresStateStore
+
+TEMPLATE = "tga_template"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running PostgreSQL with a migrated template database. `embedded` is the launcher that runs it, if it is ours."""
+
+    name: str
+    root_url: str
+    embedded: EmbeddedPostgres | None
+
+    def url(self, user: str, database: str) -> str:
+        if self.embedded is not None:
+            return self.embedded.url(user, database)
+        return urlsplit(self.root_url)._replace(path=f"/{database}").geturl()
+
+    def database(self, name: str) -> Database:
+        gateway = self.url(GATEWAY_ROLE, name)
+        return Database(self.url("postgres", name), gateway, is_embedded=self.embedded is not None)
+
+    async def execute_as_root(self, statement: str) -> None:
+        session = await asyncpg.connect(self.root_url)
+        try:
+            await session.execute(statement)
+        finally:
+            await session.close()
+
+
+def _system_binaries() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda p: int(p.parts[-3].split(".")[0]))
+    return found[-1].parent if found else None
+
+
+async def _make_template(server: Server) -> None:
+    await server.execute_as_root(f"DROP DATABASE IF EXISTS {TEMPLATE} WITH (FORCE)")
+    await server.execute_as_root(f"CREATE DATABASE {TEMPLATE}")
+    await migrate(server.url("postgres", TEMPLATE))
+
+
+_NAMED_URL = os.environ.get("TGA_TEST_DATABASE_URL")
+
+
+@pytest.fixture(scope="session", params=["embedded", "system", *(["named"] if _NAMED_URL else [])])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    launcher: EmbeddedPostgres | None = None
+    if request.param == "named":
+        running = Server("named", str(_NAMED_URL), None)
+    else:
+        bin_dir = None
+        if request.param == "system" and (bin_dir := _system_binaries()) is None:
+            pytest.skip("no PostgreSQL under /usr/lib/postgresql: apt-get install postgresql to test on it too")
+        launcher = EmbeddedPostgres(tmp_path_factory.mktemp("home"), bin_dir=bin_dir)
+        launcher.start()
+        running = Server(request.param, launcher.url(), launcher)
+    try:
+        asyncio.run(_make_template(running))
+        yield running
+    finally:
+        if launcher is not None:
+            launcher.stop()
+
+
+@pytest.fixture
+async def database(server: Server) -> AsyncIterator[Database]:
+    name = f"tga_test_{os.getpid()}_{next(_numbers)}"
+    await server.execute_as_root(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    yield server.database(name)
+    await server.execute_as_root(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def admin(database: Database) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A superuser's session: what an attacker with the database in their hands can do."""
+    session = await asyncpg.connect(database.admin_url)
+    yield session
+    await session.close()
+
+
+@pytest.fixture
+async def sessions(database: Database) -> AsyncIterator[Sessions]:
+    async with await Sessions.open(database.gateway_url, sessions_max=4) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def executor(database: Database) -> AsyncIterator[Executor]:
+    async with await Executor.open(database.gateway_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def ledger(sessions: Sessions) -> PostgresLedger:
+    return PostgresLedger(sessions)
+
+
+@pytest.fixture
+def store(sessions: Sessions, ledger: PostgresLedger, executor: Executor) -> PostgresStateStore:
+    return PostgresStateStore(sessions, ledger, executor)
