@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Server:
-    """A running PostgreSQL with a migrated template database. `embedded` is the launcher that runs it, if it is ours."""
+    """A running PostgreSQL with a migrated template; `embedded` is its launcher if it is ours."""
 
     name: str
     root_url: str
@@ -69,7 +71,7 @@ _NAMED_URL = os.environ.get("TGA_TEST_DATABASE_URL")
 
 
 @pytest.fixture(scope="session", params=["embedded", "system", *(["named"] if _NAMED_URL else [])])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     launcher: EmbeddedPostgres | None = None
     if request.param == "named":
         running = Server("named", str(_NAMED_URL), None)
@@ -77,7 +79,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         bin_dir = None
         if request.param == "system" and (bin_dir := _system_binaries()) is None:
             pytest.skip("no PostgreSQL under /usr/lib/postgresql: apt-get install postgresql to test on it too")
-        launcher = EmbeddedPostgres(tmp_path_factory.mktemp("home"), bin_dir=bin_dir)
+        # pytest's own folders are closed to the account that PostgreSQL runs as when the tests are run by root.
+        home = Path(tempfile.mkdtemp(prefix="tga-test-"))
+        home.chmod(0o711)
+        launcher = EmbeddedPostgres(home, bin_dir=bin_dir)
         launcher.start()
         running = Server(request.param, launcher.url(), launcher)
     try:
@@ -86,6 +91,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     finally:
         if launcher is not None:
             launcher.stop()
+            shutil.rmtree(home)
 
 
 @pytest.fixture
