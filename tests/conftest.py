@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -28,6 +29,7 @@ from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
 
 TEMPLATE = "tga_template"
+Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _numbers = itertools.count(1)
 
 
@@ -103,7 +105,7 @@ async def database(server: Server) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def admin(database: Database) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def admin(database: Database) -> AsyncIterator[Admin]:
     """A superuser's session: what an attacker with the database in their hands can do."""
     session = await asyncpg.connect(database.admin_url)
     yield session

@@ -315,7 +315,8 @@ class EmbeddedPostgres:
                     found="remains of one in its way" if pid is None else f"process {pid}, which does not",
                     remedy=f"End what still works in {self.data_dir}, then start again."
                     if pid is None
-                    else f"If the log shows recovery, start again to go on waiting; if not, kill -INT {pid}.",
+                    else f"If the log shows recovery, start again to go on waiting; if {pid} is a server that "
+                    f"hangs, kill -INT {pid}; if it is no server, remove postmaster.pid in {self.data_dir}.",
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.5)  # each refused attempt is a line in the log

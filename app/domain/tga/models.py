@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, NewType, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from app.core.canonical import JsonValue, canonical_bytes, parse_object
 from app.core.chain import Link
@@ -193,7 +193,13 @@ class DigestOutput(Part):
     encoding: Literal["digest"]
     sha256: Sha256
     size_bytes: Count
-    truncated: Literal[True]
+    truncated: bool
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.truncated:  # not Literal[True], which 1 would pass for
+            raise ValueError("an output of which only the digest is kept is truncated")
+        return self
 
 
 class EffectError(Part):
@@ -332,6 +338,12 @@ class ExecutionCheckpoint(Document):
     created_at: Time
     checkpoint_state: ExecutionState
     checkpoint_digest: Sha256
+
+    @field_validator("checkpoint_state", mode="before")
+    @classmethod
+    def _read_state(cls, value: Any) -> Any:
+        # As any document that is read, the state within must say which schema it follows.
+        return ExecutionState.from_json(value) if isinstance(value, dict) else value
 
     @classmethod
     def of(cls, state: ExecutionState, *, created_at: str) -> ExecutionCheckpoint:

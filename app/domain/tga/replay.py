@@ -113,14 +113,15 @@ def fold(records: Iterable[LogRecord], *, start: ExecutionState | None = None) -
 
 
 def fold_next(state: ExecutionState | None, record: LogRecord) -> ExecutionState:
-    """The state after one more record, or the first check that fails."""
+    """The state after one more record, or the first check that fails, at the place where the record would stand."""
+    head = head_of(state)
     try:
         if state is not None and record.entry.trace_id != state.trace_id:
             raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=record.entry.trace_id)
-        verify_next(head_of(state), record)
+        verify_next(head, record)
         return _next_state(state, record)
     except TgaError as error:
-        raise error.at(stream=record.stream, sequence_number=record.entry.sequence_number) from error.__cause__
+        raise error.at(stream=record.stream, sequence_number=head.sequence_number + 1) from error.__cause__
 
 
 def next_record(

@@ -205,9 +205,12 @@ def _verify_checkpoint(checkpoint: StoredCheckpoint, folded: ExecutionState | No
 
 
 def _verify_end(walk: _Walk) -> Iterator[TgaError]:
-    stored, last = walk.stored, walk.head
-    for error in (*_head_errors(walk), *_leftover_checkpoints(walk), *_claim_errors(walk)):
-        yield error.at(stream=stored.stream, sequence_number=last.sequence_number or None)
+    stored = walk.stored
+    last_place = walk.head.sequence_number or None
+    for error in _head_errors(walk):
+        yield walk.error(error, last_place)
+    for error in (*_leftover_checkpoints(walk), *_claim_errors(walk)):
+        yield error.at(stream=stored.stream, sequence_number=last_place)
     if list(stored.dispatch_attempts) != list(range(2, 2 + len(stored.dispatch_attempts))):
         yield SequenceGap(
             "dispatch attempts are missing",
