@@ -1,0 +1,97 @@
+"""I2, as far as the ledger goes: one key has one stream for ever, and one effect, recorded with the log's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from app.core.errors import KeyClaimed, SchemaViolation, TgaError
+from app.domain.ledger import Plan, PlannedEntry
+from app.domain.tga.idempotency import decide_claim
+from app.domain.tga.models import ActionRequest, ToolCall
+from app.domain.tga.replay import LogRecord
+from app.postgres.ledger import PostgresLedger
+from app.postgres.state_store import PostgresStateStore
+from tests.conftest import Admin
+from tests.traces import (
+    EXECUTOR,
+    completed_trace,
+    denied_trace,
+    executing_trace,
+    failed_trace,
+    pending_trace,
+    trace_id,
+)
+
+
+def plan_of(records: list[LogRecord]) -> Plan:
+    return Plan(
+        stream=records[0].stream,
+        executor_id=EXECUTOR,
+        owner_after=None,
+        entries=[PlannedEntry(r.entry.body_bytes(), r.artifact.to_bytes()) for r in records if r.artifact],
+        claim=decide_claim(records),
+    )
+
+
+@pytest.mark.parametrize("model", [ActionRequest, ToolCall])
+def test_a_write_without_a_key_is_no_document(model: type[ActionRequest] | type[ToolCall]) -> None:
+    records = executing_trace(1)
+    document = next(r.artifact.to_json() for r in records if isinstance(r.artifact, model))
+    assert model.from_json(document).tool_class == "write"
+    with pytest.raises(SchemaViolation, match="idempotency_key"):
+        model.from_json({**document, "idempotency_key": None})
+
+
+@pytest.mark.parametrize("path", [completed_trace, failed_trace])
+async def test_a_claim_gets_its_effect_with_the_logs_own(
+    path: Callable[[int], list[LogRecord]], store: PostgresStateStore, admin: Admin
+) -> None:
+    records = path(1)
+    for record in records[:3]:
+        await store.append_log_entry(record)
+    assert await admin.fetchval("SELECT count(*) FROM tga.claim_effects") == 0
+    await store.append_log_entry(records[3])
+    row = await admin.fetchrow(
+        "SELECT c.idempotency_key, x.artifact_digest FROM tga.claims c JOIN tga.claim_effects x USING (stream)"
+    )
+    assert row is not None
+    assert (row["idempotency_key"], row["artifact_digest"].hex()) == ("key-1", records[3].entry.artifact_digest)
+
+
+async def test_of_many_with_one_key_one_is_stored(ledger: PostgresLedger, admin: Admin) -> None:
+    contenders = [executing_trace(n, idempotency_key="the-key") for n in range(1, 41)]
+    results = await asyncio.gather(*(ledger.commit(plan_of(r)) for r in contenders), return_exceptions=True)
+    winners = [records for records, result in zip(contenders, results, strict=True) if result is None]
+    losers = [result for result in results if result is not None]
+    assert len(winners) == 1
+    assert {type(loser) for loser in losers} == {KeyClaimed}
+    assert {loser.owner_stream for loser in losers if isinstance(loser, KeyClaimed)} == {winners[0][0].stream}
+    for table, count in {"claims": 1, "entries": 3, "artifacts": 3, "heads": 1}.items():
+        assert await admin.fetchval(f"SELECT count(*) FROM tga.{table}") == count
+
+
+async def test_a_request_denied_at_once_leaves_its_key_free(ledger: PostgresLedger, admin: Admin) -> None:
+    await ledger.commit(plan_of(denied_trace(1, idempotency_key="k")))
+    assert await admin.fetchval("SELECT count(*) FROM tga.claims") == 0
+    await ledger.commit(plan_of(pending_trace(2, idempotency_key="k")))
+    assert await admin.fetchval("SELECT stream FROM tga.claims") == f"trace:{trace_id(2)}"
+
+
+async def test_a_read_without_a_key_claims_nothing(ledger: PostgresLedger, admin: Admin) -> None:
+    await ledger.commit(plan_of(completed_trace(1, tool_class="read", idempotency_key=None)))
+    assert await admin.fetchval("SELECT count(*) FROM tga.claims") == 0
+    assert await admin.fetchval("SELECT count(*) FROM tga.claim_effects") == 0
+
+
+async def test_a_refused_plan_claims_nothing(ledger: PostgresLedger, admin: Admin) -> None:
+    records = pending_trace(1)
+    plan = plan_of(records)
+    late = plan.entries[0].entry.replace(b'"sequence_number":1', b'"sequence_number":2')
+    wrong = replace(plan, entries=[PlannedEntry(late, plan.entries[0].artifact)])
+    with pytest.raises(TgaError, match="STATE_SEQUENCE_GAP"):
+        await ledger.commit(wrong)
+    assert await admin.fetchval("SELECT count(*) FROM tga.claims") == 0

@@ -1,0 +1,199 @@
+"""Migrations: each applied once, never edited, in one transaction, and two at once wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import asyncpg
+import pytest
+
+from app.core.canonical import canonical_bytes
+from app.core.digest import GENESIS, digest_of_bytes
+from app.core.errors import InvalidTransition, MigrationRefused, StoreUnavailable, StoreUnfit
+from app.domain.ledger import Plan, PlannedEntry
+from app.domain.tga.transitions import TRACE
+from app.postgres.database import Database
+from app.postgres.guards import find_problems, verify_guards
+from app.postgres.ledger import PostgresLedger
+from app.postgres.migrate import Migration, load_status, migrate, packaged_migrations
+from app.postgres.sessions import GATEWAY_ROLE, Sessions
+from tests.conftest import Admin, Server
+from tests.traces import EXECUTOR
+
+
+@pytest.fixture
+async def empty(server: Server) -> AsyncIterator[Database]:
+    name = f"tga_empty_{os.getpid()}"
+    await server.execute_as_root(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    await server.execute_as_root(f"CREATE DATABASE {name}")
+    yield server.database(name)
+    await server.execute_as_root(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def test_all_are_applied_once_and_running_again_changes_nothing(empty: Database) -> None:
+    packaged = packaged_migrations()
+    before = await load_status(empty.admin_url)
+    assert (before.applied, before.pending) == ((), packaged)
+    assert await migrate(empty.admin_url) == packaged
+    assert await migrate(empty.admin_url) == ()
+    after = await load_status(empty.admin_url)
+    assert [(a.version, a.sha256) for a in after.applied] == [(m.version, m.sha256) for m in packaged]
+    assert after.pending == ()
+
+
+async def test_many_at_once_apply_each_migration_once(empty: Database) -> None:
+    applied = await asyncio.gather(*(migrate(empty.admin_url) for _ in range(6)))
+    assert sorted(len(one) for one in applied) == [0, 0, 0, 0, 0, len(packaged_migrations())]
+
+
+async def test_an_edited_file_is_refused(database: Database) -> None:
+    first, *others = packaged_migrations()
+    edited = (replace(first, sql=first.sql + "\n-- edited"), *others)
+    with pytest.raises(MigrationRefused, match="0001_ledger is not the file that was applied"):
+        await migrate(database.admin_url, edited)
+    with pytest.raises(MigrationRefused):
+        await load_status(database.admin_url, edited)
+
+
+async def test_a_database_of_a_newer_version_is_refused(database: Database) -> None:
+    with pytest.raises(MigrationRefused, match="newer version"):
+        await migrate(database.admin_url, packaged_migrations()[:-1])
+
+
+async def test_a_failing_migration_leaves_nothing_and_those_before_it_whole(empty: Database, server: Server) -> None:
+    packaged = packaged_migrations()
+    broken = Migration(len(packaged) + 1, "broken", "CREATE TABLE tga.half (x int); SELECT 1/0;")
+    with pytest.raises(MigrationRefused, match="division by zero"):
+        await migrate(empty.admin_url, (*packaged, broken))
+    status = await load_status(empty.admin_url, (*packaged, broken))
+    assert (len(status.applied), status.pending) == (len(packaged), (broken,))
+    session = await asyncpg.connect(empty.admin_url)
+    assert await session.fetchval("SELECT to_regclass('tga.half')") is None
+    await session.close()
+    mended = replace(broken, sql="CREATE TABLE tga.half (x int)")
+    assert await migrate(empty.admin_url, (*packaged, mended)) == (mended,)
+
+
+async def test_a_user_who_may_not_migrate_is_told_what_to_do(empty: Database) -> None:
+    with pytest.raises(MigrationRefused, match="tga db migrate"):
+        await migrate(empty.gateway_url)
+
+
+async def test_a_user_with_createrole_who_is_no_superuser_can_migrate(empty: Database, server: Server) -> None:
+    name = "tga_test_dba"
+    await server.execute_as_root(f"DROP ROLE IF EXISTS {name}")
+    await server.execute_as_root(f"CREATE ROLE {name} LOGIN CREATEROLE")
+    session = await asyncpg.connect(empty.admin_url)
+    try:
+        await session.execute(f"GRANT CREATE ON DATABASE {empty.admin_url.split('/')[-1].split('?')[0]} TO {name}")
+        await session.execute(f"GRANT tga_owner, {GATEWAY_ROLE} TO {name}")
+        url = server.url(name, empty.admin_url.split("/")[-1].split("?")[0])
+        assert await migrate(url) == packaged_migrations()
+        assert await find_problems(empty.admin_url) == []
+        await session.execute(f"REVOKE tga_owner, {GATEWAY_ROLE} FROM {name}; DROP OWNED BY {name}")
+    finally:
+        await session.close()
+        await server.execute_as_root(f"DROP ROLE {name}")
+
+
+async def test_an_unreachable_server_is_said_to_be_unreachable() -> None:
+    with pytest.raises(StoreUnavailable):
+        await migrate("postgresql://nobody@127.0.0.1:1/none")
+
+
+async def test_the_rules_in_the_database_are_the_table_in_the_code(admin: Admin) -> None:
+    kinds = await admin.fetch("SELECT * FROM tga.stream_kinds")
+    assert [tuple(row) for row in kinds] == [(TRACE.name, TRACE.id_field, TRACE.entry_schema_id, TRACE.birth_state)]
+    rules = await admin.fetch(
+        "SELECT artifact_type, schema_id, verdict_field, binds_field, settles_claim FROM tga.artifact_rules"
+    )
+    assert {tuple(row) for row in rules} == {
+        (r.artifact_type, r.schema_id, r.verdict_field, r.binds_field, r.settles_claim) for r in TRACE.artifacts
+    }
+    transitions = await admin.fetch(
+        "SELECT from_state, artifact_type, verdict, to_state, is_birth FROM tga.transitions WHERE kind = 'trace'"
+    )
+    assert {tuple(row) for row in transitions} == {
+        (t.from_state, t.artifact_type, t.verdict, t.to_state, t.is_birth) for t in TRACE.transitions
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        ("ALTER TABLE tga.entries DISABLE TRIGGER append_only", "append_only of tga.entries"),
+        ("ALTER TABLE tga.claims ENABLE TRIGGER append_only", "append_only of tga.claims"),
+        ("ALTER TABLE tga.heads DISABLE TRIGGER head_guard", "head_guard of tga.heads"),
+        ("DROP TRIGGER append_only ON tga.artifacts", "append_only of tga.artifacts"),
+        ("GRANT INSERT ON tga.entries TO tga_gateway", "may INSERT on tga.entries"),
+        ("GRANT UPDATE ON tga.heads TO PUBLIC", "may UPDATE on tga.heads"),
+        ("ALTER TABLE tga.entries OWNER TO postgres", "table entries belongs"),
+        ("GRANT EXECUTE ON FUNCTION tga.append TO PUBLIC", "append is open to everyone"),
+    ],
+)
+async def test_a_missing_guard_is_noticed(damage: str, found: str, database: Database, admin: Admin) -> None:
+    assert await find_problems(database.admin_url) == []
+    await admin.execute(damage)
+    problems = await find_problems(database.admin_url)
+    assert any(found in problem.what for problem in problems)
+    assert all(problem.remedy for problem in problems)
+    with pytest.raises(StoreUnfit):
+        await verify_guards(database.admin_url)
+
+
+async def test_an_unsafe_server_is_refused(server: Server, database: Database) -> None:
+    await server.execute_as_root("ALTER SYSTEM SET full_page_writes = off")
+    await server.execute_as_root("SELECT pg_reload_conf()")
+    try:
+        for _ in range(50):
+            problems = await find_problems(database.admin_url)
+            if problems:
+                break
+            await asyncio.sleep(0.05)
+        assert [problem.what for problem in problems] == ["the server runs with an unsafe full_page_writes"]
+    finally:
+        await server.execute_as_root("ALTER SYSTEM RESET full_page_writes")
+        await server.execute_as_root("SELECT pg_reload_conf()")
+
+
+async def test_a_new_kind_of_stream_needs_rows_and_no_code(database: Database, admin: Admin) -> None:
+    """Journals of runs will come this way: their rules are inserted, and the append function judges by them."""
+    await admin.execute(
+        """INSERT INTO tga.stream_kinds VALUES ('journal', 'journal_id', 'test/journal_entry', 'RUNNING');
+           INSERT INTO tga.artifact_rules VALUES ('journal', 'step', 'test/step', 'result', NULL, false);
+           INSERT INTO tga.transitions VALUES ('journal', 'RUNNING', 'step', 'more', 'RUNNING', true),
+               ('journal', 'RUNNING', 'step', 'more', 'RUNNING', false),
+               ('journal', 'RUNNING', 'step', 'end', 'DONE', false)"""
+    )
+
+    def step(number: int, prev: str, result: str, to_state: str) -> PlannedEntry:
+        artifact = canonical_bytes({"schema_id": "test/step", "journal_id": "j 1", "result": result})
+        return PlannedEntry(
+            canonical_bytes(
+                {
+                    "schema_id": "test/journal_entry",
+                    "journal_id": "j 1",
+                    "sequence_number": number,
+                    "prev_entry_digest": prev,
+                    "from_state": "RUNNING",
+                    "to_state": to_state,
+                    "artifact_type": "step",
+                    "artifact_digest": digest_of_bytes(artifact),
+                }
+            ),
+            artifact,
+        )
+
+    async with await Sessions.open(database.gateway_url) as sessions:
+        ledger = PostgresLedger(sessions)
+        first = step(1, GENESIS, "more", "RUNNING")
+        second = step(2, digest_of_bytes(first.entry), "more", "RUNNING")
+        await ledger.commit(Plan("journal:j 1", EXECUTOR, None, [first, second]))
+        wrong, right = (step(3, digest_of_bytes(second.entry), "end", to_state) for to_state in ("RUNNING", "DONE"))
+        with pytest.raises(InvalidTransition):
+            await ledger.commit(Plan("journal:j 1", EXECUTOR, None, [wrong]))
+        await ledger.commit(Plan("journal:j 1", EXECUTOR, None, [right]))
+    assert await admin.fetchval("SELECT state FROM tga.heads WHERE stream = 'journal:j 1'") == "DONE"
