@@ -1,8 +1,9 @@
 """Strict JSON in (RFC 8259 without its ambiguities), RFC 8785 bytes out.
 
 What `canonical_bytes` writes, `parse_json` reads, and writing that again gives the same bytes. What `parse_json`
-accepts can be written unless that takes more bytes than a document may have. What JSON libraries read differently from one another is refused: repeated keys, NaN, overflow, integers that a double cannot
-hold, lone surrogates, NUL, a byte order mark.
+accepts can be written, unless that takes more bytes than a document may have. What JSON libraries read differently
+from one another is refused: repeated keys, NaN, overflow, integers that a double cannot hold, lone surrogates, NUL,
+a byte order mark.
 """
 
 from __future__ import annotations

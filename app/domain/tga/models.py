@@ -5,13 +5,15 @@ A document becomes bytes once (`canonical_bytes`), and those bytes are what is h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NewType, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from app.core.canonical import JsonValue, canonical_bytes, parse_object
 from app.core.chain import Link
-from app.core.digest import Digest, digest_of, digest_of_bytes
+from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, SchemaViolation
 from app.core.limits import (
     ARTIFACT_BYTES_MAX,
@@ -58,6 +60,17 @@ class Document(Part):
 
     schema_version: Literal["1.0"] = "1.0"
 
+    @cached_property
+    def _canonical(self) -> tuple[bytes, Digest]:
+        written = canonical_bytes(self.to_json())
+        return written, digest_of_bytes(written)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A changed copy; it does not inherit what was computed from the original."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_canonical", None)
+        return copied
+
     @classmethod
     def from_json(cls, value: JsonValue) -> Self:
         """The document, or SchemaViolation naming the first field that is wrong."""
@@ -80,10 +93,10 @@ class Document(Part):
         return cls.from_json(value)
 
     def to_bytes(self) -> bytes:
-        return canonical_bytes(self.to_json())
+        return self._canonical[0]
 
     def digest(self) -> Digest:
-        return digest_of_bytes(self.to_bytes())
+        return self._canonical[1]
 
 
 class ArtifactDocument(Document):
@@ -255,11 +268,16 @@ class ExecutionLogEntry(Document):
     recorded_at: Time
     entry_digest: Sha256
 
-    def body_bytes(self) -> bytes:
-        """The bytes that are hashed and stored: the document without its own digest."""
+    @cached_property
+    def _canonical(self) -> tuple[bytes, Digest]:
         body = self.to_json()
         del body["entry_digest"]
-        return canonical_bytes(body)
+        written = canonical_bytes(body)
+        return written, digest_of_bytes(written)
+
+    def body_bytes(self) -> bytes:
+        """The bytes that are hashed and stored: the document without its own digest."""
+        return self._canonical[0]
 
     @classmethod
     def from_body_bytes(cls, raw: bytes) -> ExecutionLogEntry:
@@ -276,7 +294,7 @@ class ExecutionLogEntry(Document):
             sequence_number=self.sequence_number,
             prev_entry_digest=self.prev_entry_digest,
             entry_digest=self.entry_digest,
-            computed_digest=digest_of_bytes(self.body_bytes()),
+            computed_digest=self.digest(),
             from_state=self.from_state,
             to_state=self.to_state,
             artifact_type=self.artifact_type,
@@ -356,7 +374,7 @@ class ExecutionCheckpoint(Document):
 
     def verify(self) -> None:
         """Raise ChecksumMismatch unless the digest is that of the state, and the state is this trace's (I4)."""
-        found = digest_of(self.checkpoint_state.to_json())
+        found = self.checkpoint_state.digest()
         if found != self.checkpoint_digest:  # I4
             raise ChecksumMismatch(
                 "the checkpoint's state does not hash to its digest",

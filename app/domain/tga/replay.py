@@ -99,8 +99,7 @@ def verify_next(head: Head, record: LogRecord) -> Head:
                 expected=record.entry.artifact_type,
                 found=record.artifact.artifact_type,
             )
-        raw = record.artifact.to_json()
-        artifact = Artifact(raw, digest_of(raw))
+        artifact = Artifact(record.artifact.__dict__, record.artifact.digest())
     return verify_link(TRACE, head, record.entry.link(), artifact, identity=record.entry.trace_id)
 
 
@@ -130,8 +129,7 @@ def next_record(
     """The record that appends `artifact` to a trace in `state`, where the table leads it; raises where it may not."""
     head = head_of(state)
     rule = TRACE.rule_of[artifact.artifact_type]
-    document = artifact.to_json()
-    verdict = "" if rule.verdict_field is None else str(document[rule.verdict_field])
+    verdict = "" if rule.verdict_field is None else str(getattr(artifact, rule.verdict_field))
     key = (head.state, artifact.artifact_type, verdict, head.sequence_number == 0)
     body: dict[str, JsonValue] = {
         "schema_id": TRACE.entry_schema_id,
@@ -142,7 +140,7 @@ def next_record(
         "from_state": head.state,
         "to_state": TRACE.next_state.get(key, head.state),
         "artifact_type": artifact.artifact_type,
-        "artifact_digest": digest_of(document),
+        "artifact_digest": artifact.digest(),
         "executor_id": executor_id,
         "recorded_at": recorded_at,
     }
