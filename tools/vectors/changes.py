@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vector_documents import Json, digest
+from vectors.documents import Json, digest
 
 Path = tuple[str | int, ...]
 

@@ -1,0 +1,302 @@
+"""Judge the conformance vectors a second time, from the contract alone.
+
+    python -I -S tools/check_vectors.py [VECTORS_FILE] [--schemas DIRECTORY]
+
+Python's standard library and the JSON Schema files; nothing of the gateway, nothing of the generator. Its own RFC
+8785 writer, transition table, fold, and an interpreter of those schema keywords that the schemas use: any other
+keyword is an error, so that nothing is passed over. Limits: text is trusted to be strict JSON (unique keys, no lone
+surrogates), and integers are written as they are read, so they must be safe ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA, GAP = "SCHEMA_VIOLATION", "STATE_SEQUENCE_GAP"
+CHECKSUM, TRANSITION = "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
+RECOVERY = "STATE_RECOVERY_FAILED"
+
+# (state, artifact type, verdict) -> next state; the birth has no state before it.
+TABLE: dict[tuple[str | None, str, str | None], str] = {
+    (None, "action_request", None): "PENDING",
+    ("PENDING", "supervisor_decision", "APPROVE"): "AUTHORIZED",
+    ("PENDING", "supervisor_decision", "DENY"): "DENIED",
+    ("AUTHORIZED", "tool_call", None): "EXECUTING",
+    ("EXECUTING", "tool_effect", "SUCCESS"): "COMPLETED",
+    ("EXECUTING", "tool_effect", "FAILURE"): "FAILED",
+}
+VERDICT_FIELD = {"supervisor_decision": "decision", "tool_effect": "outcome"}
+# Each artifact names the digest of the one before it.
+BINDS_FIELD = {
+    "supervisor_decision": "action_request_digest",
+    "tool_call": "supervisor_decision_digest",
+    "tool_effect": "tool_call_digest",
+}
+DIGEST_FIELDS = ("action_request_digest", "supervisor_decision_digest", "tool_call_digest", "tool_effect_digest")
+
+
+class Refused(Exception):
+    """A document or a log that the contract does not admit."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        super().__init__(code)
+
+
+def require(holds: bool, code: str) -> None:
+    if not holds:
+        raise Refused(code)
+
+
+# --- RFC 8785 ---------------------------------------------------------------------------------------------------
+
+ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+def canonical(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return '"' + "".join(ESCAPES.get(c) or (f"\\u{ord(c):04x}" if c < " " else c) for c in value) + '"'
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, list):
+        return "[" + ",".join(canonical(member) for member in value) + "]"
+    # Section 3.2.3: by UTF-16 code units, not by code points.
+    keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
+    return "{" + ",".join(canonical(key) + ":" + canonical(value[key]) for key in keys) + "}"
+
+
+def number(value: float) -> str:
+    """ECMAScript's Number::toString. `repr` gives the same shortest digits; only where the point goes differs."""
+    if value == 0:
+        return "0"  # also for -0.0
+    mantissa, _, exponent = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    fraction = "" if fraction == "0" else fraction
+    point = len(whole) + int(exponent or 0)
+    digits = whole + fraction
+    stripped = digits.lstrip("0")
+    point -= len(digits) - len(stripped)
+    digits = stripped.rstrip("0")
+    count = len(digits)
+    if count <= point <= 21:
+        text = digits + "0" * (point - count)
+    elif 0 < point <= 21:
+        text = digits[:point] + "." + digits[point:]
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + digits
+    else:
+        sign = "+" if point > 0 else "-"
+        text = digits[0] + ("." + digits[1:] if count > 1 else "") + "e" + sign + str(abs(point - 1))
+    return ("-" if value < 0 else "") + text
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+# --- JSON Schema ------------------------------------------------------------------------------------------------
+
+SILENT = {"$schema", "$id", "$comment", "$defs", "title", "description", "then", "else"}
+TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "null": (type(None),),
+}
+
+
+class Schemas:
+    def __init__(self, directory: Path) -> None:
+        documents = [json.loads(path.read_text("utf-8")) for path in sorted(directory.glob("*.schema.json"))]
+        self.by_id = {document["$id"]: document for document in documents}
+
+    def fits(self, name: str, value: Any) -> bool:
+        root = self.by_id["urn:tga:schema:v1:" + name]
+        return self.admits(root, value, root)
+
+    def admits(self, schema: Any, value: Any, root: Any) -> bool:
+        if isinstance(schema, bool):
+            return schema
+        return all(self.keyword(key, schema, value, root) for key in schema if key not in SILENT)
+
+    def keyword(self, key: str, schema: Any, value: Any, root: Any) -> bool:
+        rule = schema[key]
+        is_text, is_map, is_list = isinstance(value, str), isinstance(value, dict), isinstance(value, list)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        match key:
+            case "$ref":
+                if rule.startswith("#/$defs/"):
+                    return self.admits(root["$defs"][rule.removeprefix("#/$defs/")], value, root)
+                return self.admits(self.by_id[rule], value, self.by_id[rule])
+            case "type":
+                return isinstance(value, TYPES[rule]) and not isinstance(value, bool)
+            case "const":
+                return same(rule, value)
+            case "enum":
+                return any(same(member, value) for member in rule)
+            case "required":
+                return not is_map or all(field in value for field in rule)
+            case "properties":
+                return not is_map or all(self.admits(rule[f], value[f], root) for f in rule if f in value)
+            case "additionalProperties":
+                return rule is not False or not is_map or all(field in schema["properties"] for field in value)
+            case "items":
+                return not is_list or all(self.admits(rule, member, root) for member in value)
+            case "maxItems":
+                return not is_list or len(value) <= rule
+            case "pattern":
+                return not is_text or re.search(rule, value) is not None
+            case "minLength":
+                return not is_text or len(value) >= rule
+            case "maxLength":
+                return not is_text or len(value) <= rule
+            case "minimum":
+                return not is_number or value >= rule
+            case "maximum":
+                return not is_number or value <= rule
+            case "anyOf":
+                return any(self.admits(choice, value, root) for choice in rule)
+            case "allOf":
+                return all(self.admits(part, value, root) for part in rule)
+            case "not":
+                return not self.admits(rule, value, root)
+            case "if":
+                branch = "then" if self.admits(rule, value, root) else "else"
+                return self.admits(schema.get(branch, True), value, root)
+        raise ValueError(f"the schemas use a keyword that this file does not know: {key}")
+
+
+def same(left: Any, right: Any) -> bool:
+    # In JSON true is not 1; in Python it is.
+    return left == right and isinstance(left, bool) == isinstance(right, bool)
+
+
+# --- The contract -----------------------------------------------------------------------------------------------
+
+
+def fold_next(schemas: Schemas, state: Any, record: Any) -> Any:
+    """The execution state after one more record; the first check that fails speaks."""
+    entry, artifact = record["entry"], record["artifact"]
+    require(schemas.fits("execution_log_entry", entry), SCHEMA)
+    kind = entry["artifact_type"]
+    require(artifact is None or schemas.fits(kind, artifact), SCHEMA)
+    require(state is None or entry["trace_id"] == state["trace_id"], SCHEMA)
+    require(entry["sequence_number"] == (state["sequence_number"] if state else 0) + 1, GAP)  # I1
+    require(entry["prev_entry_digest"] == (state["entry_digest"] if state else "0" * 64), CHECKSUM)  # I5
+    body = {field: value for field, value in entry.items() if field != "entry_digest"}
+    require(entry["entry_digest"] == digest(body), CHECKSUM)  # I5
+    before = next((state[f] for f in reversed(DIGEST_FIELDS) if state[f] is not None), None) if state else None
+    verdict = None
+    if artifact is not None:
+        require(entry["artifact_digest"] == digest(artifact), CHECKSUM)
+        require(artifact["trace_id"] == entry["trace_id"], CHECKSUM)
+        require(kind not in BINDS_FIELD or artifact[BINDS_FIELD[kind]] == before, CHECKSUM)
+        verdict = artifact[VERDICT_FIELD[kind]] if kind in VERDICT_FIELD else None
+    standing = state["state"] if state else None
+    admitted = {
+        to for (at, of, by), to in TABLE.items() if (at, of) == (standing, kind) and (artifact is None or by == verdict)
+    }
+    require(entry["from_state"] == (standing or "PENDING") and entry["to_state"] in admitted, TRANSITION)
+    require(artifact is not None, RECOVERY)
+    return moved(state, entry, artifact)
+
+
+def moved(state: Any, entry: Any, artifact: Any) -> Any:
+    kind = entry["artifact_type"]
+    if kind == "action_request":
+        state = {"schema_id": "tga/v1/execution_state", "schema_version": "1.0", "trace_id": entry["trace_id"]}
+        state |= {field: artifact[field] for field in ("server_id", "tool_name", "tool_class", "idempotency_key")}
+        state |= {"payload_digest": payload(artifact), "tool_call_id": None, **dict.fromkeys(DIGEST_FIELDS)}
+    elif kind == "tool_call":  # exactly the call that was decided on, and no other
+        require(payload(artifact) == state["payload_digest"], CHECKSUM)
+        require(all(artifact[field] == state[field] for field in ("tool_class", "idempotency_key")), CHECKSUM)
+        state = {**state, "tool_call_id": artifact["tool_call_id"]}
+    elif kind == "tool_effect":
+        require(artifact["tool_call_id"] == state["tool_call_id"], CHECKSUM)
+    at = {"state": entry["to_state"], "updated_at": entry["recorded_at"]}
+    at |= {field: entry[field] for field in ("sequence_number", "entry_digest")}
+    return {**state, **at, f"{kind}_digest": entry["artifact_digest"]}
+
+
+def payload(call: Any) -> str:
+    return digest({field: call[field] for field in ("server_id", "tool_name", "arguments")})
+
+
+def recovery(state: Any, claim_effect: str | None) -> Any:
+    """What a recovered trace calls for; I3: without an effect the same call again, with one never."""
+    if state["state"] == "EXECUTING":
+        require(claim_effect is None, RECOVERY)  # the claim knows an effect that the log does not
+        return {"action": "dispatch", **{field: state[field] for field in ("tool_call_id", "idempotency_key")}}
+    return {
+        "action": {"PENDING": "ask_supervisor", "AUTHORIZED": "append_tool_call"}.get(state["state"], "return_result")
+    }
+
+
+def verify_checkpoint(schemas: Schemas, checkpoint: Any, entry: Any) -> Any:
+    require(schemas.fits("execution_checkpoint", checkpoint), SCHEMA)
+    state = checkpoint["checkpoint_state"]
+    require(checkpoint["checkpoint_digest"] == digest(state), CHECKSUM)  # I4
+    require(checkpoint["trace_id"] == state["trace_id"], CHECKSUM)
+    require(entry is not None and entry["entry_digest"] == state["entry_digest"], CHECKSUM)
+    return state
+
+
+def judged(schemas: Schemas, section: str, vector: Any) -> Any:
+    """What this file says of a vector, in the form of its `expect`."""
+    place, state = 0, cast("Any", None)
+    try:
+        if section == "checkpoint_vectors":
+            state = verify_checkpoint(schemas, vector["checkpoint"], vector["entry"])
+        for record in vector["tail" if section == "checkpoint_vectors" else "records"]:
+            place += 1
+            state = fold_next(schemas, state, record)
+        if section == "recovery_vectors":
+            return {"ok": True, "state": state["state"], **recovery(state, vector["claim_effect"])}
+    except Refused as refused:
+        return {"error": refused.code, "at": place}
+    if state is not None and not schemas.fits("execution_state", state):
+        return {"error": "the folded state does not fit its schema", "at": place}
+    return {"ok": True, "state": state and state["state"], "execution_state": state}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Judge the conformance vectors without the gateway's code.")
+    vectors = ROOT / "test_vectors" / "tga" / "state_transition_vectors.json"
+    parser.add_argument("vectors", nargs="?", type=Path, default=vectors)
+    parser.add_argument("--schemas", type=Path, default=ROOT / "schemas" / "tga" / "v1")
+    options = parser.parse_args(arguments)
+    schemas = Schemas(options.schemas)
+    document = json.loads(options.vectors.read_text("utf-8"))
+    passed = failed = 0
+    counts = {"positive": 0, "negative": 0}
+    for section in ("log_vectors", "recovery_vectors", "checkpoint_vectors"):
+        for vector in document[section]:
+            expected = {key: value for key, value in vector["expect"].items() if key != "documents_valid"}
+            counts["negative" if "error" in expected else "positive"] += 1
+            found = judged(schemas, section, vector)
+            if found == expected:
+                passed += 1
+            else:
+                failed += 1
+                print(f"{section}: {vector['name']}: expected {json.dumps(expected)}, found {json.dumps(found)}")
+    if counts != document["counts"] or counts["negative"] <= counts["positive"]:
+        failed += 1
+        print(f"counts: the header says {document['counts']}, the file holds {counts}")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
