@@ -249,7 +249,17 @@ def verify_checkpoint(schemas: Schemas, checkpoint: Any, entry: Any) -> Any:
     state = checkpoint["checkpoint_state"]
     require(checkpoint["checkpoint_digest"] == digest(state), CHECKSUM)  # I4
     require(checkpoint["trace_id"] == state["trace_id"], CHECKSUM)
-    require(entry is not None and entry["entry_digest"] == state["entry_digest"], CHECKSUM)
+    require(entry is not None, CHECKSUM)
+    behind = ("tool_effect_digest", "tool_call_digest", "supervisor_decision_digest", "action_request_digest")
+    stands_on = {
+        "trace_id": state["trace_id"],
+        "sequence_number": state["sequence_number"],
+        "entry_digest": state["entry_digest"],
+        "to_state": state["state"],
+        "recorded_at": state["updated_at"],
+        "artifact_digest": next(state[field] for field in behind if state[field]),
+    }
+    require(all(entry[field] == value for field, value in stands_on.items()), CHECKSUM)
     return state
 
 

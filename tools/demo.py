@@ -136,7 +136,8 @@ async def tamper(admin_url: str, trace_id: TraceId) -> None:
     session = await asyncpg.connect(admin_url)
     try:
         change = (
-            "UPDATE tga.artifacts SET artifact = convert_to(replace(convert_from(artifact, 'UTF8'), '4200', '9900'), 'UTF8')"
+            "UPDATE tga.artifacts"
+            " SET artifact = convert_to(replace(convert_from(artifact, 'UTF8'), '4200', '9900'), 'UTF8')"
             " WHERE stream = $1 AND sequence_number = 4"
         )
         try:

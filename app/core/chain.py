@@ -112,10 +112,14 @@ def verify_link(kind: StreamKind, head: Head, link: Link, artifact: Artifact | N
     Schemas are checked before, where bytes become documents. Without its artifact (erased, the digest stands) a
     link's verdict and bindings cannot be judged; order, content and state still are.
     """
+    verify_place(kind, head, link, artifact, identity=identity)
+    return verify_transition(kind, head, link, artifact)
+
+
+def verify_place(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None, *, identity: str) -> None:
+    """The first half of `verify_link`: sequence, then chain and digest. A kind's own digests are compared after it."""
     _verify_sequence(head, link)
     _verify_chain(kind, head, link, artifact, identity)
-    _verify_transition(kind, head, link, artifact)
-    return Head(link.sequence_number, link.computed_digest, link.to_state, Digest(link.artifact_digest))
 
 
 def _verify_sequence(head: Head, link: Link) -> None:
@@ -158,7 +162,8 @@ def _verify_chain(kind: StreamKind, head: Head, link: Link, artifact: Artifact |
             )
 
 
-def _verify_transition(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None) -> None:
+def verify_transition(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None) -> Head:
+    """The second half of `verify_link`: what the table says."""
     rule = kind.rule_of.get(link.artifact_type)
     is_birth = head.sequence_number == 0
     if rule is None:
@@ -180,3 +185,4 @@ def _verify_transition(kind: StreamKind, head: Head, link: Link, artifact: Artif
             expected=f"{head.state} to {leads_to}",
             found=f"{link.from_state} to {link.to_state}",
         )
+    return Head(link.sequence_number, link.computed_digest, link.to_state, Digest(link.artifact_digest))

@@ -76,7 +76,7 @@ class ChecksumMismatch(TgaError):
 
 class RecoveryFailed(TgaError):
     code = "STATE_RECOVERY_FAILED"
-    meaning = "The chain is sound, but the trace cannot go on: an artifact, tool or key it needs is missing."
+    meaning = "The chain is sound, but the trace cannot go on: what it needs is missing, or claim and log disagree."
     remedy = "Restore what is missing, then recover the trace again."
 
 

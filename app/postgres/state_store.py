@@ -26,8 +26,10 @@ SELECT e.sequence_number, e.entry, e.entry_digest, a.artifact
  WHERE e.stream = $1 AND e.sequence_number > $2 ORDER BY e.sequence_number LIMIT $3
 """
 _LATEST_CHECKPOINT = """
-SELECT k.checkpoint_state, k.checkpoint_digest, k.created_at, k.sequence_number, e.entry_digest
-  FROM tga.execution_checkpoints k LEFT JOIN tga.entries e USING (stream, sequence_number)
+SELECT k.checkpoint_state, k.checkpoint_digest, k.created_at, k.sequence_number, e.entry, e.entry_digest, a.artifact
+  FROM tga.execution_checkpoints k
+  LEFT JOIN tga.entries e USING (stream, sequence_number)
+  LEFT JOIN tga.artifacts a USING (stream, sequence_number)
  WHERE k.stream = $1 ORDER BY k.sequence_number DESC LIMIT 1
 """
 _HEAD = "SELECT sequence_number, entry_digest, state FROM tga.heads WHERE stream = $1"
@@ -175,8 +177,12 @@ async def _load_checkpoint(connection: Connection, trace_id: TraceId) -> Executi
                 expected=row["sequence_number"],
                 found=checkpoint.checkpoint_state.sequence_number,
             )
-        digest = row["entry_digest"]
-        verify_checkpoint(checkpoint, entry_digest=None if digest is None else Digest(digest.hex()))  # I4
+        entry = None
+        if row["entry"] is not None:
+            entry = record_from_bytes(
+                row["entry"], row["artifact"], entry_digest=Digest(row["entry_digest"].hex())
+            ).entry
+        verify_checkpoint(checkpoint, entry=entry)  # I4
     except TgaError as error:
         raise error.at(stream=TRACE.stream(trace_id), sequence_number=row["sequence_number"]) from None
     return checkpoint

@@ -10,14 +10,13 @@ from app.core.errors import (
     ConcurrentExecution,
     InputTooLarge,
     KeyClaimed,
-    SequenceGap,
     TgaError,
     TraceNotFound,
 )
 from app.core.limits import ARTIFACT_BYTES_MAX, LIST_ENTRIES_MAX
 from app.domain.ledger import Claim
 from app.domain.tga.idempotency import decide_claim
-from app.domain.tga.models import ExecutionCheckpoint, ExecutionState, TraceId
+from app.domain.tga.models import ExecutionCheckpoint, ExecutionLogEntry, ExecutionState, TraceId
 from app.domain.tga.replay import LogRecord, fold, head_of, verify_checkpoint, verify_next
 
 
@@ -89,7 +88,7 @@ class MemoryStateStore:
         self._verify_owner(trace_id)
         if trace_id not in self._ledger.records:
             raise TraceNotFound("the stream has no entries", stream=stream)
-        verify_checkpoint(checkpoint, entry_digest=self._entry_digest(trace_id, checkpoint))
+        verify_checkpoint(checkpoint, entry=self._entry(trace_id, checkpoint))
         kept = self._ledger.checkpoints.setdefault(trace_id, {})
         known = kept.setdefault(checkpoint.checkpoint_state.sequence_number, checkpoint)
         if known.checkpoint_digest != checkpoint.checkpoint_digest:
@@ -100,7 +99,7 @@ class MemoryStateStore:
         if not kept:
             return None
         latest = kept[max(kept)]
-        verify_checkpoint(latest, entry_digest=self._entry_digest(trace_id, latest))
+        verify_checkpoint(latest, entry=self._entry(trace_id, latest))
         return latest
 
     async def acquire_trace_lock(self, trace_id: TraceId) -> None:
@@ -124,11 +123,7 @@ class MemoryStateStore:
         if owner not in (None, self.executor_id):
             raise ConcurrentExecution("another executor owns the stream", found=owner, stream=f"trace:{trace_id}")
 
-    def _entry_digest(self, trace_id: TraceId, checkpoint: ExecutionCheckpoint) -> Digest | None:
+    def _entry(self, trace_id: TraceId, checkpoint: ExecutionCheckpoint) -> ExecutionLogEntry | None:
         records = self._ledger.records.get(trace_id, [])
         place = checkpoint.checkpoint_state.sequence_number
-        if place > len(records):
-            return None
-        if records[place - 1].entry.sequence_number != place:
-            raise SequenceGap("the log has gaps")
-        return Digest(records[place - 1].entry.entry_digest)
+        return records[place - 1].entry if place <= len(records) else None

@@ -21,7 +21,7 @@ from referencing import Registry, Resource
 from app.core.digest import Digest
 from app.core.errors import BY_CODE, RecoveryFailed, TgaError
 from app.domain.tga.models import ARTIFACT_MODELS, ExecutionCheckpoint, ExecutionLogEntry, ExecutionState
-from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, fold, verify_checkpoint
+from app.domain.tga.replay import Dispatch, LogRecord, decide_next, fold, verify_checkpoint
 from app.domain.tga.transitions import TRACE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def judge_checkpoint(vector: Json) -> tuple[ExecutionState | None, Json | None]:
     entry = vector["entry"]
     try:
         checkpoint = ExecutionCheckpoint.from_json(vector["checkpoint"])
-        verify_checkpoint(checkpoint, entry_digest=None if entry is None else Digest(entry["entry_digest"]))
+        verify_checkpoint(checkpoint, entry=None if entry is None else ExecutionLogEntry.from_json(entry))
     except TgaError as error:
         return None, {"error": error.code, "at": 0}
     return judge_records(vector["tail"], checkpoint.checkpoint_state)
@@ -91,14 +91,11 @@ def expected_refusal(vector: Json) -> Json | None:
     return {"error": expect["error"], "at": expect["at"]} if "error" in expect else None
 
 
-def decide_recovery(state: ExecutionState, *, claim_effect: str | None) -> Json:
-    """What the runtime is to decide; app has no pure function for the claim's part of it yet."""
-    if state.state == "EXECUTING":
-        assert ACTION_OF_STATE[state.state] == "dispatch_unless_claim_has_effect"
-        if claim_effect is not None:
-            raise RecoveryFailed("the claim has an effect that the log lacks", found=claim_effect)
-        return {"action": "dispatch", "tool_call_id": state.tool_call_id, "idempotency_key": state.idempotency_key}
-    return {"action": ACTION_OF_STATE[state.state]}
+def decided_recovery(state: ExecutionState, *, claim_effect: str | None) -> Json:
+    action = decide_next(state, claim_effect=None if claim_effect is None else Digest(claim_effect))
+    if isinstance(action, Dispatch):
+        return {"action": "dispatch", "tool_call_id": action.tool_call_id, "idempotency_key": action.idempotency_key}
+    return {"action": action}
 
 
 # --- the file itself ---
@@ -197,7 +194,7 @@ def test_recovery_dispatches_only_what_has_no_effect(vector: Json) -> None:
         assert state is not None
         try:
             decided = {"ok": True, "state": state.state}
-            decided |= decide_recovery(state, claim_effect=vector["claim_effect"])
+            decided |= decided_recovery(state, claim_effect=vector["claim_effect"])
         except RecoveryFailed as error:
             refusal = {"error": error.code, "at": len(vector["records"])}
         else:

@@ -178,6 +178,21 @@ def _misplaced_checkpoints() -> Iterator[Json]:
     )
     forged = _rehashed(replaced(checkpoint, ("checkpoint_state", "entry_digest"), OTHER_DIGEST))
     yield _untrusted("checkpoint_rehashed_over_an_unknown_entry", CHECKSUM, forged, entry)
+    # Sealed again by the forger, and on the right entry, which says otherwise.
+    forgeries: tuple[tuple[str, str, Any], ...] = (
+        ("AUTHORIZED", "state", "DENIED"),
+        ("COMPLETED", "state", "FAILED"),
+        ("AUTHORIZED", "sequence_number", 5),
+        ("AUTHORIZED", "updated_at", time_at(9000)),
+        ("PENDING", "action_request_digest", OTHER_DIGEST),
+        ("AUTHORIZED", "supervisor_decision_digest", OTHER_DIGEST),
+        ("EXECUTING", "tool_call_digest", OTHER_DIGEST),
+        ("FAILED", "tool_effect_digest", OTHER_DIGEST),
+    )
+    for state, field, value in forgeries:
+        records = log_to(state)
+        forged = _rehashed(replaced(checkpoint_of(_state(records)), ("checkpoint_state", field), value))
+        yield _untrusted(f"{state.lower()}_checkpoint_forged_{field}", CHECKSUM, forged, records[-1]["entry"])
 
 
 def _wrong_tails() -> Iterator[Json]:
@@ -198,13 +213,9 @@ def _wrong_tails() -> Iterator[Json]:
     # The forger sealed the snapshot again, so it is sound in itself; what the log goes on to say gives it away.
     call, effect = whole[2:3], whole[3:]
     forgeries: tuple[tuple[str, list[Json], Any, list[Json], str], ...] = (
-        ("state", authorized, "DENIED", call, TRANSITION),
-        ("sequence_number", authorized, 5, call, GAP),
         ("payload_digest", authorized, OTHER_DIGEST, call, CHECKSUM),
         ("tool_class", authorized, "read", call, CHECKSUM),
         ("idempotency_key", authorized, "another key", call, CHECKSUM),
-        ("supervisor_decision_digest", authorized, OTHER_DIGEST, call, CHECKSUM),
-        ("tool_call_digest", running, OTHER_DIGEST, effect, CHECKSUM),
         ("tool_call_id", running, OTHER_TOOL_CALL_ID, effect, CHECKSUM),
     )
     for field, records, value, tail, code in forgeries:

@@ -279,6 +279,10 @@ class ExecutionLogEntry(Document):
         """The bytes that are hashed and stored: the document without its own digest."""
         return self._canonical[0]
 
+    def to_bytes(self) -> bytes:
+        """The whole document, as `from_bytes` reads it; what is hashed and stored is `body_bytes`."""
+        return canonical_bytes(self.to_json())
+
     @classmethod
     def from_body_bytes(cls, raw: bytes) -> ExecutionLogEntry:
         """The entry whose stored bytes these are; its digest is what they hash to."""

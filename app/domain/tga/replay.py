@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from app.core.canonical import JsonValue
-from app.core.chain import Artifact, Head, verify_link
+from app.core.chain import Artifact, Head, verify_link, verify_place, verify_transition
 from app.core.digest import Digest, digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
 from app.domain.tga.models import (
@@ -40,10 +40,10 @@ class LogRecord:
 
 
 # What the runtime does depends on the state alone (a Moore machine); recovery enters the same table in the middle.
-ACTION_OF_STATE: Final[dict[State, str]] = {
+ACTION_OF_STATE: Final[dict[State, Literal["ask_supervisor", "append_tool_call", "dispatch", "return_result"]]] = {
     "PENDING": "ask_supervisor",
     "AUTHORIZED": "append_tool_call",
-    "EXECUTING": "dispatch_unless_claim_has_effect",
+    "EXECUTING": "dispatch",
     "COMPLETED": "return_result",
     "FAILED": "return_result",
     "DENIED": "return_result",
@@ -90,17 +90,19 @@ def head_of(state: ExecutionState | None) -> Head:
 
 
 def verify_next(head: Head, record: LogRecord) -> Head:
-    """The head after this record, or the first check that fails; needs no artifact."""
-    artifact = None
-    if record.artifact is not None:
-        if record.artifact.artifact_type != record.entry.artifact_type:
-            raise SchemaViolation(
-                "the artifact is of another type",
-                expected=record.entry.artifact_type,
-                found=record.artifact.artifact_type,
-            )
-        artifact = Artifact(record.artifact.__dict__, record.artifact.digest())
-    return verify_link(TRACE, head, record.entry.link(), artifact, identity=record.entry.trace_id)
+    """The head after this record, or the first check that fails; needs neither artifact nor folded state."""
+    return verify_link(TRACE, head, record.entry.link(), _artifact_of(record), identity=record.entry.trace_id)
+
+
+def _artifact_of(record: LogRecord) -> Artifact | None:
+    artifact = record.artifact
+    if artifact is None:
+        return None
+    if artifact.artifact_type != record.entry.artifact_type:
+        raise SchemaViolation(
+            "the artifact is of another type", expected=record.entry.artifact_type, found=artifact.artifact_type
+        )
+    return Artifact(artifact.__dict__, artifact.digest())
 
 
 def fold(records: Iterable[LogRecord], *, start: ExecutionState | None = None) -> ExecutionState | None:
@@ -117,7 +119,10 @@ def fold_next(state: ExecutionState | None, record: LogRecord) -> ExecutionState
     try:
         if state is not None and record.entry.trace_id != state.trace_id:
             raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=record.entry.trace_id)
-        verify_next(head, record)
+        link, artifact = record.entry.link(), _artifact_of(record)
+        verify_place(TRACE, head, link, artifact, identity=record.entry.trace_id)
+        _verify_continuity(state, record)
+        verify_transition(TRACE, head, link, artifact)
         return _next_state(state, record)
     except TgaError as error:
         raise error.at(stream=record.stream, sequence_number=head.sequence_number + 1) from error.__cause__
@@ -149,22 +154,51 @@ def next_record(
     return record
 
 
-def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry_digest: Digest | None) -> None:
-    """Raise unless the checkpoint is sound (I4) and stands on the entry that it names.
+def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry: ExecutionLogEntry | None) -> None:
+    """Raise unless the checkpoint is sound (I4) and says what the entry it stands on says.
 
-    A mismatch is never passed over in favour of a full replay: it means that someone changed the store.
+    A mismatch is never passed over in favour of a full replay: it means that someone changed the store. What earlier
+    entries say cannot be compared here; `tga verify` folds them.
     """
     state = checkpoint.checkpoint_state
     try:
         checkpoint.verify()
-        if entry_digest != state.entry_digest:  # I4
-            raise ChecksumMismatch(
-                "the checkpoint does not stand on its entry",
-                expected=state.entry_digest,
-                found=entry_digest or "no such entry",
-            )
+        if entry is None:
+            raise ChecksumMismatch("the checkpoint's entry is missing", expected=state.entry_digest, found="no entry")
+        head = head_of(state)
+        found = (state.trace_id, head.sequence_number, head.entry_digest, head.state, head.artifact_digest)
+        expected = (entry.trace_id, entry.sequence_number, entry.entry_digest, entry.to_state, entry.artifact_digest)
+        if found != expected or state.updated_at != entry.recorded_at:  # I4
+            raise ChecksumMismatch("the checkpoint does not stand on its entry", expected=expected, found=found)
     except TgaError as error:
         raise error.at(stream=TRACE.stream(checkpoint.trace_id), sequence_number=state.sequence_number) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send this call, with these ids, as often as it takes: they never change (I3)."""
+
+    tool_call_id: str
+    idempotency_key: str | None
+
+
+def decide_next(
+    state: ExecutionState, *, claim_effect: Digest | None
+) -> Literal["ask_supervisor", "append_tool_call", "return_result"] | Dispatch:
+    """What a trace in this state calls for. `claim_effect` is what its claim says, which commits with the log's own."""
+    if claim_effect != state.tool_effect_digest and claim_effect is not None:
+        raise RecoveryFailed(
+            "claim and log disagree on the effect",
+            expected=state.tool_effect_digest,
+            found=claim_effect,
+            stream=TRACE.stream(state.trace_id),
+        )
+    action = ACTION_OF_STATE[state.state]
+    if action != "dispatch":
+        return action
+    if state.tool_call_id is None:
+        raise RecoveryFailed("an executing trace names no tool call", stream=TRACE.stream(state.trace_id))
+    return Dispatch(state.tool_call_id, state.idempotency_key)
 
 
 def _next_state(state: ExecutionState | None, record: LogRecord) -> ExecutionState:
@@ -197,25 +231,25 @@ def _next_state(state: ExecutionState | None, record: LogRecord) -> ExecutionSta
     if isinstance(artifact, SupervisorDecision):
         moved["supervisor_decision_digest"] = entry.artifact_digest
     elif isinstance(artifact, ToolCall):
-        _verify_same_call(state, artifact)
         moved["tool_call_digest"] = entry.artifact_digest
         moved["tool_call_id"] = artifact.tool_call_id
     elif isinstance(artifact, ToolEffect):
-        if artifact.tool_call_id != state.tool_call_id:
-            raise ChecksumMismatch(
-                "the effect is of another tool call", expected=state.tool_call_id, found=artifact.tool_call_id
-            )
         moved["tool_effect_digest"] = entry.artifact_digest
     return ExecutionState.model_validate({**state.to_json(), **moved})
 
 
-def _verify_same_call(state: ExecutionState, call: ToolCall) -> None:
-    """Exactly the call that was decided on may be made, and no other."""
-    expected = (state.payload_digest, state.tool_class, state.idempotency_key)
-    found = (
-        payload_digest(call.server_id, call.tool_name, call.arguments),
-        call.tool_class,
-        call.idempotency_key,
-    )
-    if found != expected:
-        raise ChecksumMismatch("the tool call is not the one that was asked for", expected=expected, found=found)
+def _verify_continuity(state: ExecutionState | None, record: LogRecord) -> None:
+    """I3: exactly the call that was decided on is made, and the effect is that call's."""
+    artifact = record.artifact
+    if state is None or artifact is None:
+        return
+    if isinstance(artifact, ToolCall):
+        payload = payload_digest(artifact.server_id, artifact.tool_name, artifact.arguments)
+        expected = (state.payload_digest, state.tool_class, state.idempotency_key)
+        found = (payload, artifact.tool_class, artifact.idempotency_key)
+        if found != expected:
+            raise ChecksumMismatch("the tool call is not the one that was asked for", expected=expected, found=found)
+    if isinstance(artifact, ToolEffect) and state.tool_call_id not in (None, artifact.tool_call_id):
+        raise ChecksumMismatch(
+            "the effect is of another tool call", expected=state.tool_call_id, found=artifact.tool_call_id
+        )

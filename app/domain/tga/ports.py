@@ -1,0 +1,162 @@
+"""What the runtime asks of the world: tools, a supervisor, a way to send a call, time, and stored traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from app.core.digest import Digest
+from app.domain.tga.models import (
+    ActionRequest,
+    Base64Output,
+    DigestOutput,
+    ExecutionState,
+    JsonOutput,
+    ToolCall,
+    ToolClass,
+    TraceId,
+)
+from app.domain.tga.replay import LogRecord
+
+OnUnknownOutcome = Literal["redispatch", "reconcile", "hold"]
+Output = JsonOutput | Base64Output | DigestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as the registry knows it. `definition_digest` tells one definition from another."""
+
+    server_id: str
+    tool_name: str
+    tool_class: ToolClass
+    definition_digest: Digest
+    on_unknown_outcome: OnUnknownOutcome = "redispatch"
+    reconcile_tool: str | None = None
+    tags: frozenset[str] = frozenset()
+    timeout_ms: int = 30_000
+    max_attempts: int = 5
+    approval_timeout_ms: int | None = None
+    input_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"}, hash=False)
+
+
+class Tools(Protocol):
+    """The registry. Raises ToolNotFound, and ArgumentsInvalid naming the failing path."""
+
+    def resolve(self, server_id: str, tool_name: str) -> Tool: ...
+
+    def verify_arguments(self, tool: Tool, arguments: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The server answered, and the answer is definite."""
+
+    outcome: Literal["SUCCESS", "FAILURE"]
+    output: Output | None
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The call may have been executed, or may still be: only the same ids may be sent again."""
+
+    result: Literal["retryable_answer", "timed_out", "disconnected"]
+    detail: str
+    retry_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """Certain: nothing of this attempt reached the server."""
+
+    detail: str
+
+
+Dispatched = Answered | Unknown | NotSent
+
+
+class Connector(Protocol):
+    """Carries a tool call to its server, once per call of `dispatch`, whatever happens; it never raises TgaError for
+    what the server did, and it never sends twice."""
+
+    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched: ...
+
+
+class Connectors(Protocol):
+    def of(self, server_id: str) -> Connector: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a policy says about a request. `ask`: a person must decide."""
+
+    answer: Literal["allow", "deny", "ask"]
+    policy_digest: Digest | None
+    policy_ids: Sequence[str] = ()
+    rationale: str | None = None
+
+
+class Supervisor(Protocol):
+    async def judge(self, request: ActionRequest, tool: Tool) -> Verdict: ...
+
+
+class Clock(Protocol):
+    """Time and chance, so that the runtime has none of its own."""
+
+    def now(self) -> str:
+        """RFC 3339, UTC, milliseconds."""
+        ...
+
+    def new_id(self) -> str:
+        """UUIDv7."""
+        ...
+
+    def jitter(self) -> float:
+        """Between 0 and 1."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrace:
+    """A trace, loaded and verified: its state, its records, its attempts after the first, and what its claim says."""
+
+    state: ExecutionState
+    records: Sequence[LogRecord]
+    attempt_times: Sequence[str]
+    resolution: dict[str, str] | None
+    is_claimed: bool
+    claim_effect: Digest | None
+    owner: str | None
+    waiting: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClaim:
+    trace_id: TraceId
+    payload_digest: Digest
+
+
+class Traces(Protocol):
+    """Reading, and owning. Every read verifies what it reads."""
+
+    async def load_trace(self, trace_id: TraceId) -> StoredTrace: ...
+
+    async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None: ...
+
+    async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
+        """Traces that are not finished, wait for nobody and have no living owner; oldest first."""
+        ...
+
+    async def acquire(self, trace_id: TraceId) -> str:
+        """Become the owner under the current executor id, which is returned."""
+        ...
+
+    async def release(self, trace_id: TraceId, executor_id: str) -> None: ...
+
+    def executor_id(self) -> str:
+        """The current executor id; raises StoreUnavailable while there is none (its session is lost)."""
+        ...
