@@ -10,16 +10,20 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`TGA_HOME`: where state lives. `TGA_DATABASE_URL`: a PostgreSQL server; None means the embedded one."""
+    """`TGA_HOME`: where state lives. `TGA_DATABASE_URL`: a PostgreSQL server; None means the embedded one.
+    `TGA_CONFIG`: servers and tools; None means `tga.toml` in the home directory, else the packaged demonstration."""
 
     home: Path
     database_url: str | None
+    config: Path | None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         values = os.environ if environment is None else environment
         home = values.get("TGA_HOME") or "~/.tga"
+        config = values.get("TGA_CONFIG")
         return cls(
             home=Path(home).expanduser().absolute(),
             database_url=values.get("TGA_DATABASE_URL") or None,
+            config=Path(config).expanduser().absolute() if config else None,
         )

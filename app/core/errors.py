@@ -133,6 +133,48 @@ class KeyClaimed(TgaError):
         self.owner_payload_digest = owner_payload_digest
 
 
+class KeyReused(TgaError):
+    code = "IDEMPOTENCY_KEY_REUSED"
+    meaning = "This idempotency key belongs to another call: other arguments, or another principal."
+    remedy = "Use a new key for a new call; repeat a call only with exactly its own arguments. Nothing was executed."
+
+
+class CallInFlight(TgaError):
+    code = "CALL_IN_FLIGHT"
+    meaning = "A call with this key is still being executed by a living executor."
+    remedy = "Repeat the call with the same key later; it will be answered with the recorded effect."
+
+
+class ToolNotFound(TgaError):
+    code = "TOOL_NOT_FOUND"
+    meaning = "No configured server has a tool of this name."
+    remedy = "Check server and tool against the configuration file."
+
+
+class ArgumentsInvalid(TgaError):
+    code = "ARGUMENTS_INVALID"
+    meaning = "The arguments do not fit the tool's input schema. Nothing was stored."
+    remedy = "Correct the path that is named."
+
+
+class KeyMissing(TgaError):
+    code = "IDEMPOTENCY_KEY_MISSING"
+    meaning = "A write-class tool was called without an idempotency key. Nothing was stored."
+    remedy = "Send a key of your own choosing, the same one for every repeat of this call."
+
+
+class TraceNotHeld(TgaError):
+    code = "TRACE_NOT_HELD"
+    meaning = "A resolution was given for a trace that does not wait for an operator, or for another tool call of it."
+    remedy = "Look at the trace again and resolve what it shows."
+
+
+class StoreBusy(TgaError):
+    code = "STORE_BUSY"
+    meaning = "More is waiting to be committed than the writer takes. Nothing was stored."
+    remedy = "Try again in a moment."
+
+
 class StoreUnavailable(TgaError):
     code = "STORE_UNAVAILABLE"
     meaning = "PostgreSQL cannot be reached or refused the session; nothing was sent to it."
@@ -165,8 +207,8 @@ class EmbeddedPostgresFailed(TgaError):
 
 class SettingInvalid(TgaError):
     code = "SETTING_INVALID"
-    meaning = "A setting has a value that cannot be used."
-    remedy = "Correct the environment variable that is named."
+    meaning = "A setting, or a line of the configuration file, has a value that cannot be used."
+    remedy = "Correct what is named."
 
 
 ALL_ERRORS: tuple[type[TgaError], ...] = (
@@ -181,6 +223,13 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     SchemaViolation,
     TraceNotFound,
     KeyClaimed,
+    KeyReused,
+    KeyMissing,
+    CallInFlight,
+    ToolNotFound,
+    ArgumentsInvalid,
+    TraceNotHeld,
+    StoreBusy,
     StoreUnavailable,
     OutcomeUnknown,
     StoreUnfit,
