@@ -117,6 +117,7 @@ def tool_effect(call: ToolCall, *, outcome: str = "SUCCESS", **overrides: Any) -
         "basis": "answer",
         "output": None if failed else {"encoding": "json", "value": {"ticket_id": "T-1"}},
         "error": {"code": "refused", "message": "the server said no"} if failed else None,
+        "resolution": None,
         "attempts": [{"attempt": 1, "started_at": time_at(3), "ended_at": time_at(4), "result": "answered"}],
         "recorded_at": time_at(4),
         **overrides,
@@ -210,7 +211,7 @@ def argument_values() -> st.SearchStrategy[Any]:
 def traces(draw: st.DrawFn) -> list[LogRecord]:
     """A trace of any length, with any arguments, read-class without a key among them."""
     tool_class = draw(st.sampled_from(("read", "write")))
-    key = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=16)
+    key = st.from_regex(r"[!-~]([ -~]{0,14}[!-~])?", fullmatch=True)
     return PATHS[draw(paths())](
         draw(st.integers(min_value=0, max_value=2**20)),
         server_id=draw(names()),

@@ -127,6 +127,7 @@ class Story:
                 output=JsonOutput(encoding="json", value={"charge": "ch_1", "amount": 4200}),
                 error=None,
                 attempts=[],
+                resolution=None,
                 recorded_at=now(),
             )
         )

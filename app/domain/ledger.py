@@ -41,10 +41,10 @@ class PlannedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one executor appends to one stream in one transaction, and who owns the stream afterwards.
+    """What one executor appends to a stream in one transaction; who owns it afterwards, and whom it waits for.
 
-    `dispatch_attempt` is the number of a send after the first; its row is the fence of that send.
-    A plan without entries leaves the owner as it is.
+    `dispatch_attempt` is the number of a send after the first; its row is the fence of that send. `resolution` is the
+    operator's order behind it, if there was one. A plan of nothing but a checkpoint changes neither owner nor waiting.
     """
 
     stream: str
@@ -54,6 +54,8 @@ class Plan:
     claim: Claim | None = None
     checkpoint: PlannedCheckpoint | None = None
     dispatch_attempt: int | None = None
+    resolution: bytes | None = None
+    waiting_after: str | None = None
 
     def size_bytes(self) -> int:
         checkpoint = 0 if self.checkpoint is None else len(self.checkpoint.state)

@@ -14,11 +14,11 @@ from app.domain.ledger import Plan
 from app.postgres.sessions import Sessions
 
 _APPEND = """
-SELECT * FROM tga.append($1, $2::text[], $3::uuid[], $4::uuid[],
-                         $5::int[], $6::bytea[], $7::bytea[],
-                         $8::int[], $9::text[], $10::text[], $11::text[], $12::bytea[],
-                         $13::int[], $14::bytea[], $15::text[],
-                         $16::int[], $17::int[])
+SELECT * FROM tga.append($1, $2::text[], $3::uuid[], $4::uuid[], $5::text[],
+                         $6::int[], $7::bytea[], $8::bytea[],
+                         $9::int[], $10::text[], $11::text[], $12::text[], $13::bytea[],
+                         $14::int[], $15::bytea[], $16::text[],
+                         $17::int[], $18::int[], $19::bytea[])
 """
 
 
@@ -57,11 +57,12 @@ def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
     entries = [(place, planned) for place, plan in enumerate(plans, 1) for planned in plan.entries]
     claims = [(place, plan.claim) for place, plan in enumerate(plans, 1) if plan.claim is not None]
     checkpoints = [(place, plan.checkpoint) for place, plan in enumerate(plans, 1) if plan.checkpoint is not None]
-    attempts = [(place, plan.dispatch_attempt) for place, plan in enumerate(plans, 1) if plan.dispatch_attempt]
+    attempts = [(place, plan) for place, plan in enumerate(plans, 1) if plan.dispatch_attempt is not None]
     return (
         [plan.stream for plan in plans],
         [plan.executor_id for plan in plans],
         [plan.owner_after for plan in plans],
+        [plan.waiting_after for plan in plans],
         [place for place, _ in entries],
         [planned.entry for _, planned in entries],
         [planned.artifact for _, planned in entries],
@@ -74,7 +75,8 @@ def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
         [checkpoint.state for _, checkpoint in checkpoints],
         [checkpoint.created_at for _, checkpoint in checkpoints],
         [place for place, _ in attempts],
-        [attempt for _, attempt in attempts],
+        [plan.dispatch_attempt for _, plan in attempts],
+        [plan.resolution for _, plan in attempts],
     )
 
 

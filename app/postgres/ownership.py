@@ -7,6 +7,7 @@ lost its session, and its streams are free at once; a living one is never robbed
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -30,13 +31,14 @@ SELECT pg_backend_pid() AS backend_pid, EXISTS (
 class Executor:
     """This process's right to own streams: an id, and the session whose life is the id's life.
 
-    When the session is lost the id is dead, and so is every ownership under it; `verify` then says so, and
-    `renewed` gives a new one. Ownership says who may act; the fence in the append function says who acted in time.
+    When the session is lost the id is dead, and so is every ownership under it: open another. Ownership says who may
+    act; the fence in the append function says who acted in time.
     """
 
     def __init__(self, session: asyncpg.Connection[asyncpg.Record], executor_id: str, backend_pid: int) -> None:
         self._session = session
         self._backend_pid = backend_pid
+        self._is_closing = False
         self.executor_id = executor_id
 
     @classmethod
@@ -74,14 +76,25 @@ class Executor:
         """Whether the session is known to be gone; only `verify` asks the server."""
         return self._session.is_closed()
 
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call back once when the session ends without having been closed by us."""
+
+        def lost(_: object) -> None:
+            if not self._is_closing:
+                callback()
+
+        self._session.add_termination_listener(lost)
+
     async def close(self) -> None:
         """Give the id up: every stream it still owns is free at once."""
+        self._is_closing = True
         try:
             await self._session.close(timeout=5.0)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             self._session.terminate()
 
     def terminate(self) -> None:
+        self._is_closing = True
         self._session.terminate()
 
     async def __aenter__(self) -> Self:

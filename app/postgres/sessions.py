@@ -88,6 +88,14 @@ class Sessions:
             except (*_LOST, asyncpg.PostgresError) as error:
                 raise unavailable(error) from error
 
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Read with one statement: one snapshot, one round trip."""
+        async with self._session() as connection:
+            try:
+                return await connection.fetch(statement, *arguments)
+            except (*_LOST, asyncpg.PostgresError) as error:
+                raise unavailable(error) from error
+
     async def commit(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         """Run one statement as one transaction; it is durable when this returns.
 

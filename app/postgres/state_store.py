@@ -62,7 +62,7 @@ class PostgresStateStore:
                 )
             raise TraceNotFound("no such trace", stream=stream)
         sequence, digest = (head["sequence_number"], head["entry_digest"]) if head else (None, None)
-        _verify_head(state, head_sequence=sequence, head_digest=digest)
+        verify_head(state, head_sequence=sequence, head_digest=digest)
         return state
 
     async def append_log_entry(self, entry: LogRecord) -> None:
@@ -188,7 +188,7 @@ async def _load_checkpoint(connection: Connection, trace_id: TraceId) -> Executi
     return checkpoint
 
 
-def _verify_head(state: ExecutionState, *, head_sequence: int | None, head_digest: bytes | None) -> None:
+def verify_head(state: ExecutionState, *, head_sequence: int | None, head_digest: bytes | None) -> None:
     """The head is a projection: it must agree with the log, and the log decides."""
     stream = TRACE.stream(state.trace_id)
     folded = head_of(state)

@@ -57,7 +57,7 @@ def test_a_state_names_the_call_to_repeat_and_the_action_to_take() -> None:
     executing, completed = executing_trace(1), completed_trace(1)
     state = state_after(executing)
     assert (state.tool_call_id, state.idempotency_key) == (tool_call_id(1), "key-1")
-    assert ACTION_OF_STATE[state.state] == "dispatch_unless_claim_has_effect"
+    assert ACTION_OF_STATE[state.state] == "dispatch"
     assert ACTION_OF_STATE[state_after(completed).state] == "return_result"
     assert set(ACTION_OF_STATE) == set(TRACE.states)
     assert {s for s, action in ACTION_OF_STATE.items() if action == "return_result"} == TRACE.terminal_states

@@ -32,7 +32,7 @@ _ANOTHER_MEMBER: Final[dict[str, dict[str, str] | None]] = {
     "type": {"policy": "person"},
     "on_unknown_outcome": {"redispatch": "hold"},
     "outcome": None,
-    "basis": {"answer": "resolution"},
+    "basis": {"answer": "reconciliation"},
     "result": {"answered": "interrupted"},
     "state": {"AUTHORIZED": "DENIED", "DENIED": "AUTHORIZED", "COMPLETED": "FAILED", "FAILED": "COMPLETED"},
 }

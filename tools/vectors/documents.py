@@ -154,6 +154,7 @@ def tool_effect(bound: str, **changes: Any) -> Json:
         "output": {"encoding": "json", "value": {"receipt": "R-1"}},
         "error": None,
         "attempts": [{"attempt": 1, "started_at": time_at(3100), "ended_at": time_at(3900), "result": "answered"}],
+        "resolution": None,
         "recorded_at": time_at(4000),
         **changes,
     }

@@ -42,6 +42,7 @@ from vectors.documents import (
     seal,
     state_after,
     supervisor_decision,
+    time_at,
     tool_call,
     tool_effect,
 )
@@ -81,6 +82,8 @@ FLOAT_ARGUMENTS: Final[Json] = {
 }
 BASE64_OUTPUT: Final[Json] = {"encoding": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 
+ORDER: Json = {"action": "redispatch", "resolved_by": "operator", "rationale": "", "resolved_at": time_at(9000)}
+
 
 def sound(name: str, records: list[Json]) -> Json:
     state = state_after(records)
@@ -105,7 +108,7 @@ def sound_logs() -> Iterator[Json]:
     yield sound("unicode_arguments", log_to("COMPLETED", action_request(arguments=UNICODE_ARGUMENTS)))
     yield sound("float_arguments", log_to("COMPLETED", action_request(arguments=FLOAT_ARGUMENTS)))
     longest = read_request(
-        server_id="s" * 128, tool_name="~" * 128, idempotency_key=" " * 255, intent="\U0001f600" * 4096
+        server_id="s" * 128, tool_name="~" * 128, idempotency_key="~" + " " * 253 + "~", intent="\U0001f600" * 4096
     )
     yield sound("longest_names_key_and_text", log_to("EXECUTING", longest))
 
@@ -123,9 +126,20 @@ def sound_logs() -> Iterator[Json]:
 
     running = log_to("EXECUTING")
     error = {"code": "outcome_unknown", "message": ""}
-    for basis in ("unknown", "not_sent", "resolution", "reconciliation"):
+    for basis in ("unknown", "not_sent", "reconciliation"):
         effect = tool_effect(_bound(running), outcome="FAILURE", basis=basis, output=None, error=error, attempts=[])
         yield sound(f"failed_by_{basis}", append(running, effect, "tool_effect", "FAILED"))
+    resolved = tool_effect(
+        _bound(running),
+        outcome="FAILURE",
+        basis="resolution",
+        output=None,
+        error=error,
+        resolution={**ORDER, "action": "failed"},
+    )
+    yield sound("failed_by_resolution", append(running, resolved, "tool_effect", "FAILED"))
+    ordered = tool_effect(_bound(running), resolution=ORDER)
+    yield sound("completed_after_an_order_to_send_again", append(running, ordered, "tool_effect", "COMPLETED"))
     effect = tool_effect(_bound(running), output=BASE64_OUTPUT)
     yield sound("completed_with_bytes", append(running, effect, "tool_effect", "COMPLETED"))
     yield sound("continued_by_another_executor", append_step(running, "success", executor_id=OTHER_EXECUTOR_ID))
@@ -315,6 +329,11 @@ def changed_artifacts() -> Iterator[Json]:
         "failure_without_an_error": (4, {**effect, "outcome": "FAILURE"}),
         "success_of_an_unknown_outcome": (4, {**effect, "basis": "unknown"}),
         "success_of_what_was_not_sent": (4, {**effect, "basis": "not_sent"}),
+        "resolution_by_nobody": (4, {**effect, "basis": "resolution"}),
+        "resolution_that_is_no_verdict": (4, {**effect, "basis": "resolution", "resolution": ORDER}),
+        "verdict_that_is_not_the_basis": (4, {**effect, "resolution": {**ORDER, "action": "succeeded"}}),
+        "key_with_a_space_at_its_end": (1, {**success[0]["artifact"], "idempotency_key": "a key "}),
+        "key_with_a_space_before_it": (1, {**success[0]["artifact"], "idempotency_key": " a key"}),
         "effect_with_101_attempts": (4, {**effect, "attempts": effect["attempts"] * 101}),
         "effect_with_attempt_0": (4, {**effect, "attempts": [{**effect["attempts"][0], "attempt": 0}]}),
         "effect_with_output_of_unknown_encoding": (4, {**effect, "output": {"encoding": "xml", "value": 1}}),

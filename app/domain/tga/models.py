@@ -17,6 +17,7 @@ from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, SchemaViolation
 from app.core.limits import (
     ARTIFACT_BYTES_MAX,
+    ATTEMPTS_LISTED_MAX,
     IDEMPOTENCY_KEY_CHARS_MAX,
     NAME_CHARS_MAX,
     SAFE_INTEGER_MAX,
@@ -36,7 +37,7 @@ Uuid7 = Annotated[
 Time = Annotated[str, StringConstraints(pattern=rf"^{_DATE}T{_CLOCK}Z$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=NAME_CHARS_MAX, pattern=r"^[!-~]+$")]
 IdempotencyKey = Annotated[
-    str, StringConstraints(min_length=1, max_length=IDEMPOTENCY_KEY_CHARS_MAX, pattern=r"^[ -~]+$")
+    str, StringConstraints(min_length=1, max_length=IDEMPOTENCY_KEY_CHARS_MAX, pattern=r"^[!-~]([ -~]*[!-~])?$")
 ]
 Text = Annotated[str, StringConstraints(max_length=TEXT_CHARS_MAX)]
 Count = Annotated[int, Field(ge=0, le=SAFE_INTEGER_MAX)]
@@ -227,6 +228,15 @@ class Attempt(Part):
     result: Literal["answered", "retryable_answer", "timed_out", "disconnected", "refused", "interrupted"]
 
 
+class Resolution(Part):
+    """An operator's word on a call whose outcome nobody knows."""
+
+    action: Literal["redispatch", "succeeded", "failed"]
+    resolved_by: Name
+    rationale: Text
+    resolved_at: Time
+
+
 class ToolEffect(ArtifactDocument):
     artifact_type: ClassVar[ArtifactType] = "tool_effect"
     schema_id: Literal["tga/v1/tool_effect"] = "tga/v1/tool_effect"
@@ -236,11 +246,14 @@ class ToolEffect(ArtifactDocument):
     basis: Literal["answer", "reconciliation", "resolution", "unknown", "not_sent"]
     output: Annotated[JsonOutput | Base64Output | DigestOutput, Field(discriminator="encoding")] | None
     error: EffectError | None
-    attempts: Annotated[list[Attempt], Field(max_length=100)]
+    attempts: Annotated[list[Attempt], Field(max_length=ATTEMPTS_LISTED_MAX)]
+    resolution: Resolution | None
     recorded_at: Time
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (self.basis == "resolution") != (self.resolution is not None and self.resolution.action != "redispatch"):
+            raise ValueError("an operator's verdict is the basis `resolution`, always and only")
         if (self.outcome == "FAILURE") != (self.error is not None):
             raise ValueError("a failure says why in `error`; a success has none")
         if self.outcome != "FAILURE" and self.basis in ("unknown", "not_sent"):

@@ -13,12 +13,14 @@ from app.domain.tga.models import (
     DigestOutput,
     ExecutionState,
     JsonOutput,
+    Resolution,
     ToolCall,
     ToolClass,
     TraceId,
 )
 from app.domain.tga.replay import LogRecord
 
+Waiting = Literal["supervisor", "operator"]
 OnUnknownOutcome = Literal["redispatch", "reconcile", "hold"]
 Output = JsonOutput | Base64Output | DigestOutput
 
@@ -127,11 +129,10 @@ class StoredTrace:
     state: ExecutionState
     records: Sequence[LogRecord]
     attempt_times: Sequence[str]
-    resolution: dict[str, str] | None
-    is_claimed: bool
+    resolution: Resolution | None
     claim_effect: Digest | None
     owner: str | None
-    waiting: str | None
+    waiting: Waiting | None
 
 
 @dataclass(frozen=True, slots=True)

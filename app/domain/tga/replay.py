@@ -128,10 +128,10 @@ def fold_next(state: ExecutionState | None, record: LogRecord) -> ExecutionState
         raise error.at(stream=record.stream, sequence_number=head.sequence_number + 1) from error.__cause__
 
 
-def next_record(
+def advance(
     state: ExecutionState | None, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
-) -> LogRecord:
-    """The record that appends `artifact` to a trace in `state`, where the table leads it; raises where it may not."""
+) -> tuple[LogRecord, ExecutionState]:
+    """The record that appends `artifact` to a trace in `state`, and the state after it; raises where it may not."""
     head = head_of(state)
     rule = TRACE.rule_of[artifact.artifact_type]
     verdict = "" if rule.verdict_field is None else str(getattr(artifact, rule.verdict_field))
@@ -150,8 +150,14 @@ def next_record(
         "recorded_at": recorded_at,
     }
     record = LogRecord(ExecutionLogEntry.from_json({**body, "entry_digest": digest_of(body)}), artifact)
-    fold_next(state, record)
-    return record
+    return record, fold_next(state, record)
+
+
+def next_record(
+    state: ExecutionState | None, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
+) -> LogRecord:
+    """As `advance`, for those who keep no state."""
+    return advance(state, artifact, executor_id=executor_id, recorded_at=recorded_at)[0]
 
 
 def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry: ExecutionLogEntry | None) -> None:

@@ -182,12 +182,13 @@ def _verify_checkpoints(walk: _Walk) -> Iterator[TgaError]:
     while walk.next_checkpoint is not None and walk.next_checkpoint.sequence_number <= walk.head.sequence_number:
         checkpoint, walk.next_checkpoint = walk.next_checkpoint, next(walk.checkpoints, None)
         try:
-            _verify_checkpoint(checkpoint, walk.state if walk.is_sound else None)
+            verify_stored_checkpoint(checkpoint, walk.state if walk.is_sound else None)
         except TgaError as error:
             yield error.at(stream=walk.stored.stream, sequence_number=checkpoint.sequence_number)
 
 
-def _verify_checkpoint(checkpoint: StoredCheckpoint, folded: ExecutionState | None) -> None:
+def verify_stored_checkpoint(checkpoint: StoredCheckpoint, folded: ExecutionState | None) -> None:
+    """Raise unless its bytes hash to its digest and are what the log folds to at its entry (None: not known)."""
     found = digest_of_bytes(checkpoint.state)
     if found != checkpoint.checkpoint_digest:  # I4
         raise ChecksumMismatch(

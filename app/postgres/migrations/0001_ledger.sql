@@ -80,10 +80,12 @@ CREATE TABLE tga.dispatch_attempts (
     attempt     integer NOT NULL CHECK (attempt >= 2),
     executor_id uuid NOT NULL,
     started_at  timestamptz NOT NULL,
+    resolution  bytea,  -- the operator's order behind it, if there was one
     PRIMARY KEY (stream, attempt)
 );
 
--- A projection that can be rebuilt from the entries; recovery never trusts it alone. Sequence number 0 is a stream
+-- A projection that can be rebuilt from the entries (but for owner and waiting, which are of the moment); recovery
+-- never trusts it alone. Sequence number 0 is a stream
 -- that someone owns and that has no entry yet.
 CREATE TABLE tga.heads (
     stream          text COLLATE "C" PRIMARY KEY,
@@ -92,8 +94,13 @@ CREATE TABLE tga.heads (
     state           text NOT NULL,
     artifact_digest bytea,
     owner           uuid,
+    waiting         text,              -- for whom it rests; null when an executor should be driving it
+    is_open         boolean NOT NULL,  -- its state can still be left
     updated_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 70);
+
+-- What recovery looks for, oldest first: ids of streams are in the order of time.
+CREATE INDEX heads_open ON tga.heads (stream) WHERE is_open;
 
 -- I1: in every mode of a session, for every role but a superuser who first removes the trigger.
 CREATE FUNCTION tga.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -39,11 +39,11 @@ $$;
 -- their order. Checks speak in the order owner, then for each entry schema, sequence, chain and digest, transition.
 CREATE FUNCTION tga.append(
     lock_timeout_ms integer,
-    p_stream text[], p_executor uuid[], p_owner_after uuid[],
+    p_stream text[], p_executor uuid[], p_owner_after uuid[], p_waiting_after text[],
     e_plan integer[], e_entry bytea[], e_artifact bytea[],
     c_plan integer[], c_server text[], c_tool text[], c_key text[], c_payload bytea[],
     k_plan integer[], k_state bytea[], k_created_at text[],
-    d_plan integer[], d_attempt integer[]
+    d_plan integer[], d_attempt integer[], d_resolution bytea[]
 ) RETURNS SETOF tga.plan_result
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, tga, pg_temp
@@ -208,12 +208,23 @@ BEGIN
     INSERT INTO artifacts (stream, sequence_number, artifact)
     SELECT c.stream, c.sequence_number, c.artifact FROM unnest(checked) AS c WHERE c.plan <> ALL (refused);
 
-    INSERT INTO heads AS h (stream, sequence_number, entry_digest, state, artifact_digest, owner)
-    SELECT DISTINCT ON (c.plan) c.stream, c.sequence_number, c.entry_digest, c.to_state, c.artifact_digest, p_owner_after[c.plan]
+    INSERT INTO heads AS h (stream, sequence_number, entry_digest, state, artifact_digest, owner, waiting, is_open)
+    SELECT DISTINCT ON (c.plan) c.stream, c.sequence_number, c.entry_digest, c.to_state, c.artifact_digest,
+           p_owner_after[c.plan], p_waiting_after[c.plan],
+           EXISTS (SELECT FROM transitions t WHERE t.kind = split_part(c.stream, ':', 1) AND t.from_state = c.to_state AND NOT t.is_birth)
       FROM unnest(checked) AS c WHERE c.plan <> ALL (refused) ORDER BY c.plan, c.sequence_number DESC
         ON CONFLICT (stream) DO UPDATE
        SET sequence_number = excluded.sequence_number, entry_digest = excluded.entry_digest, state = excluded.state,
-           artifact_digest = excluded.artifact_digest, owner = excluded.owner, updated_at = clock_timestamp();
+           artifact_digest = excluded.artifact_digest, owner = excluded.owner, waiting = excluded.waiting,
+           is_open = excluded.is_open, updated_at = clock_timestamp();
+
+    IF EXISTS (SELECT FROM generate_subscripts(p_stream, 1) AS p WHERE p <> ALL (e_plan) AND p <> ALL (k_plan)) THEN
+        -- Plans of nothing but an attempt, or of nothing, still say who owns the stream, and for whom it waits.
+        UPDATE heads h SET owner = p_owner_after[p], waiting = p_waiting_after[p], updated_at = clock_timestamp()
+          FROM generate_subscripts(p_stream, 1) AS p
+         WHERE h.stream = p_stream[p] AND p <> ALL (e_plan) AND p <> ALL (k_plan) AND p <> ALL (refused)
+           AND (h.owner IS DISTINCT FROM p_owner_after[p] OR h.waiting IS DISTINCT FROM p_waiting_after[p]);
+    END IF;
 
     INSERT INTO claim_effects (stream, artifact_digest)  -- I2: in the transaction that appends the effect
     SELECT c.stream, c.artifact_digest FROM unnest(checked) AS c JOIN claims USING (stream)
@@ -227,9 +238,9 @@ BEGIN
     END IF;
 
     IF d_plan <> '{}' THEN
-        INSERT INTO dispatch_attempts (stream, attempt, executor_id, started_at)
-        SELECT p_stream[u.plan], u.attempt, p_executor[u.plan], clock_timestamp()
-          FROM unnest(d_plan, d_attempt) AS u(plan, attempt) WHERE u.plan <> ALL (refused);
+        INSERT INTO dispatch_attempts (stream, attempt, executor_id, started_at, resolution)
+        SELECT p_stream[u.plan], u.attempt, p_executor[u.plan], clock_timestamp(), u.resolution
+          FROM unnest(d_plan, d_attempt, d_resolution) AS u(plan, attempt, resolution) WHERE u.plan <> ALL (refused);
     END IF;
 
     RETURN QUERY SELECT * FROM unnest(results);
@@ -250,8 +261,8 @@ BEGIN
     -- A later statement than the lock: in the same one it could read the state from before it.
     SELECT * INTO head FROM heads h WHERE h.stream = stream_taken;
     IF NOT FOUND THEN
-        INSERT INTO heads (stream, sequence_number, entry_digest, state, owner)
-        SELECT stream_taken, 0, decode(repeat('0', 64), 'hex'), k.birth_state, executor
+        INSERT INTO heads (stream, sequence_number, entry_digest, state, owner, is_open)
+        SELECT stream_taken, 0, decode(repeat('0', 64), 'hex'), k.birth_state, executor, false
           FROM stream_kinds k WHERE k.kind = split_part(stream_taken, ':', 1);
         RETURN QUERY SELECT FOUND, CASE WHEN FOUND THEN executor END, NULL::uuid;
         RETURN;
@@ -285,6 +296,26 @@ BEGIN
 END
 $$;
 
+-- Streams of a kind that nobody drives though they should be driven, oldest first: recovery's work.
+CREATE FUNCTION tga.recoverable(kind text, after text, at_most integer) RETURNS SETOF text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, tga, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    living uuid[];
+BEGIN
+    -- Few executors own many streams: ask once for each executor, not for each stream.
+    living := ARRAY(SELECT o.owner FROM (SELECT DISTINCT h.owner FROM heads h WHERE h.is_open AND h.owner IS NOT NULL) AS o
+                     WHERE NOT pg_try_advisory_xact_lock_shared(executor_lock_key(o.owner)));
+    RETURN QUERY
+    SELECT h.stream FROM heads h
+     WHERE h.is_open AND h.waiting IS NULL AND (h.owner IS NULL OR h.owner <> ALL (living))
+       AND h.stream > coalesce(after, kind || ':') AND h.stream < kind || ';'
+     ORDER BY h.stream LIMIT at_most;
+END
+$$;
+
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tga FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    tga.append, tga.acquire, tga.release, tga.stream_lock_key, tga.executor_lock_key TO tga_gateway;
+    tga.append, tga.acquire, tga.release, tga.recoverable, tga.stream_lock_key, tga.executor_lock_key TO tga_gateway;

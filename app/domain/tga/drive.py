@@ -1,0 +1,412 @@
+"""The loop over the table from state to action, for one trace at a time. Recovery is this loop, entered in the middle.
+
+What is done depends on the state alone (a Moore machine). Steps that need nothing from outside are collected into one
+plan, and the plan is committed before the world is touched: an allowed call is two transactions, one before dispatch
+and one after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from app.core.canonical import canonical_bytes
+from app.core.digest import Digest
+from app.core.errors import (
+    LockAcquireFailed,
+    OutcomeUnknown,
+    RecoveryFailed,
+    StoreBusy,
+    StoreUnavailable,
+    ToolNotFound,
+    TraceNotFound,
+)
+from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS
+from app.domain.ledger import Ledger, Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.tga.dispatching import (
+    Attempts,
+    effect_of_answer,
+    effect_of_exhaustion,
+    effect_of_reconciliation,
+)
+from app.domain.tga.idempotency import decide_claim
+from app.domain.tga.models import (
+    ActionRequest,
+    ArtifactDocument,
+    DecidedBy,
+    ExecutionState,
+    Resolution,
+    SupervisorDecision,
+    ToolCall,
+    ToolEffect,
+    TraceId,
+)
+from app.domain.tga.ports import Answered, Clock, Connectors, StoredTrace, Supervisor, Tool, Tools, Traces, Waiting
+from app.domain.tga.replay import Dispatch, LogRecord, advance, decide_next
+from app.domain.tga.transitions import TRACE, State
+
+_T = TypeVar("_T")
+_NO_ANSWER = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Where a trace stands. `effect` is there when it is COMPLETED or FAILED, `decision` once it was decided on."""
+
+    trace_id: TraceId
+    state: State
+    tool_call_id: str | None
+    decision: SupervisorDecision | None
+    effect: ToolEffect | None
+    waiting: Waiting | None = None
+    replayed: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in TRACE.terminal_states
+
+
+@dataclass(slots=True)
+class Drive:
+    """A trace being driven by this process: its folded state, and what is collected but not yet committed."""
+
+    trace_id: TraceId
+    executor_id: str
+    request: ActionRequest
+    state: ExecutionState | None = None
+    decision: SupervisorDecision | None = None
+    call: ToolCall | None = None
+    effect: ToolEffect | None = None
+    claim_effect: Digest | None = None
+    waiting: Waiting | None = None
+    pending: list[LogRecord] = field(default_factory=list)
+    attempts: Attempts = field(default_factory=Attempts)
+    redispatch: Resolution | None = None
+    must_ask: bool = False
+    is_unsettled: bool = False
+
+    @classmethod
+    def of(cls, stored: StoredTrace, executor_id: str) -> Drive:
+        drive = cls(TraceId(stored.state.trace_id), executor_id, request_of(stored), stored.state)
+        for record in stored.records:
+            drive.keep(record.artifact)
+        drive.claim_effect = stored.claim_effect
+        drive.waiting = stored.waiting
+        if drive.call is not None:
+            # Whatever was begun before is interrupted: nobody knows how it ended.
+            drive.attempts = Attempts.interrupted(drive.call.prepared_at, stored.attempt_times, stored.resolution)
+        return drive
+
+    def keep(self, artifact: ArtifactDocument | None) -> None:
+        match artifact:
+            case SupervisorDecision():
+                self.decision = artifact
+            case ToolCall():
+                self.call = artifact
+            case ToolEffect():
+                self.effect = artifact
+            case _:
+                pass
+
+    def answer(self, *, replayed: bool = False) -> Answer:
+        state = known(self.state)
+        return Answer(
+            self.trace_id, state.state, state.tool_call_id, self.decision, self.effect, self.waiting, replayed
+        )
+
+
+class Driver:
+    """Drives one trace from where it stands to where it rests: finished, or waiting for a person.
+
+    The intent is durable before anything is sent; what is not known is sent again only with the same ids, and after a
+    committed attempt row; a recorded effect is never sent again.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        traces: Traces,
+        tools: Tools,
+        connectors: Connectors,
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._traces = traces
+        self._tools = tools
+        self._connectors = connectors
+        self._supervisor = supervisor
+        self._clock = clock
+        self._actions: dict[str, Callable[[Drive], Awaitable[Answer | None]]] = {
+            "ask_supervisor": self._ask_supervisor,
+            "append_tool_call": self._append_tool_call,
+            "dispatch": self._dispatch,
+            "return_result": self._return_result,
+        }
+
+    async def run(self, drive: Drive) -> Answer:
+        while True:
+            decided = decide_next(known(drive.state), claim_effect=drive.claim_effect)
+            action = "dispatch" if isinstance(decided, Dispatch) else decided
+            answer = await self._actions[action](drive)
+            if answer is not None:
+                return answer
+
+    async def _ask_supervisor(self, drive: Drive) -> Answer | None:
+        if drive.waiting == "supervisor":
+            await self.give_back(drive)
+            return drive.answer()
+        if await self.judge(drive, self._tool_of(drive)) != "ask":
+            return None
+        drive.waiting = "supervisor"
+        # It waits owned by nobody, holding no lock, connection or memory.
+        await self._commit(drive, owner_after=None)
+        return drive.answer()
+
+    async def _append_tool_call(self, drive: Drive) -> Answer | None:
+        tool, request = self._tool_of(drive), drive.request
+        call = ToolCall(
+            trace_id=drive.trace_id,
+            tool_call_id=self._clock.new_id(),
+            supervisor_decision_digest=known(known(drive.state).supervisor_decision_digest),
+            server_id=request.server_id,
+            tool_name=request.tool_name,
+            tool_class=request.tool_class,
+            tool_definition_digest=tool.definition_digest,
+            arguments=request.arguments,
+            idempotency_key=request.idempotency_key,
+            on_unknown_outcome=tool.on_unknown_outcome,
+            reconcile_tool=tool.reconcile_tool,
+            prepared_at=self._clock.now(),
+        )
+        self.advance(drive, call)
+        return None
+
+    async def _dispatch(self, drive: Drive) -> Answer | None:
+        """Send the call until its outcome is known or its attempts are used up; append what became of it."""
+        if drive.pending:
+            # I7: from here the intent is durable. A crash before the effect is appended leaves the outcome unknown;
+            # the loop re-dispatches with the same ids (I3).
+            await self._commit(drive, owner_after=drive.executor_id)
+        tool, call = self._tool_of(drive), known(drive.call)
+        while True:
+            effect: ToolEffect | None = None
+            if drive.attempts.may_have_been_sent and drive.redispatch is None:
+                if call.on_unknown_outcome == "hold":
+                    drive.waiting = "operator"
+                    await self._commit(drive, owner_after=None)
+                    return drive.answer()
+                if call.on_unknown_outcome == "reconcile":
+                    effect = await self._reconcile(drive, tool)
+            if effect is None and drive.attempts.count >= tool.max_attempts and drive.redispatch is None:
+                effect = effect_of_exhaustion(call, drive.attempts, self._clock.now())
+            if effect is None:
+                effect = await self._attempt(drive, tool)
+            if effect is not None:
+                self.advance(drive, effect)
+                return None
+
+    async def _return_result(self, drive: Drive) -> Answer:
+        if drive.pending:
+            await self._commit(drive, owner_after=None)
+        else:
+            await self.give_back(drive)
+        return drive.answer()
+
+    async def _attempt(self, drive: Drive, tool: Tool) -> ToolEffect | None:
+        """One send. Every one after the first is preceded by its own committed row: the fence, and the count."""
+        call, attempts = known(drive.call), drive.attempts
+        if attempts.count > 0:
+            if attempts.sent_by_this_process > 0:
+                await self._clock.sleep(self._backoff_s(attempts))
+            await self._verify_ownership(drive)
+            await self._commit(drive, owner_after=drive.executor_id, attempt=attempts.count + 1)
+        else:
+            await self._verify_ownership(drive)
+        if drive.redispatch is not None:
+            attempts.resolution, drive.redispatch = drive.redispatch, None
+        attempts.begin(self._clock.now())
+        result = await self._connectors.of(call.server_id).dispatch(call, timeout_ms=tool.timeout_ms)
+        attempts.end(self._clock.now(), result)
+        if isinstance(result, Answered):
+            return effect_of_answer(call, result, attempts, self._clock.now())
+        return None
+
+    async def _reconcile(self, drive: Drive, tool: Tool) -> ToolEffect | None:
+        """Ask the named read tool whether the key was executed; None when it was not. Asking changes nothing, so it
+        may be repeated; when nobody can say, the outcome stays unknown."""
+        call = known(drive.call)
+        reader = self._tools.resolve(call.server_id, known(call.reconcile_tool))
+        question = call.model_copy(
+            update={
+                "tool_name": reader.tool_name,
+                "tool_class": "read",
+                "arguments": {"idempotency_key": call.idempotency_key},
+            }
+        )
+        for asked in range(tool.max_attempts):
+            if asked:
+                await self._clock.sleep(self._backoff_s(drive.attempts, exponent=asked))
+            result = await self._connectors.of(call.server_id).dispatch(question, timeout_ms=reader.timeout_ms)
+            if isinstance(result, Answered) and result.outcome == "SUCCESS":
+                said = getattr(result.output, "value", None)
+                if isinstance(said, dict) and isinstance(said.get("executed"), bool):
+                    if not said["executed"]:
+                        drive.attempts.note_not_executed()
+                        return None
+                    return effect_of_reconciliation(call, said.get("output"), drive.attempts, self._clock.now())
+        return effect_of_exhaustion(call, drive.attempts, self._clock.now())
+
+    def advance(self, drive: Drive, artifact: ArtifactDocument) -> None:
+        record, drive.state = advance(
+            drive.state, artifact, executor_id=drive.executor_id, recorded_at=self._clock.now()
+        )
+        drive.pending.append(record)
+        drive.keep(artifact)
+
+    async def _commit(self, drive: Drive, *, owner_after: str | None, attempt: int | None = None) -> None:
+        """Commit what is collected, in one transaction; an unknown commit is settled before anything else happens."""
+        state, records = known(drive.state), drive.pending
+        checkpoint = None
+        if records and state.state == "EXECUTING":
+            checkpoint = PlannedCheckpoint(state.to_bytes(), self._clock.now())
+        plan = Plan(
+            stream=TRACE.stream(drive.trace_id),
+            executor_id=drive.executor_id,
+            owner_after=owner_after,
+            waiting_after=drive.waiting,
+            entries=[PlannedEntry(r.entry.body_bytes(), known(r.artifact).to_bytes()) for r in records],
+            claim=decide_claim(records),
+            checkpoint=checkpoint,
+            dispatch_attempt=attempt,
+            resolution=None if drive.redispatch is None else canonical_bytes(drive.redispatch.to_json()),
+        )
+        delay_ms = BACKOFF_FIRST_MS
+        while True:
+            try:
+                await self._ledger.commit(plan)
+                break
+            except OutcomeUnknown:
+                drive.is_unsettled = True
+                if await self._settle(drive, attempt=attempt):
+                    break
+                plan = _as_executor(plan, drive.executor_id)
+            except (StoreBusy, StoreUnavailable, LockAcquireFailed):
+                # Nothing was stored. A fresh call is refused; a call that was made must get its effect recorded.
+                if state.sequence_number == len(records):
+                    raise
+                await self._clock.sleep(delay_ms / 1000)
+                delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+        drive.is_unsettled = False
+        drive.pending = []
+
+    async def _settle(self, drive: Drive, *, attempt: int | None) -> bool:
+        """Whether the unknown commit happened. The stream's lock is taken first: then it is no longer happening."""
+        delay_ms = BACKOFF_FIRST_MS
+        while True:
+            try:
+                drive.executor_id = await self._traces.acquire(drive.trace_id)
+                stored = await self._traces.load_trace(drive.trace_id)
+            except TraceNotFound:
+                return False
+            except _NO_ANSWER:
+                await self._clock.sleep(delay_ms / 1000)
+                delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+                continue
+            if attempt is not None:
+                return len(stored.attempt_times) + 1 >= attempt
+            return not drive.pending or stored.state.entry_digest == drive.pending[-1].entry.entry_digest
+
+    async def _verify_ownership(self, drive: Drive) -> None:
+        """No dispatch under an executor id that is dead: first a new one, and the trace again."""
+        delay_ms = BACKOFF_FIRST_MS
+        while True:
+            try:
+                if self._traces.executor_id() == drive.executor_id:
+                    return
+                drive.executor_id = await self._traces.acquire(drive.trace_id)
+            except _NO_ANSWER:
+                await self._clock.sleep(delay_ms / 1000)
+                delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+
+    async def judge(self, drive: Drive, tool: Tool) -> Literal["allow", "deny", "ask"]:
+        if drive.must_ask:
+            return "ask"
+        verdict = await self._supervisor.judge(drive.request, tool)
+        drive.must_ask = verdict.answer == "ask"
+        if verdict.answer != "ask":
+            by = DecidedBy(type="policy", id="policy")
+            decision = self.decision(
+                drive,
+                "APPROVE" if verdict.answer == "allow" else "DENY",
+                by,
+                rationale=verdict.rationale,
+                policy_digest=verdict.policy_digest,
+                policy_ids=list(verdict.policy_ids),
+            )
+            self.advance(drive, decision)
+        return verdict.answer
+
+    def decision(
+        self,
+        drive: Drive,
+        decision: Literal["APPROVE", "DENY"],
+        decided_by: DecidedBy,
+        *,
+        rationale: str | None,
+        policy_digest: str | None = None,
+        policy_ids: list[str] | None = None,
+    ) -> SupervisorDecision:
+        return SupervisorDecision(
+            trace_id=drive.trace_id,
+            action_request_digest=known(drive.state).action_request_digest,
+            decision=decision,
+            decided_by=decided_by,
+            decided_at=self._clock.now(),
+            policy_digest=policy_digest,
+            policy_ids=policy_ids or [],
+            rationale=rationale,
+            signature=None,
+        )
+
+    def _tool_of(self, drive: Drive) -> Tool:
+        try:
+            return self._tools.resolve(drive.request.server_id, drive.request.tool_name)
+        except ToolNotFound as error:
+            raise RecoveryFailed(
+                "the trace's tool is gone", expected=error.expected, found=error.found or error.what
+            ) from None
+
+    def _backoff_s(self, attempts: Attempts, *, exponent: int | None = None) -> float:
+        """Exponential, with jitter over half of it; a server that says when to come back is asked then."""
+        step = attempts.sent_by_this_process if exponent is None else exponent
+        delay_ms = min(BACKOFF_FIRST_MS << min(step, 16), BACKOFF_MAX_MS) * (0.5 + self._clock.jitter() / 2)
+        return max(delay_ms, min(attempts.retry_after_ms or 0, BACKOFF_MAX_MS)) / 1000
+
+    async def give_back(self, drive: Drive) -> None:
+        # If the store does not answer it stays ours until this process ends, and then it is free.
+        with contextlib.suppress(*_NO_ANSWER):
+            await self._traces.release(drive.trace_id, drive.executor_id)
+
+
+def known(value: _T | None) -> _T:
+    """What the state promises to be there; a stored trace that breaks the promise cannot go on."""
+    if value is None:
+        raise RecoveryFailed("the trace lacks what its state says it has")
+    return value
+
+
+def request_of(stored: StoredTrace) -> ActionRequest:
+    request = stored.records[0].artifact if stored.records else None
+    if not isinstance(request, ActionRequest):
+        raise RecoveryFailed("the trace's request is missing", stream=TRACE.stream(stored.state.trace_id))
+    return request
+
+
+def _as_executor(plan: Plan, executor_id: str) -> Plan:
+    """The same plan under a new executor id: the old one's session was lost."""
+    owner_after = executor_id if plan.owner_after is not None else None
+    return replace(plan, executor_id=executor_id, owner_after=owner_after)

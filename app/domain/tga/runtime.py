@@ -1,0 +1,326 @@
+"""TgaRuntime: what agents, supervisors and operators ask of traces. Each of it ends in the same loop (drive.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.core.errors import (
+    ArgumentsInvalid,
+    CallInFlight,
+    ConcurrentExecution,
+    KeyClaimed,
+    KeyMissing,
+    KeyReused,
+    OutcomeUnknown,
+    RecoveryFailed,
+    TgaError,
+    ToolNotFound,
+    TraceNotHeld,
+)
+from app.core.limits import (
+    FOLLOW_POLL_MAX_MS,
+    FOLLOW_POLL_MS,
+    RECOVERIES_AT_ONCE_MAX,
+    RECOVERY_PAGE_TRACES,
+    UNSETTLED_WAIT_MS,
+)
+from app.domain.ledger import Ledger
+from app.domain.tga.dispatching import effect_of_resolution
+from app.domain.tga.drive import Answer, Drive, Driver, known, request_of
+from app.domain.tga.models import ActionRequest, DecidedBy, Principal, Resolution, TraceId
+from app.domain.tga.ports import Clock, Connectors, Output, StoredTrace, Supervisor, Tool, Tools, Traces
+from app.domain.tga.replay import payload_digest
+from app.domain.tga.transitions import TRACE, State
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """What a principal asks for, parsed strictly and authenticated; nothing else is known about it yet."""
+
+    server_id: str
+    tool_name: str
+    arguments: dict[str, Any]
+    idempotency_key: str | None
+    principal: Principal
+    intent: str | None = None
+    trace_id: TraceId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery found, did and why; `error` when it could not."""
+
+    trace_id: TraceId
+    found: State | None
+    answer: Answer | None
+    error: TgaError | None = None
+
+
+class TgaRuntime:
+    """Drives traces: fresh calls, repeats, decisions, resolutions and recoveries are one loop.
+
+    One process drives a trace at a time (I6); a repeat is answered from what is recorded. A tool server that ignores
+    keys may execute twice after a crash: `hold` and `reconcile` are for those.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        traces: Traces,
+        tools: Tools,
+        connectors: Connectors,
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        self._traces = traces
+        self._tools = tools
+        self._clock = clock
+        self._driver = Driver(
+            ledger=ledger, traces=traces, tools=tools, connectors=connectors, supervisor=supervisor, clock=clock
+        )
+        self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}  # I6: the process-local table
+
+    async def call(self, call: CheckedCall, *, wait_ms: int | None = None) -> Answer:
+        """Answer a tool call: executed once for its key, or from what is recorded of it.
+
+        Waits up to `wait_ms` (None: until it is over). A call that goes on answers with its state; CallInFlight when
+        it is a repeat of one that goes on. Nothing is stored when it raises before the first commit.
+        """
+        try:
+            tool = self._tools.resolve(call.server_id, call.tool_name)
+            self._tools.verify_arguments(tool, call.arguments)
+            if tool.tool_class == "write" and call.idempotency_key is None:  # I2
+                raise KeyMissing(
+                    "a write-class tool needs an idempotency key", found=f"{call.server_id} {call.tool_name}"
+                )
+            drive = self._fresh(call, tool)
+            if await self._driver.judge(drive, tool) == "deny":
+                # Not before it is certain that this is no repeat: a finished call's effect stands.
+                repeat = await self._answer_repeat(call, wait_ms)
+                if repeat is not None:
+                    return repeat
+            return await self._wait(self._start(drive), wait_ms)
+        except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ConcurrentExecution):
+            # A finished call's repeat is answered even if its tool has changed since, or is gone; a claim that was
+            # lost, and a trace that another executor took over, are answered from what is recorded.
+            repeat = await self._answer_repeat(call, wait_ms)
+            if repeat is None:
+                raise
+            return repeat
+
+    async def decide(
+        self,
+        trace_id: TraceId,
+        *,
+        decision: Literal["APPROVE", "DENY"],
+        decided_by: DecidedBy,
+        action_request_digest: str,
+        rationale: str | None = None,
+        wait_ms: int | None = None,
+    ) -> Answer:
+        """A person's decision on exactly this request; then the loop goes on from there."""
+        drive = await self._take(trace_id)
+        try:
+            state = known(drive.state)
+            if state.state != "PENDING":
+                raise ConcurrentExecution("the request is already decided", found=state.state)
+            if state.action_request_digest != action_request_digest:
+                raise RecoveryFailed(
+                    "the decision is about another request",
+                    expected=state.action_request_digest,
+                    found=action_request_digest,
+                )
+            self._driver.advance(drive, self._driver.decision(drive, decision, decided_by, rationale=rationale))
+            drive.waiting = None
+        except TgaError as error:
+            await self._driver.give_back(drive)
+            raise error.at(stream=TRACE.stream(trace_id)) from None
+        return await self._wait(self._start(drive), wait_ms)
+
+    async def resolve(
+        self,
+        trace_id: TraceId,
+        *,
+        action: Literal["redispatch", "succeeded", "failed"],
+        tool_call_digest: str,
+        resolved_by: str,
+        rationale: str,
+        output: Output | None = None,
+        wait_ms: int | None = None,
+    ) -> Answer:
+        """An operator's word on a held trace, about exactly this tool call."""
+        drive = await self._take(trace_id)
+        try:
+            state = known(drive.state)
+            if drive.waiting != "operator" or state.tool_call_digest != tool_call_digest:
+                raise TraceNotHeld(
+                    "nothing to resolve",
+                    expected="a trace that waits for an operator, and its tool_call_digest",
+                    found=f"{state.state}, waiting for {drive.waiting or 'nobody'}, tool call {state.tool_call_digest}",
+                )
+            resolution = Resolution(
+                action=action, resolved_by=resolved_by, rationale=rationale, resolved_at=self._clock.now()
+            )
+            drive.waiting = None
+            if action == "redispatch":
+                drive.redispatch = resolution
+            else:
+                effect = effect_of_resolution(known(drive.call), resolution, output, drive.attempts, self._clock.now())
+                self._driver.advance(drive, effect)
+        except TgaError as error:
+            await self._driver.give_back(drive)
+            raise error.at(stream=TRACE.stream(trace_id)) from None
+        return await self._wait(self._start(drive), wait_ms)
+
+    async def recover(self, trace_id: TraceId) -> Answer:
+        """The six steps: own the trace, validate its checkpoint, replay and verify its log, go on from its state.
+
+        A broken chain is never dispatched; a living executor's trace is left alone (ConcurrentExecution).
+        """
+        return await self._start(await self._take(trace_id))
+
+    async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncIterator[Recovered]:
+        """Every trace that has no living executor and waits for nobody, oldest first, a bounded number at a time.
+
+        One that cannot be recovered is reported, and does not stop the others.
+        """
+        after: TraceId | None = None
+        running: set[asyncio.Task[Recovered]] = set()
+        while page := await self._traces.list_recoverable(after=after, limit=RECOVERY_PAGE_TRACES):
+            after = page[-1]
+            for trace_id in page:
+                if trace_id in self._driven:
+                    continue
+                if len(running) >= at_once:
+                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        yield task.result()
+                running.add(asyncio.create_task(self._recovered(trace_id)))
+        while running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                yield task.result()
+
+    async def close(self) -> None:
+        """Wait for what is being driven. What is still waiting for the store is left to recovery."""
+        while tasks := [task for drive, task in self._driven.values() if not drive.is_unsettled]:
+            await asyncio.wait(tasks, timeout=1.0)
+        for _, task in list(self._driven.values()):
+            task.cancel()
+
+    def _fresh(self, call: CheckedCall, tool: Tool) -> Drive:
+        trace_id = call.trace_id or TraceId(self._clock.new_id())
+        request = ActionRequest(
+            trace_id=trace_id,
+            requested_at=self._clock.now(),
+            expires_at=None,
+            principal=call.principal,
+            server_id=call.server_id,
+            tool_name=call.tool_name,
+            tool_class=tool.tool_class,
+            tool_definition_digest=tool.definition_digest,
+            arguments=call.arguments,
+            idempotency_key=call.idempotency_key,
+            intent=call.intent,
+        )
+        drive = Drive(trace_id, self._traces.executor_id(), request)
+        self._driver.advance(drive, request)
+        return drive
+
+    async def _take(self, trace_id: TraceId) -> Drive:
+        """Own the trace and load it; released again if it cannot be loaded."""
+        if trace_id in self._driven:
+            raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(trace_id))
+        executor_id = await self._traces.acquire(trace_id)
+        try:
+            return Drive.of(await self._traces.load_trace(trace_id), executor_id)
+        except BaseException:
+            await self._traces.release(trace_id, executor_id)
+            raise
+
+    def _start(self, drive: Drive) -> asyncio.Task[Answer]:
+        if drive.trace_id in self._driven:
+            raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(drive.trace_id))
+        # A task of its own: a caller who gives up does not interrupt a call that is under way.
+        task = asyncio.create_task(self._driven_to_the_end(drive))
+        self._driven[drive.trace_id] = (drive, task)
+        return task
+
+    async def _driven_to_the_end(self, drive: Drive) -> Answer:
+        try:
+            return await self._driver.run(drive)
+        except (KeyClaimed, ConcurrentExecution):
+            raise  # nothing of ours is there to give back
+        except TgaError as error:
+            await self._driver.give_back(drive)
+            raise error.at(stream=TRACE.stream(drive.trace_id)) from None
+        finally:
+            del self._driven[drive.trace_id]
+
+    async def _wait(self, task: asyncio.Task[Answer], wait_ms: int | None) -> Answer:
+        driven = next((drive for drive, other in self._driven.values() if other is task), None)
+        step_ms = UNSETTLED_WAIT_MS if wait_ms is None else wait_ms
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=step_ms / 1000)
+            if done:
+                return task.result()
+            if driven is not None and driven.is_unsettled:
+                raise OutcomeUnknown("the store did not answer in time", stream=TRACE.stream(driven.trace_id))
+            if wait_ms is not None and driven is not None:
+                return driven.answer()
+
+    async def _answer_repeat(self, call: CheckedCall, wait_ms: int | None) -> Answer | None:
+        """What is recorded of the trace that has this key; None when no trace has it."""
+        if call.idempotency_key is None:
+            return None
+        claim = await self._traces.find_claim(call.server_id, call.tool_name, call.idempotency_key)
+        if claim is None:
+            return None
+        stored = await self._traces.load_trace(claim.trace_id)
+        same_payload = claim.payload_digest == payload_digest(call.server_id, call.tool_name, call.arguments)
+        if not same_payload or request_of(stored).principal != call.principal:
+            raise KeyReused("the key belongs to another call")
+        return await self._follow(claim.trace_id, wait_ms)
+
+    async def _follow(self, trace_id: TraceId, wait_ms: int | None) -> Answer:
+        """The trace's answer, waited for; a trace whose executor is dead is driven here."""
+        waited_ms, poll_ms = 0, FOLLOW_POLL_MS
+        while True:
+            driven = self._driven.get(trace_id)
+            if driven is not None:
+                left_ms = None if wait_ms is None else max(0, wait_ms - waited_ms)
+                done, _ = await asyncio.wait({driven[1]}, timeout=None if left_ms is None else left_ms / 1000)
+                if not done:
+                    break
+            stored = await self._traces.load_trace(trace_id)
+            answer = _answer_of(stored)
+            if answer.is_final or answer.waiting is not None:
+                return answer
+            try:
+                drive = await self._take(trace_id)
+            except ConcurrentExecution:
+                pass  # its executor lives
+            else:
+                return await self._wait(self._start(drive), None if wait_ms is None else max(0, wait_ms - waited_ms))
+            if wait_ms is not None and waited_ms >= wait_ms:
+                break
+            await self._clock.sleep(poll_ms / 1000)
+            waited_ms, poll_ms = waited_ms + poll_ms, min(poll_ms * 2, FOLLOW_POLL_MAX_MS)
+        raise CallInFlight("the call is still being executed", stream=TRACE.stream(trace_id))
+
+    async def _recovered(self, trace_id: TraceId) -> Recovered:
+        found: State | None = None
+        try:
+            drive = await self._take(trace_id)
+            found = known(drive.state).state
+            return Recovered(trace_id, found, await self._start(drive))
+        except TgaError as error:
+            return Recovered(trace_id, found, None, error)
+
+
+def _answer_of(stored: StoredTrace) -> Answer:
+    return Drive.of(stored, executor_id="").answer(replayed=True)

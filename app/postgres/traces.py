@@ -1,0 +1,172 @@
+"""The runtime's Traces on PostgreSQL: load a trace whole and verified, find claims, own traces as this executor."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+import asyncpg
+
+from app.core.canonical import parse_object
+from app.core.digest import Digest
+from app.core.errors import RecoveryFailed, SequenceGap, StoreUnavailable, TgaError, TraceNotFound
+from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LOCK_TIMEOUT_MS
+from app.domain.tga.models import Resolution, TraceId
+from app.domain.tga.ports import StoredClaim, StoredTrace
+from app.domain.tga.replay import LogRecord, fold, record_from_bytes
+from app.domain.tga.transitions import TRACE
+from app.domain.tga.verification import StoredCheckpoint, verify_stored_checkpoint
+from app.postgres.ownership import Executor, acquire_stream, release_stream
+from app.postgres.sessions import Sessions
+from app.postgres.state_store import verify_head
+
+# One statement, one snapshot, one round trip.
+_TRACE = """
+SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, c.stream AS claimed_by, x.artifact_digest AS effect,
+       e.entries, e.digests, e.artifacts, a.times, a.resolution,
+       k.checkpoint_state, k.checkpoint_digest, k.sequence_number AS checkpoint_sequence
+  FROM (SELECT $1::text AS stream) AS asked
+  LEFT JOIN tga.heads h USING (stream)
+  LEFT JOIN tga.claims c USING (stream)
+  LEFT JOIN tga.claim_effects x USING (stream)
+ CROSS JOIN LATERAL (
+       SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
+              array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
+              array_agg(p.artifact ORDER BY e.sequence_number) AS artifacts
+         FROM tga.entries e LEFT JOIN tga.artifacts p USING (stream, sequence_number)
+        WHERE e.stream = asked.stream) AS e
+  LEFT JOIN LATERAL (
+       SELECT k.* FROM tga.execution_checkpoints k WHERE k.stream = asked.stream
+        ORDER BY k.sequence_number DESC LIMIT 1) AS k ON true
+ CROSS JOIN LATERAL (
+       SELECT array_agg(to_char(d.started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+                        ORDER BY d.attempt) AS times,
+              (array_agg(d.resolution ORDER BY d.attempt DESC) FILTER (WHERE d.resolution IS NOT NULL))[1] AS resolution
+         FROM tga.dispatch_attempts d WHERE d.stream = asked.stream) AS a
+"""
+_CLAIM = """
+SELECT stream, payload_digest FROM tga.claims WHERE server_id = $1 AND tool_name = $2 AND idempotency_key = $3
+"""
+
+
+class PostgresTraces:
+    """One executor's view of the traces. Keeps the executor's own session, and replaces it when it is lost."""
+
+    def __init__(
+        self, sessions: Sessions, executor: Executor, url: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS
+    ) -> None:
+        self._sessions = sessions
+        self._executor = executor
+        self._url = url
+        self._lock_timeout_ms = lock_timeout_ms
+        self._keeper: asyncio.Task[None] | None = None
+        executor.on_lost(self._replace_executor)
+
+    @classmethod
+    async def open(cls, sessions: Sessions, url: str) -> Self:
+        return cls(sessions, await Executor.open(url), url)
+
+    async def close(self) -> None:
+        """Give up the executor id: every trace it still owns is free at once."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        await self._executor.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def executor_id(self) -> str:
+        if self._executor.is_lost():
+            raise StoreUnavailable("the executor's own session is lost; a new one is being opened")
+        return self._executor.executor_id
+
+    async def acquire(self, trace_id: TraceId) -> str:
+        executor_id = self.executor_id()
+        stream = TRACE.stream(trace_id)
+        await acquire_stream(self._sessions, stream, executor_id, lock_timeout_ms=self._lock_timeout_ms)
+        return executor_id
+
+    async def release(self, trace_id: TraceId, executor_id: str) -> None:
+        stream = TRACE.stream(trace_id)
+        await release_stream(self._sessions, stream, executor_id, lock_timeout_ms=self._lock_timeout_ms)
+
+    async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
+        start = None if after is None else TRACE.stream(after)
+        rows = await self._sessions.commit(
+            "SELECT stream FROM tga.recoverable($1, $2, $3) AS stream", TRACE.name, start, limit
+        )
+        return [TraceId(row["stream"].removeprefix(f"{TRACE.name}:")) for row in rows]
+
+    async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None:
+        rows = await self._sessions.fetch(_CLAIM, server_id, tool_name, idempotency_key)
+        if not rows:
+            return None
+        trace_id = TraceId(rows[0]["stream"].removeprefix(f"{TRACE.name}:"))
+        return StoredClaim(trace_id, Digest(rows[0]["payload_digest"].hex()))
+
+    async def load_trace(self, trace_id: TraceId) -> StoredTrace:
+        """The trace, every link and digest of it verified (I5), its checkpoint (I4) and its head compared with it."""
+        stream = TRACE.stream(trace_id)
+        (row,) = await self._sessions.fetch(_TRACE, stream)
+        if not row["entries"]:
+            if row["sequence_number"]:
+                raise SequenceGap("the head stands further than the log", expected=1, found=0, stream=stream)
+            raise TraceNotFound("no such trace", stream=stream)
+        records = []
+        for place, (raw, digest, artifact) in enumerate(
+            zip(row["entries"], row["digests"], row["artifacts"], strict=True), 1
+        ):
+            try:
+                records.append(record_from_bytes(raw, artifact, entry_digest=Digest(digest.hex())))
+                if records[-1].stream != stream:
+                    raise SequenceGap("the entry is of another stream", expected=stream, found=records[-1].stream)
+            except TgaError as error:
+                raise error.at(stream=stream, sequence_number=place) from None
+        state = fold(records)
+        if state is None:
+            raise RecoveryFailed("the log folds to nothing", stream=stream)
+        verify_head(state, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
+        if row["checkpoint_state"] is not None:
+            _verify_checkpoint(row, records, stream)
+        return StoredTrace(
+            state=state,
+            records=records,
+            attempt_times=row["times"] or [],
+            resolution=None
+            if row["resolution"] is None
+            else Resolution.model_validate(parse_object(row["resolution"])),
+            claim_effect=None if row["effect"] is None else Digest(row["effect"].hex()),
+            owner=row["owner"],
+            waiting=row["waiting"],
+        )
+
+    def _replace_executor(self) -> None:
+        self._keeper = asyncio.get_running_loop().create_task(self._open_executor())
+
+    async def _open_executor(self) -> None:
+        delay_ms = BACKOFF_FIRST_MS
+        while True:
+            try:
+                self._executor = await Executor.open(self._url)
+                self._executor.on_lost(self._replace_executor)
+                return
+            except TgaError:
+                await asyncio.sleep(delay_ms / 1000)
+                delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+
+
+def _verify_checkpoint(row: asyncpg.Record, records: list[LogRecord], stream: str) -> None:
+    place = row["checkpoint_sequence"]
+    checkpoint = StoredCheckpoint(place, row["checkpoint_state"], Digest(row["checkpoint_digest"].hex()))
+    try:
+        if place > len(records):
+            raise SequenceGap("the checkpoint stands on an entry that is missing", expected=place, found=len(records))
+        verify_stored_checkpoint(checkpoint, fold(records[:place]))  # I4
+    except TgaError as error:
+        raise error.at(stream=stream, sequence_number=place) from None

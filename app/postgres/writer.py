@@ -1,0 +1,95 @@
+"""Group commit: what arrives while a commit is in flight goes together in the next one.
+
+A lone plan waits for nobody. Thousands of calls in flight need only a few sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from app.core.errors import StoreBusy, TgaError
+from app.core.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_PLANS_MAX,
+    WRITER_FLUSHERS_MAX,
+    WRITER_QUEUE_BYTES_MAX,
+    WRITER_QUEUE_PLANS_MAX,
+    WRITER_SECOND_FLUSHER_FROM_PLANS,
+)
+from app.domain.ledger import Plan
+from app.postgres.ledger import PostgresLedger
+
+_Waiting = tuple[Plan, "asyncio.Future[TgaError | None]"]
+
+
+class Writer:
+    """The Ledger port with group commit and back-pressure.
+
+    More sessions mean smaller batches, so a second one starts only when more is waiting than one batch would clear.
+    """
+
+    def __init__(self, ledger: PostgresLedger) -> None:
+        self._ledger = ledger
+        self._queue: deque[_Waiting] = deque()
+        self._queue_bytes = 0
+        self._flushers: set[asyncio.Task[None]] = set()
+
+    async def commit(self, plan: Plan) -> None:
+        """As Ledger.commit; StoreBusy at once when the queue is full, and then nothing was stored."""
+        size = plan.size_bytes()
+        if len(self._queue) >= WRITER_QUEUE_PLANS_MAX or self._queue_bytes + size > WRITER_QUEUE_BYTES_MAX:
+            raise StoreBusy(
+                "too much is waiting to be committed", found=f"{len(self._queue)} plans", stream=plan.stream
+            )
+        future: asyncio.Future[TgaError | None] = asyncio.get_running_loop().create_future()
+        self._queue.append((plan, future))
+        self._queue_bytes += size
+        self._start_flusher_if_needed()
+        # Shielded: a caller that gives up does not take its plan out of a batch that is already on its way.
+        error = await asyncio.shield(future)
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Wait until everything that was accepted is committed or refused."""
+        while self._flushers:
+            await asyncio.wait(self._flushers)
+
+    def _start_flusher_if_needed(self) -> None:
+        busy = len(self._flushers)
+        if busy == 0 or (busy < WRITER_FLUSHERS_MAX and len(self._queue) >= WRITER_SECOND_FLUSHER_FROM_PLANS):
+            flusher = asyncio.create_task(self._flush())
+            self._flushers.add(flusher)
+            flusher.add_done_callback(self._flushers.discard)
+
+    async def _flush(self) -> None:
+        while self._queue:
+            batch = self._take_batch()
+            try:
+                results = await self._ledger.commit_batch([plan for plan, _ in batch])
+            except BaseException as error:
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                for (_, future), result in zip(batch, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
+
+    def _take_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        streams: set[str] = set()
+        size = 0
+        while self._queue and len(batch) < BATCH_PLANS_MAX:
+            plan, _ = self._queue[0]
+            # Two plans of one stream cannot share a transaction: the second builds on what the first leaves.
+            if plan.stream in streams or (batch and size + plan.size_bytes() > BATCH_BYTES_MAX):
+                break
+            batch.append(self._queue.popleft())
+            streams.add(plan.stream)
+            size += plan.size_bytes()
+        self._queue_bytes -= size
+        return batch
