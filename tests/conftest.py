@@ -63,6 +63,20 @@ def _system_binaries() -> Path | None:
     return found[-1].parent if found else None
 
 
+def make_home() -> Path:
+    """A new home directory. pytest's own folders are closed to the account that PostgreSQL runs as under root."""
+    home = Path(tempfile.mkdtemp(prefix="tga-test-"))
+    home.chmod(0o711)
+    return home
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    made = make_home()
+    yield made
+    shutil.rmtree(made)
+
+
 async def _make_template(server: Server) -> None:
     await server.execute_as_root(f"DROP DATABASE IF EXISTS {TEMPLATE} WITH (FORCE)")
     await server.execute_as_root(f"CREATE DATABASE {TEMPLATE}")
@@ -81,9 +95,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         bin_dir = None
         if request.param == "system" and (bin_dir := _system_binaries()) is None:
             pytest.skip("no PostgreSQL under /usr/lib/postgresql: apt-get install postgresql to test on it too")
-        # pytest's own folders are closed to the account that PostgreSQL runs as when the tests are run by root.
-        home = Path(tempfile.mkdtemp(prefix="tga-test-"))
-        home.chmod(0o711)
+        home = make_home()
         launcher = EmbeddedPostgres(home, bin_dir=bin_dir)
         launcher.start()
         running = Server(request.param, launcher.url(), launcher)

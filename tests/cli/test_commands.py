@@ -130,8 +130,7 @@ async def test_status_tells_of_a_missing_guard(database: Database, admin: Admin)
     assert "ENABLE ALWAYS TRIGGER" in told.stdout
 
 
-def test_the_embedded_server_is_used_when_none_is_named_and_stopped_after(tmp_path: Path) -> None:
-    home = tmp_path / "a home"
+def test_the_embedded_server_is_used_when_none_is_named_and_stopped_after(home: Path) -> None:
     migrated = tga("db", "migrate", TGA_HOME=str(home))
     assert (migrated.returncode, migrated.stdout.count("applied")) == (0, 3), migrated.stderr
     assert tga("verify", "--all", TGA_HOME=str(home)).returncode == 0

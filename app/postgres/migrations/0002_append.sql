@@ -47,8 +47,10 @@ CREATE FUNCTION tga.append(
 ) RETURNS SETOF tga.plan_result
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, tga, pg_temp
--- Plans are made while the tables are empty and must still be right when they are huge.
+-- Plans are made while the tables are empty and must still be right when they are huge; and made once: planning again
+-- for each call costs more than the call.
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     checked checked_entry[];

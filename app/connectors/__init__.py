@@ -1,0 +1,1 @@
+"""Connectors: how a tool call reaches its server, and which servers and tools there are."""

@@ -1,0 +1,297 @@
+"""Tool servers over HTTP: `POST {base_url}/tools/{tool_name}`, the body is the arguments.
+
+How an answer is read (ARCHITECTURE.md, section 4), for one dispatch, which is at most one request:
+
+| what the server did                                   | what is known                                       |
+|-------------------------------------------------------|-----------------------------------------------------|
+| 2xx                                                   | SUCCESS, whatever the body, even if it breaks off   |
+| 3xx, 4xx                                              | FAILURE, definite; redirects are not followed       |
+| 408, 409, 425, 429, 5xx and beyond                    | Unknown, `retryable_answer`                         |
+| no status in time                                     | Unknown, `timed_out`                                |
+| closed or reset the connection, or does not speak HTTP | Unknown, `disconnected`                            |
+| no connection, no name, no TLS, none free in time     | NotSent                                             |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from app import __version__
+from app.core.canonical import JsonValue, canonical_bytes, parse_json
+from app.core.errors import InputMalformed, InputTooLarge
+from app.core.limits import (
+    CONNECTIONS_PER_SERVER_MAX,
+    DEPTH_MAX,
+    DOCUMENT_BYTES_MAX,
+    KEYS_MAX,
+    NAME_CHARS_MAX,
+    OUTPUT_DEPTH_RESERVED,
+    OUTPUT_KEYS_RESERVED,
+    RESPONSE_BYTES_READ_MAX,
+    RESPONSE_HEADER_BYTES_MAX,
+    RETRY_AFTER_MS_MAX,
+)
+from app.domain.tga.models import Base64Output, DigestOutput, JsonOutput, ToolCall
+from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
+
+_RETRYABLE_4XX = frozenset({408, 409, 425, 429})
+_MEDIA_TYPE = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
+_RETRY_AFTER_S = re.compile(r"[0-9]{1,9}")
+_UNPRINTABLE = re.compile(r"[^ -~]")
+_DETAIL_CHARS_MAX = 256
+# RFC 8785 writes 1e15, four characters, as sixteen.
+_CANONICAL_GROWTH_MAX = 4
+
+
+class HttpPool:
+    """The connections to all HTTP tool servers: one session, made when first needed (it belongs to a running loop).
+
+    Nothing is kept between calls but connections: no cookies, no proxy or password from the environment.
+    """
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self.is_closed = False
+
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            traces = aiohttp.TraceConfig()
+            traces.on_request_headers_sent.append(_note_sending)
+            self._session = aiohttp.ClientSession(
+                # No bound over all servers: a slow one would starve the others.
+                connector=_CleanConnector(limit=0, limit_per_host=CONNECTIONS_PER_SERVER_MAX),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),  # `dispatch` keeps the time
+                auto_decompress=False,  # a few bytes of gzip can become gigabytes
+                trust_env=False,
+                trace_configs=[traces],
+                max_field_size=RESPONSE_HEADER_BYTES_MAX,
+                headers={
+                    "User-Agent": f"tga/{__version__}",
+                    "Content-Type": "application/json",
+                    "Accept-Encoding": "identity",
+                },
+            )
+        return self._session
+
+    async def close(self) -> None:
+        self.is_closed = True
+        if self._session is not None:
+            await self._session.close()
+
+
+class HttpConnector:
+    """Carries calls to one HTTP server. Sends at most once per dispatch; raises for nothing that the server does."""
+
+    def __init__(self, base_url: str, *, pool: HttpPool | None = None) -> None:
+        self._tools_url = f"{base_url.rstrip('/')}/tools/"
+        self._pool = pool or HttpPool()
+
+    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+        """What is known of the call after at most `timeout_ms`; the whole answer must come within it.
+
+        CancelledError passes through, and then nothing is known.
+        """
+        if self._pool.is_closed:
+            return NotSent("the connector is closed")
+        exchange = _Exchange()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._exchange(call, exchange)
+        except Exception as error:  # aiohttp and the codecs beneath raise more than ClientError for what a server sends
+            exchange.error = error
+        return exchange.conclude(timeout_ms)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _exchange(self, call: ToolCall, exchange: _Exchange) -> None:
+        request = self._pool.session().post(
+            URL(self._tools_url + quote(call.tool_name, safe=""), encoded=True),
+            data=canonical_bytes(call.arguments),
+            headers=_headers(call),
+            allow_redirects=False,
+            trace_request_ctx=exchange,
+        )
+        async with request as response:
+            exchange.response = response
+            # An answer that decides nothing is not read: whatever is in it, the call is sent again.
+            if not _is_retryable(response.status):
+                await exchange.body.read(response.content)
+
+
+class _Exchange:
+    """One request and what came back, as far as it came: what is known must survive a broken connection."""
+
+    def __init__(self) -> None:
+        self.may_be_sent = False
+        self.response: aiohttp.ClientResponse | None = None
+        self.body = _Body()
+        self.error: Exception | None = None
+
+    def conclude(self, timeout_ms: int) -> Dispatched:
+        if self.response is not None and self.response.status >= 200:
+            # The status line decides; that the body broke off or came too late changes nothing of what was done.
+            return self._read_answer(self.response)
+        is_late = isinstance(self.error, TimeoutError)
+        if not self.may_be_sent:
+            return NotSent(f"no connection within {timeout_ms} ms" if is_late else f"no request: {self._reason()}")
+        if is_late:
+            return Unknown("timed_out", f"no answer within {timeout_ms} ms")
+        return Unknown("disconnected", f"no answer: {self._reason()}")
+
+    def _reason(self) -> str:
+        if self.error is None:
+            return "the server wanted to switch protocols"
+        return _plain(f"{type(self.error).__name__}: {self.error}", _DETAIL_CHARS_MAX)
+
+    def _read_answer(self, response: aiohttp.ClientResponse) -> Dispatched:
+        status = response.status
+        said = _plain(f"the server answered {status} {response.reason or ''}".rstrip(), _DETAIL_CHARS_MAX)
+        if _is_retryable(status):
+            return Unknown("retryable_answer", said, retry_after_ms=_retry_after_ms(response))
+        output = self.body.output(_media_type(response))
+        if status < 300:
+            return Answered("SUCCESS", output)
+        if status < 400:
+            said += "; redirects are not followed: configure the address that is meant"
+        return Answered("FAILURE", output, error_code=f"HTTP_{status}", error_message=said)
+
+
+class _Body:
+    """A response body in bounded memory: kept while it may still be stored, only hashed from there on.
+
+    A body that is framed by nothing but the end of the connection is complete when that ends, in whatever way.
+    """
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._hash = hashlib.sha256()
+        self._size_bytes = 0
+        self._is_complete = False
+
+    async def read(self, content: aiohttp.StreamReader) -> None:
+        try:
+            while self._size_bytes < RESPONSE_BYTES_READ_MAX:
+                chunk = await content.readany()
+                if not chunk:
+                    self._is_complete = True
+                    return
+                self._take(chunk)
+        except Exception:
+            # The reader reports the break before it gives what arrived ahead of it.
+            content.set_exception(None)  # type: ignore[arg-type]
+            self._take(content.read_nowait())
+            raise
+
+    def _take(self, chunk: bytes) -> None:
+        taken = chunk[: RESPONSE_BYTES_READ_MAX - self._size_bytes]
+        self._hash.update(taken)
+        self._size_bytes += len(taken)
+        if self._size_bytes <= DOCUMENT_BYTES_MAX:
+            self._kept += taken
+        else:
+            self._kept.clear()
+
+    def output(self, media_type: str) -> Output | None:
+        if not self._is_complete or self._size_bytes > DOCUMENT_BYTES_MAX:
+            return DigestOutput(
+                encoding="digest", sha256=self._hash.hexdigest(), size_bytes=self._size_bytes, truncated=True
+            )
+        if not self._kept:
+            return None
+        raw = bytes(self._kept)
+        try:
+            return JsonOutput(encoding="json", value=_storable_json(raw))
+        except (InputMalformed, InputTooLarge):
+            data = base64.b64encode(raw).decode("ascii")
+            return Base64Output(encoding="base64", media_type=media_type, data=data)
+
+
+class _CleanConnector(aiohttp.TCPConnector):
+    """Hands out only connections on which nothing has been said that nobody asked for.
+
+    aiohttp would take an answer that arrived while the connection was idle for the answer to the next request. What
+    arrives after the request began to leave cannot be told from its answer: HTTP/1.1 has no ids.
+    """
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 (aiohttp's own signature)
+    ) -> aiohttp.connector.Connection:
+        for _ in range(CONNECTIONS_PER_SERVER_MAX + 1):  # all that may be idle, and a new one
+            connection = await super().connect(req, traces, timeout)
+            if connection.protocol is not None and not connection.protocol.should_close:
+                return connection
+            connection.close()
+        raise aiohttp.ClientConnectionError("the server speaks before it is asked")
+
+
+async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+    # aiohttp calls this before it gives the first byte to the socket: until then, certainly nothing was sent.
+    context.trace_request_ctx.may_be_sent = True
+
+
+def _headers(call: ToolCall) -> dict[str, str]:
+    headers = {
+        "TGA-Tool-Call-Id": call.tool_call_id,
+        "TGA-Trace-Id": call.trace_id,
+        # W3C Trace Context, version 00, sampled: one trace, and the call as its parent.
+        "traceparent": f"00-{call.trace_id.replace('-', '')}-{call.tool_call_id.replace('-', '')[-16:]}-01",
+    }
+    if call.idempotency_key is not None:
+        headers["Idempotency-Key"] = call.idempotency_key
+    return headers
+
+
+def _is_retryable(status: int) -> bool:
+    return status in _RETRYABLE_4XX or status >= 500
+
+
+def _retry_after_ms(response: aiohttp.ClientResponse) -> int | None:
+    written = response.headers.get("Retry-After", "").strip()
+    return min(int(written) * 1000, RETRY_AFTER_MS_MAX) if _RETRY_AFTER_S.fullmatch(written) else None
+
+
+def _media_type(response: aiohttp.ClientResponse) -> str:
+    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding != "identity":  # the bytes are of the coding, not of the type that they decode to
+        return "application/gzip" if coding in ("gzip", "x-gzip") else "application/octet-stream"
+    written = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return written if _MEDIA_TYPE.fullmatch(written) else "application/octet-stream"
+
+
+def _storable_json(raw: bytes) -> JsonValue:
+    """The value, if it is strict JSON that an effect can carry; else InputMalformed or InputTooLarge.
+
+    An effect that cannot be written would leave the outcome unknown, and the call would be sent again for ever.
+    """
+    value = parse_json(raw)
+    may_be_large = (
+        len(raw) * _CANONICAL_GROWTH_MAX > DOCUMENT_BYTES_MAX
+        or raw.count(b":") + OUTPUT_KEYS_RESERVED > KEYS_MAX
+        or raw.count(b"[") + raw.count(b"{") + OUTPUT_DEPTH_RESERVED > DEPTH_MAX
+    )
+    if may_be_large:
+        canonical_bytes(value, bytes_max=DOCUMENT_BYTES_MAX)
+        wrapped: JsonValue = [value, {str(n): None for n in range(OUTPUT_KEYS_RESERVED)}]
+        for _ in range(OUTPUT_DEPTH_RESERVED - 1):
+            wrapped = [wrapped]
+        canonical_bytes(wrapped)
+    return value
+
+
+def _plain(text: str, chars_max: int) -> str:
+    # A server chooses these characters; a lone surrogate or NUL among them could not be stored.
+    return _UNPRINTABLE.sub("?", text[:chars_max])
