@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, NoReturn
 
 import typer
+import uuid_utils
+import uvloop
 from rich.console import Console
 
 from app import __version__
+from app.cli.calls import call_tool, parse_arguments, resolve_trace, show_trace, show_traces
+from app.cli.context import Context, Gateway
 from app.cli.db import load_database_status, migrate_database
+from app.cli.recovery import recover, serve
 from app.cli.verify import verify
 from app.core.errors import (
     EmbeddedPostgresFailed,
@@ -24,7 +28,6 @@ from app.core.errors import (
     StoreUnfit,
     TgaError,
 )
-from app.settings import Settings
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2
@@ -44,6 +47,7 @@ database = typer.Typer(
 )
 application.add_typer(database, name="db")
 
+TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -73,20 +77,97 @@ def verify_command(
     """Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong."""
     if (trace_id is None) != everything:
         _refuse("name one trace, or say --all")
-    is_sound = _run(verify(context.find_object(Settings) or _no_settings(), trace_id, as_json=as_json))
+    is_sound = _run(verify(_context(context).settings, trace_id, as_json=as_json))
     raise typer.Exit(0 if is_sound else EXIT_WRONG)
+
+
+@application.command("call")
+def call_command(
+    context: typer.Context,
+    server: Annotated[str, typer.Argument(metavar="SERVER")],
+    tool: Annotated[str, typer.Argument(metavar="TOOL")],
+    argument: Annotated[
+        list[str] | None, typer.Option("-a", "--argument", help="name=value; JSON if it reads so.")
+    ] = None,
+    text: Annotated[str | None, typer.Option("--json", help="All arguments as one JSON object; - reads stdin.")] = None,
+    key: Annotated[str | None, typer.Option("-k", "--key", help="Idempotency key; a new one if not given.")] = None,
+) -> None:
+    """Call a tool. Its output goes to stdout; exit 1 if it failed or was denied."""
+    if argument and text is not None:
+        _refuse("give arguments with -a or with --json, not both")
+
+    async def work(gateway: Gateway) -> bool:
+        arguments = parse_arguments(argument or [], text)
+        return await call_tool(gateway, server, tool, arguments, key=key, new_key=str(uuid_utils.uuid7()))
+
+    _run_in_gateway(context, work)
+
+
+@application.command("traces")
+def traces_command(
+    context: typer.Context,
+    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """The newest traces."""
+    wanted = None if state is None else state.upper()
+    _run_in_gateway(context, lambda gateway: show_traces(gateway, state=wanted, limit=limit, as_json=as_json))
+
+
+@application.command("trace")
+def trace_command(context: typer.Context, trace_id: TraceArgument, as_json: AsJson = False) -> None:
+    """One trace as a timeline: who asked, who decided, what was sent, what came back."""
+    _run_in_gateway(context, lambda gateway: show_trace(gateway, trace_id, as_json=as_json))
+
+
+@application.command("recover")
+def recover_command(
+    context: typer.Context,
+    trace_id: Annotated[str | None, typer.Argument(metavar="ID", help="One trace.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every trace that has no living executor.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue traces whose executor is gone; exit 1 if any could not be recovered."""
+    if (trace_id is None) != everything:
+        _refuse("name one trace, or say --all")
+    _run_in_gateway(context, lambda gateway: recover(gateway, trace_id, dry_run=dry_run, as_json=as_json))
+
+
+@application.command("resolve")
+def resolve_command(
+    context: typer.Context,
+    trace_id: TraceArgument,
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="redispatch, succeeded or failed.")],
+    rationale: Annotated[str, typer.Option("-r", "--rationale", help="Why; it goes on the record.")],
+    result: Annotated[str | None, typer.Option("--output", help="With succeeded: the output, as JSON.")] = None,
+) -> None:
+    """End a hold: say what became of a call whose outcome is unknown, or have it sent again."""
+    if action not in ("redispatch", "succeeded", "failed"):
+        _refuse("ACTION is redispatch, succeeded or failed")
+    known: Any = action
+    _run_in_gateway(
+        context, lambda gateway: resolve_trace(gateway, trace_id, known, rationale=rationale, result=result)
+    )
+
+
+@application.command("serve")
+def serve_command(context: typer.Context) -> None:
+    """Recover what was interrupted, now and every few seconds, until stopped."""
+    _run_in_gateway(context, serve)
 
 
 @database.command("migrate")
 def migrate_command(context: typer.Context, as_json: AsJson = False) -> None:
     """Bring the database's schema up to date. Running it again changes nothing."""
-    _run(migrate_database(context.find_object(Settings) or _no_settings(), as_json=as_json))
+    _run(migrate_database(_context(context).settings, as_json=as_json))
 
 
 @database.command("status")
 def status_command(context: typer.Context, as_json: AsJson = False) -> None:
     """What is applied, what is pending, and whether server and guards are fit; exit 1 if not."""
-    is_fit = _run(load_database_status(context.find_object(Settings) or _no_settings(), as_json=as_json))
+    is_fit = _run(load_database_status(_context(context).settings, as_json=as_json))
     raise typer.Exit(0 if is_fit else EXIT_WRONG)
 
 
@@ -95,7 +176,7 @@ command = typer.main.get_command(application)
 
 def _run(work: Coroutine[Any, Any, bool]) -> bool:
     try:
-        return asyncio.run(work)
+        return uvloop.run(work)
     except TgaError as error:
         errors.print(f"[bold red]error[/] {error.code}", end="")
         errors.print(f": {str(error).removeprefix(error.code + ': ')}", markup=False)
@@ -106,10 +187,21 @@ def _run(work: Coroutine[Any, Any, bool]) -> bool:
         sys.exit(130)
 
 
+def _run_in_gateway(context: typer.Context, work: Callable[[Gateway], Coroutine[Any, Any, bool]]) -> NoReturn:
+    async def opened() -> bool:
+        async with _context(context).open_gateway() as gateway:
+            return await work(gateway)
+
+    raise typer.Exit(0 if _run(opened()) else EXIT_WRONG)
+
+
 def _refuse(what: str) -> NoReturn:
     errors.print(f"[bold red]usage[/]: {what}. See `tga --help`.")
     raise typer.Exit(EXIT_USAGE)
 
 
-def _no_settings() -> NoReturn:
-    raise RuntimeError("the command was called without settings; call app.main.run")
+def _context(context: typer.Context) -> Context:
+    found = context.find_object(Context)
+    if found is None:
+        raise RuntimeError("the command was called without its context; call app.main.run")
+    return found

@@ -1,0 +1,144 @@
+"""`tga recover` and `tga serve`: continue what a crash interrupted, once or for as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from app.cli.context import Gateway
+from app.core.errors import TgaError
+from app.core.limits import RECOVERY_PAGE_TRACES, SWEEP_EVERY_MS
+from app.domain.tga.models import TraceId
+from app.domain.tga.replay import Dispatch, decide_next
+from app.domain.tga.runtime import Recovered
+
+output = Console(highlight=False, soft_wrap=True)
+_WHY = {
+    "PENDING": "nobody had been asked yet",
+    "AUTHORIZED": "it was decided on and not yet sent",
+    "EXECUTING": "no effect was recorded, so the same call was sent again with the same ids",
+}
+_WHY_BASIS = {
+    "reconciliation": "no effect was recorded; its server was asked, and had executed it",
+    "unknown": "no effect was recorded, and its attempts are used up",
+    "not_sent": "no effect was recorded, and its server cannot be reached",
+}
+
+
+async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_json: bool) -> bool:
+    """True when nothing is left that could not be recovered."""
+    if dry_run:
+        return await _tell_what_would_be_done(gateway, trace_id, as_json=as_json)
+    recovered = failed = 0
+    with _progress() as progress:
+        task = progress.add_task("recovering", total=None)
+        if trace_id is not None:
+            one = await _recover_one(gateway, TraceId(trace_id.removeprefix("trace:")))
+            _tell(one, as_json=as_json)
+            return one.error is None
+        async for result in gateway.runtime.recover_all():
+            recovered += result.error is None
+            failed += result.error is not None
+            progress.update(task, advance=1, description=f"recovering, {recovered} done, {failed} failed")
+            _tell(result, as_json=as_json)
+    if not as_json:
+        output.print(f"{recovered} recovered, {failed} could not be.")
+    return failed == 0
+
+
+async def serve(gateway: Gateway) -> bool:
+    """Recover on start, then sweep every few seconds until told to stop."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    output.print("Recovering what has no living executor, now and every few seconds. (No HTTP API in this version.)")
+    reported: set[str] = set()
+    while not stopping.is_set():
+        with contextlib.suppress(TgaError):  # the store is away: try again in the next sweep
+            async for result in gateway.runtime.recover_all():
+                # One that cannot be recovered is told of once, not in every sweep.
+                if result.error is None or result.trace_id not in reported:
+                    _tell(result, as_json=False)
+                if result.error is not None:
+                    reported.add(result.trace_id)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopping.wait(), timeout=SWEEP_EVERY_MS / 1000)
+    output.print("Stopped.")
+    return True
+
+
+async def _recover_one(gateway: Gateway, trace_id: TraceId) -> Recovered:
+    try:
+        found = (await gateway.traces.load_trace(trace_id)).state.state
+        return Recovered(trace_id, found, await gateway.runtime.recover(trace_id))
+    except TgaError as error:
+        return Recovered(trace_id, None, None, error)
+
+
+def _tell(result: Recovered, *, as_json: bool) -> None:
+    state = None if result.answer is None else result.answer.state
+    if as_json:
+        error = None if result.error is None else {"code": result.error.code, "message": str(result.error)}
+        document = {"trace_id": result.trace_id, "found": result.found, "state": state, "error": error}
+        output.print(json.dumps(document), markup=False)
+    elif result.error is not None:
+        output.print(f"[red]✗[/] {result.trace_id}  found {result.found or 'unreadable'}, left as it is")
+        output.print(f"    {result.error}", markup=False)
+    else:
+        answer = result.answer
+        waiting = answer.waiting if answer else None
+        done = f"waits for {waiting}" if waiting else f"now {state}"
+        why = _WHY.get(result.found or "", "it was finished already")
+        if answer is not None and answer.effect is not None:
+            why = _WHY_BASIS.get(answer.effect.basis, why)
+        if waiting == "operator":
+            why = "its outcome is unknown, and its tool is to be held then"
+        output.print(f"[green]✓[/] {result.trace_id}  found {result.found}, {done}: {why}")
+
+
+async def _tell_what_would_be_done(gateway: Gateway, trace_id: str | None, *, as_json: bool) -> bool:
+    if trace_id is not None:
+        traces = [TraceId(trace_id.removeprefix("trace:"))]
+    else:
+        traces = []
+        while page := await gateway.traces.list_recoverable(
+            after=traces[-1] if traces else None, limit=RECOVERY_PAGE_TRACES
+        ):
+            traces += page
+    all_fine = True
+    for identity in traces:
+        try:
+            stored = await gateway.traces.load_trace(identity)
+            action = decide_next(stored.state, claim_effect=stored.claim_effect)
+            told = "dispatch again, with the same ids" if isinstance(action, Dispatch) else action.replace("_", " ")
+            document = {"trace_id": identity, "found": stored.state.state, "would": told, "error": None}
+        except TgaError as error:
+            all_fine = False
+            document = {"trace_id": identity, "found": None, "would": "leave it as it is", "error": str(error)}
+        if as_json:
+            output.print(json.dumps(document), markup=False)
+        else:
+            output.print(f"  {identity}  found {document['found'] or 'unreadable'}, would {document['would']}")
+            if document["error"]:
+                output.print(f"    {document['error']}", markup=False)
+    if not as_json:
+        output.print(f"{len(traces)} to recover; nothing was changed.")
+    return all_fine
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
