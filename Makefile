@@ -8,7 +8,7 @@ export TGA_HOME ?= $(CURDIR)/.tga
 .PHONY: run test check generate bench lock wheel clean
 
 run: $(READY)
-	@$(BIN)/python tools/demo.py
+	@$(BIN)/python tools/run.py
 
 test: $(READY)
 	$(BIN)/python -m pytest

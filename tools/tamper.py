@@ -1,4 +1,4 @@
-"""What `make run` shows until the gateway itself is served: migrate, append, tamper, verify.
+"""A demonstration for auditors: append a tool call, tamper with it as a superuser, verify.
 
 It runs on the embedded PostgreSQL under TGA_HOME, in a database of its own that it makes anew each time.
 """
@@ -9,12 +9,11 @@ import asyncio
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 
 import asyncpg
-import uuid_utils
 from rich.console import Console
 
+from app.clock import SystemClock
 from app.core.errors import TgaError
 from app.domain.tga.models import (
     ActionRequest,
@@ -28,7 +27,7 @@ from app.domain.tga.models import (
     ToolEffect,
     TraceId,
 )
-from app.domain.tga.replay import fold_next, next_record
+from app.domain.tga.replay import advance
 from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
@@ -41,27 +40,20 @@ DATABASE = "tga_demo"
 console = Console(highlight=False, soft_wrap=True)
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def new_id() -> str:
-    return str(uuid_utils.uuid7())
-
-
 class Story:
     """One charge of a card, from request to effect, each step appended as it happens."""
 
     def __init__(self, store: PostgresStateStore, executor_id: str) -> None:
-        self.trace_id = TraceId(new_id())
+        self._clock = SystemClock()
+        self.trace_id = TraceId(self._clock.new_id())
         self._store = store
         self._executor_id = executor_id
         self._state: ExecutionState | None = None
 
     async def append(self, artifact: ArtifactDocument) -> str:
-        record = next_record(self._state, artifact, executor_id=self._executor_id, recorded_at=now())
+        record, state = advance(self._state, artifact, executor_id=self._executor_id, recorded_at=self._clock.now())
         await self._store.append_log_entry(record)
-        self._state = fold_next(self._state, record)
+        self._state = state
         entry = record.entry
         console.print(
             f"  entry {entry.sequence_number}  {entry.from_state:>10} → {entry.to_state:<10} "
@@ -83,7 +75,7 @@ class Story:
                 {
                     **call,
                     "trace_id": self.trace_id,
-                    "requested_at": now(),
+                    "requested_at": self._clock.now(),
                     "expires_at": None,
                     "principal": Principal(principal_id="agent-7", tenant="default"),
                     "intent": "charge the customer for order 7",
@@ -96,14 +88,14 @@ class Story:
                 action_request_digest=request,
                 decision="APPROVE",
                 decided_by=DecidedBy(type="policy", id="default"),
-                decided_at=now(),
+                decided_at=self._clock.now(),
                 policy_digest=None,
                 policy_ids=["charges-below-100"],
                 rationale=None,
                 signature=None,
             )
         )
-        tool_call_id = new_id()
+        tool_call_id = self._clock.new_id()
         sent = await self.append(
             ToolCall.model_validate(
                 {
@@ -113,7 +105,7 @@ class Story:
                     "supervisor_decision_digest": decision,
                     "on_unknown_outcome": "redispatch",
                     "reconcile_tool": None,
-                    "prepared_at": now(),
+                    "prepared_at": self._clock.now(),
                 }
             )
         )
@@ -128,7 +120,7 @@ class Story:
                 error=None,
                 attempts=[],
                 resolution=None,
-                recorded_at=now(),
+                recorded_at=self._clock.now(),
             )
         )
 
@@ -187,10 +179,6 @@ async def demonstrate(server: EmbeddedPostgres) -> int:
             await store.load_state(story.trace_id)
         except TgaError as error:
             console.print(f"  the runtime refuses to go on: [red]{error.code}[/]")
-    console.print(
-        "\nNext: `make test` runs every guarantee against real PostgreSQL; README.md says where things are.\n"
-        "The gateway itself (HTTP API, console, MCP) is not served yet."
-    )
     return 0 if (sound, broken) == (0, 1) else 1
 
 
