@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 
 from app.core.errors import StoreUnfit
-from app.postgres.sessions import GATEWAY_ROLE, connect, unavailable
+from app.postgres.sessions import GATEWAY_ROLE, LOST, connect, unavailable
 
 SERVER_VERSION_MIN: Final = 140_000
 OWNER_ROLE: Final = "tga_owner"
@@ -67,7 +67,7 @@ async def find_problems(url: str) -> list[Problem]:
         if await session.fetchval("SELECT to_regclass('tga.entries')") is not None:
             problems += await _schema_problems(session)
         return problems
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (*LOST, asyncpg.PostgresError) as error:
         raise unavailable(error) from error
     finally:
         await session.close()

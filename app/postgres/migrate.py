@@ -10,7 +10,7 @@ from importlib import resources
 import asyncpg
 
 from app.core.errors import MigrationRefused
-from app.postgres.sessions import connect, unavailable
+from app.postgres.sessions import LOST, connect, unavailable
 
 _FILE = re.compile(r"(?P<version>[0-9]{4})_(?P<name>[a-z0-9_]+)\.sql")
 # Any number that nothing else locks; two migrations of one database wait for each other.
@@ -97,7 +97,7 @@ async def migrate(url: str, migrations: tuple[Migration, ...] | None = None) -> 
         ) from error
     except asyncpg.PostgresError as error:
         raise MigrationRefused("a migration failed, and nothing of it was kept", found=error) from error
-    except (OSError, asyncpg.InterfaceError) as error:
+    except LOST as error:
         raise unavailable(error) from error
     finally:
         await session.close()

@@ -7,6 +7,7 @@ lost its session, and its streams are free at once; a living one is never robbed
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -16,7 +17,7 @@ import uuid_utils
 
 from app.core.errors import ConcurrentExecution, SchemaViolation, StoreUnavailable, StoreUnfit
 from app.core.limits import LOCK_TIMEOUT_MS
-from app.postgres.sessions import GATEWAY_ROLE, Sessions, connect, unavailable
+from app.postgres.sessions import GATEWAY_ROLE, LOST, Sessions, connect, unavailable
 
 _HOLD = "SELECT pg_try_advisory_lock(tga.executor_lock_key($1))"
 _STILL_HELD = """
@@ -39,6 +40,7 @@ class Executor:
         self._session = session
         self._backend_pid = backend_pid
         self._is_closing = False
+        self._verifying = asyncio.Lock()
         self.executor_id = executor_id
 
     @classmethod
@@ -49,7 +51,7 @@ class Executor:
         try:
             held = await session.fetchval(_HOLD, executor_id)
             row = await session.fetchrow(_STILL_HELD, executor_id)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (*LOST, asyncpg.PostgresError) as error:
             session.terminate()
             raise unavailable(error) from error
         backend_pid = session.get_server_pid()
@@ -66,8 +68,9 @@ class Executor:
     async def verify(self) -> None:
         """Raise StoreUnavailable unless the session lives, is the same backend, and still holds its lock."""
         try:
-            row = await self._session.fetchrow(_STILL_HELD, self.executor_id)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            async with self._verifying:  # a session does one thing at a time
+                row = await self._session.fetchrow(_STILL_HELD, self.executor_id)
+        except (*LOST, asyncpg.PostgresError) as error:
             raise self._lost(f"{type(error).__name__}: {error}") from error
         if row is None or not row["is_held"] or row["backend_pid"] != self._backend_pid:
             raise self._lost("another backend, or the lock is gone")
@@ -90,7 +93,7 @@ class Executor:
         self._is_closing = True
         try:
             await self._session.close(timeout=5.0)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except (*LOST, asyncpg.PostgresError):
             self._session.terminate()
 
     def terminate(self) -> None:

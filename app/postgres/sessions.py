@@ -27,7 +27,14 @@ COMMAND_TIMEOUT_S = 30.0
 
 # Seconds, not the hours of the default: a partitioned executor must lose its lock while someone still cares.
 _KEEPALIVE = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
-_LOST = (OSError, asyncio.TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError)
+# InternalClientError: the server said goodbye and asyncpg has not yet noticed that the connection is over.
+LOST = (
+    OSError,
+    asyncio.TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+)
 
 
 async def connect(url: str, *, role: str | None = None) -> asyncpg.Connection[asyncpg.Record]:
@@ -35,7 +42,7 @@ async def connect(url: str, *, role: str | None = None) -> asyncpg.Connection[as
     settings = {**_KEEPALIVE, "application_name": "tga", **({"role": role} if role else {})}
     try:
         return await asyncpg.connect(url, server_settings=settings, timeout=10.0, command_timeout=COMMAND_TIMEOUT_S)
-    except (*_LOST, asyncpg.PostgresError, ValueError) as error:
+    except (*LOST, asyncpg.PostgresError, ValueError) as error:
         raise unavailable(error) from error
 
 
@@ -60,14 +67,14 @@ class Sessions:
                 timeout=10.0,
                 server_settings={**_KEEPALIVE, "application_name": "tga", "role": GATEWAY_ROLE},
             )
-        except (*_LOST, asyncpg.PostgresError, ValueError) as error:
+        except (*LOST, asyncpg.PostgresError, ValueError) as error:
             raise unavailable(error) from error
         return cls(pool)
 
     async def close(self) -> None:
         try:
             await asyncio.wait_for(self._pool.close(), timeout=10.0)
-        except (*_LOST, asyncpg.PostgresError):
+        except (*LOST, asyncpg.PostgresError):
             self._pool.terminate()
 
     async def __aenter__(self) -> Self:
@@ -85,7 +92,7 @@ class Sessions:
             try:
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
                     yield connection
-            except (*_LOST, asyncpg.PostgresError) as error:
+            except (*LOST, asyncpg.PostgresError) as error:
                 raise unavailable(error) from error
 
     async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
@@ -93,7 +100,7 @@ class Sessions:
         async with self._session() as connection:
             try:
                 return await connection.fetch(statement, *arguments)
-            except (*_LOST, asyncpg.PostgresError) as error:
+            except (*LOST, asyncpg.PostgresError) as error:
                 raise unavailable(error) from error
 
     async def commit(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
@@ -104,21 +111,25 @@ class Sessions:
         async with self._session() as connection:
             try:
                 return await connection.fetch(statement, *arguments)
-            except (*_LOST, asyncpg.PostgresError) as error:
+            except (*LOST, asyncpg.PostgresError) as error:
                 raise _refused(error) from error
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:
         try:
             connection = await self._pool.acquire(timeout=COMMAND_TIMEOUT_S)
-        except (*_LOST, asyncpg.PostgresError) as error:
+        except (*LOST, asyncpg.PostgresError) as error:
             raise unavailable(error) from error
         try:
             yield connection
+        except TgaError as error:
+            if isinstance(error.__cause__, asyncpg.InternalClientError):
+                connection.terminate()  # it would be handed out again, and fail again
+            raise
         finally:
             try:
                 await self._pool.release(connection)
-            except (*_LOST, asyncpg.PostgresError):
+            except (*LOST, asyncpg.PostgresError):
                 connection.terminate()
 
 
@@ -128,7 +139,7 @@ def unavailable(error: BaseException) -> TgaError:
 
 def _refused(error: BaseException) -> TgaError:
     """What a failed commit means. An error that the server sent before committing is final; silence is not."""
-    if isinstance(error, (*_LOST, asyncpg.OperatorInterventionError)):
+    if isinstance(error, (*LOST, asyncpg.OperatorInterventionError)):
         return OutcomeUnknown("the commit's answer was lost", found=f"{type(error).__name__}: {error}")
     if isinstance(error, (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)):
         return LockAcquireFailed("the stream's lock was not obtained in time", found=error)

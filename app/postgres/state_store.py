@@ -120,13 +120,13 @@ class PostgresStateStore:
     async def release_trace_lock(self, trace_id: TraceId) -> None:
         if trace_id not in self._held:
             raise ConcurrentExecution("this process does not drive the trace", stream=TRACE.stream(trace_id))
-        self._held.discard(trace_id)
         await release_stream(
             self._sessions,
             TRACE.stream(trace_id),
             self._executor.executor_id,
             lock_timeout_ms=self._lock_timeout_ms,
         )
+        self._held.discard(trace_id)  # only now: a release that failed can be repeated
 
 
 def _stated_bytes(record: LogRecord) -> bytes:

@@ -1,11 +1,12 @@
 -- The only ways to write: append a batch of plans, take a stream, give it back.
 
--- Advisory locks live in one space of 64-bit numbers; the prefix keeps streams and executors apart.
-CREATE FUNCTION tga.stream_lock_key(stream text) RETURNS bigint
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT pg_catalog.hashtextextended('stream:' || stream, 0) $$;
+-- Advisory locks live in one space of 64-bit numbers; the prefix keeps streams and executors apart. Functions and not
+-- operators: sessions call these under their own search_path, where someone's operator || could make them lie.
+CREATE FUNCTION tga.stream_lock_key(stream text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS
+    $$ SELECT pg_catalog.hashtextextended(pg_catalog.textcat('stream:', stream), 0) $$;
 
-CREATE FUNCTION tga.executor_lock_key(executor_id uuid) RETURNS bigint
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT pg_catalog.hashtextextended('executor:' || executor_id, 0) $$;
+CREATE FUNCTION tga.executor_lock_key(executor_id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS
+    $$ SELECT pg_catalog.hashtextextended(pg_catalog.textcat('executor:', executor_id::pg_catalog.text), 0) $$;
 
 CREATE TYPE tga.checked_entry AS (
     plan integer, stream text, sequence_number bigint, entry bytea, entry_digest bytea, to_state text,
@@ -83,10 +84,12 @@ BEGIN
                        ARRAY['STATE_CONCURRENT_EXECUTION', 'the append names no executor', NULL, NULL]
                    WHEN is_repeated THEN
                        ARRAY['STATE_CONCURRENT_EXECUTION', 'the stream stands twice in one batch', NULL, NULL]
-                   WHEN owner <> executor THEN  -- I6: the fence; a zombie's late effect ends here
-                       ARRAY['STATE_CONCURRENT_EXECUTION', 'another executor owns the stream', executor::text, owner::text]
                    WHEN NOT is_born AND plan <> ALL (e_plan) THEN
                        ARRAY['TRACE_NOT_FOUND', 'the stream has no entries', NULL, NULL]
+                   -- I6: the fence; a zombie's late effect ends here. Whoever is about to send must be the owner: a
+                   -- finished stream has none.
+                   WHEN owner <> executor OR (owner IS NULL AND plan = ANY (d_plan)) THEN
+                       ARRAY['STATE_CONCURRENT_EXECUTION', 'another executor owns the stream', executor::text, owner::text]
                END AS judgement
           FROM plans
     ), documents AS MATERIALIZED (  -- parsed and hashed once
