@@ -180,18 +180,12 @@ class _Body:
         self._is_complete = False
 
     async def read(self, content: aiohttp.StreamReader) -> None:
-        try:
-            while self._size_bytes < RESPONSE_BYTES_READ_MAX:
-                chunk = await content.readany()
-                if not chunk:
-                    self._is_complete = True
-                    return
-                self._take(chunk)
-        except Exception:
-            # The reader reports the break before it gives what arrived ahead of it.
-            content.set_exception(None)  # type: ignore[arg-type]
-            self._take(content.read_nowait())
-            raise
+        while self._size_bytes < RESPONSE_BYTES_READ_MAX:
+            chunk = await content.readany()
+            if not chunk:
+                self._is_complete = True
+                return
+            self._take(chunk)
 
     def _take(self, chunk: bytes) -> None:
         taken = chunk[: RESPONSE_BYTES_READ_MAX - self._size_bytes]

@@ -416,6 +416,7 @@ class EmbeddedPostgres:
 
     def _shut_down(self, deadline: float) -> None:
         signalled: int | None = None
+        patience = (time.monotonic() + deadline) / 2
         while True:
             pid = self._living_pid()
             with self._server_lock() as lock:
@@ -425,6 +426,12 @@ class EmbeddedPostgres:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGINT)  # PostgreSQL's fast shutdown
                 signalled = pid
+            elif pid is not None and time.monotonic() > patience:
+                # PostgreSQL 18 told to stop while it recovers from a crash never ends. An immediate shutdown loses
+                # nothing: the next start recovers.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGQUIT)
+                patience = deadline
             if time.monotonic() > deadline:
                 raise EmbeddedPostgresFailed(
                     f"the server did not stop within {self._timeout_s:g} s",

@@ -26,7 +26,14 @@ GATEWAY_ROLE = "tga_gateway"
 COMMAND_TIMEOUT_S = 30.0
 
 # Seconds, not the hours of the default: a partitioned executor must lose its lock while someone still cares.
-_KEEPALIVE = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
+_SETTINGS = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    # The functions refuse a stricter one: its snapshot would be older than their locks.
+    "default_transaction_isolation": "read committed",
+    "application_name": "tga",
+}
 # InternalClientError: the server said goodbye and asyncpg has not yet noticed that the connection is over.
 LOST = (
     OSError,
@@ -39,7 +46,7 @@ LOST = (
 
 async def connect(url: str, *, role: str | None = None) -> asyncpg.Connection[asyncpg.Record]:
     """A session of its own, as `role` if one is named; StoreUnavailable if it cannot be had."""
-    settings = {**_KEEPALIVE, "application_name": "tga", **({"role": role} if role else {})}
+    settings = {**_SETTINGS, **({"role": role} if role else {})}
     try:
         return await asyncpg.connect(url, server_settings=settings, timeout=10.0, command_timeout=COMMAND_TIMEOUT_S)
     except (*LOST, asyncpg.PostgresError, ValueError) as error:
@@ -65,7 +72,7 @@ class Sessions:
                 reset=keep,
                 command_timeout=COMMAND_TIMEOUT_S,
                 timeout=10.0,
-                server_settings={**_KEEPALIVE, "application_name": "tga", "role": GATEWAY_ROLE},
+                server_settings={**_SETTINGS, "role": GATEWAY_ROLE},
             )
         except (*LOST, asyncpg.PostgresError, ValueError) as error:
             raise unavailable(error) from error

@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Self
 
 import asyncpg
+from pydantic import ValidationError
 
 from app.core.canonical import parse_object
 from app.core.digest import Digest
-from app.core.errors import RecoveryFailed, SequenceGap, StoreUnavailable, TgaError, TraceNotFound
+from app.core.errors import RecoveryFailed, SchemaViolation, SequenceGap, StoreUnavailable, TgaError, TraceNotFound
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LOCK_TIMEOUT_MS
 from app.domain.tga.models import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
@@ -138,9 +139,7 @@ class PostgresTraces:
             state=state,
             records=records,
             attempt_times=row["times"] or [],
-            resolution=None
-            if row["resolution"] is None
-            else Resolution.model_validate(parse_object(row["resolution"])),
+            resolution=_resolution(row["resolution"], stream),
             claim_effect=None if row["effect"] is None else Digest(row["effect"].hex()),
             owner=row["owner"],
             waiting=row["waiting"],
@@ -159,6 +158,15 @@ class PostgresTraces:
             except TgaError:
                 await asyncio.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+
+
+def _resolution(raw: bytes | None, stream: str) -> Resolution | None:
+    if raw is None:
+        return None
+    try:
+        return Resolution.model_validate(parse_object(raw))
+    except ValidationError as error:
+        raise SchemaViolation("the stored resolution cannot be read", found=error, stream=stream) from None
 
 
 def _verify_checkpoint(row: asyncpg.Record, records: list[LogRecord], stream: str) -> None:

@@ -59,25 +59,33 @@ class Writer:
     def _start_flusher_if_needed(self) -> None:
         busy = len(self._flushers)
         if busy == 0 or (busy < WRITER_FLUSHERS_MAX and len(self._queue) >= WRITER_SECOND_FLUSHER_FROM_PLANS):
-            flusher = asyncio.create_task(self._flush())
+            flusher = asyncio.create_task(self._flush_all())
             self._flushers.add(flusher)
+            # For one that is cancelled before it runs.
             flusher.add_done_callback(self._flushers.discard)
 
-    async def _flush(self) -> None:
-        while self._queue:
-            batch = self._take_batch()
-            try:
-                results = await self._ledger.commit_batch([plan for plan, _ in batch])
-            except BaseException as error:
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
-            else:
-                for (_, future), result in zip(batch, results, strict=True):
-                    if not future.done():
-                        future.set_result(result)
+    async def _flush_all(self) -> None:
+        try:
+            while self._queue:
+                await self._flush(self._take_batch())
+        finally:
+            # In the step that found the queue empty: a plan that arrives before the task's callbacks run would
+            # otherwise wait for a flusher that has ended.
+            self._flushers -= {asyncio.current_task()}
+
+    async def _flush(self, batch: list[_Waiting]) -> None:
+        try:
+            results = await self._ledger.commit_batch([plan for plan, _ in batch])
+        except BaseException as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
 
     def _take_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []

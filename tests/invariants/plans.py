@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import asyncpg
 
@@ -14,7 +15,7 @@ from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from tests.traces import EXECUTOR, time_at
 
-Admin = asyncpg.Connection[asyncpg.Record]
+Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 def plan_of(
@@ -25,13 +26,14 @@ def plan_of(
     with_checkpoint: bool = False,
 ) -> Plan:
     """The plan that appends these records, with the claim that belongs to them."""
+    folded = fold(records) if with_checkpoint else None
     return Plan(
         stream=records[0].stream,
         executor_id=executor_id,
         owner_after=owner_after,
         entries=[planned(record) for record in records],
         claim=decide_claim(records),
-        checkpoint=PlannedCheckpoint(fold(records).to_bytes(), time_at(3)) if with_checkpoint else None,
+        checkpoint=None if folded is None else PlannedCheckpoint(folded.to_bytes(), time_at(3)),
     )
 
 

@@ -331,6 +331,10 @@ def changed_artifacts() -> Iterator[Json]:
         "success_of_what_was_not_sent": (4, {**effect, "basis": "not_sent"}),
         "resolution_by_nobody": (4, {**effect, "basis": "resolution"}),
         "resolution_that_is_no_verdict": (4, {**effect, "basis": "resolution", "resolution": ORDER}),
+        "failure_that_was_resolved_as_success": (
+            4,
+            {**effect, **FAILED_BY_ANSWER, "basis": "resolution", "resolution": {**ORDER, "action": "succeeded"}},
+        ),
         "verdict_that_is_not_the_basis": (4, {**effect, "resolution": {**ORDER, "action": "succeeded"}}),
         "key_with_a_space_at_its_end": (1, {**success[0]["artifact"], "idempotency_key": "a key "}),
         "key_with_a_space_before_it": (1, {**success[0]["artifact"], "idempotency_key": " a key"}),

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from app.core.canonical import canonical_bytes
 from app.core.digest import Digest
 from app.core.errors import (
+    ConcurrentExecution,
     LockAcquireFailed,
     OutcomeUnknown,
     RecoveryFailed,
+    SequenceGap,
     StoreBusy,
     StoreUnavailable,
     ToolNotFound,
@@ -86,6 +88,7 @@ class Drive:
     redispatch: Resolution | None = None
     must_ask: bool = False
     is_unsettled: bool = False
+    committed: Answer | None = None  # what may be told to others: `state` runs ahead of the store
 
     @classmethod
     def of(cls, stored: StoredTrace, executor_id: str) -> Drive:
@@ -97,6 +100,7 @@ class Drive:
         if drive.call is not None:
             # Whatever was begun before is interrupted: nobody knows how it ended.
             drive.attempts = Attempts.interrupted(drive.call.prepared_at, stored.attempt_times, stored.resolution)
+        drive.committed = drive.answer()
         return drive
 
     def keep(self, artifact: ArtifactDocument | None) -> None:
@@ -157,7 +161,7 @@ class Driver:
 
     async def _ask_supervisor(self, drive: Drive) -> Answer | None:
         if drive.waiting == "supervisor":
-            await self.give_back(drive)
+            await self.give_back(drive.trace_id, drive.executor_id)
             return drive.answer()
         if await self.judge(drive, self._tool_of(drive)) != "ask":
             return None
@@ -213,7 +217,7 @@ class Driver:
         if drive.pending:
             await self._commit(drive, owner_after=None)
         else:
-            await self.give_back(drive)
+            await self.give_back(drive.trace_id, drive.executor_id)
         return drive.answer()
 
     async def _attempt(self, drive: Drive, tool: Tool) -> ToolEffect | None:
@@ -222,10 +226,8 @@ class Driver:
         if attempts.count > 0:
             if attempts.sent_by_this_process > 0:
                 await self._clock.sleep(self._backoff_s(attempts))
-            await self._verify_ownership(drive)
             await self._commit(drive, owner_after=drive.executor_id, attempt=attempts.count + 1)
-        else:
-            await self._verify_ownership(drive)
+        await self._verify_ownership(drive)
         if drive.redispatch is not None:
             attempts.resolution, drive.redispatch = drive.redispatch, None
         attempts.begin(self._clock.now())
@@ -289,9 +291,12 @@ class Driver:
             try:
                 await self._ledger.commit(plan)
                 break
-            except OutcomeUnknown:
+            except (OutcomeUnknown, SequenceGap):
+                # A gap means that the head has moved: by a commit of ours that was thought lost, or by another.
                 drive.is_unsettled = True
                 if await self._settle(drive, attempt=attempt):
+                    if owner_after is None:
+                        await self.give_back(drive.trace_id, drive.executor_id)  # settling has made it ours again
                     break
                 plan = _as_executor(plan, drive.executor_id)
             except (StoreBusy, StoreUnavailable, LockAcquireFailed):
@@ -302,9 +307,14 @@ class Driver:
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
         drive.is_unsettled = False
         drive.pending = []
+        drive.committed = drive.answer()
 
     async def _settle(self, drive: Drive, *, attempt: int | None) -> bool:
-        """Whether the unknown commit happened. The stream's lock is taken first: then it is no longer happening."""
+        """Whether the unknown commit happened. The stream's lock is taken first: then it is no longer happening.
+
+        ConcurrentExecution when another executor has driven the trace in the meantime.
+        """
+        before = drive.pending[0].entry.prev_entry_digest if drive.pending else known(drive.state).entry_digest
         delay_ms = BACKOFF_FIRST_MS
         while True:
             try:
@@ -316,21 +326,37 @@ class Driver:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
                 continue
-            if attempt is not None:
-                return len(stored.attempt_times) + 1 >= attempt
-            return not drive.pending or stored.state.entry_digest == drive.pending[-1].entry.entry_digest
+            if drive.pending and stored.state.entry_digest == known(drive.state).entry_digest:
+                return True
+            attempts_found = len(stored.attempt_times) + 1
+            if stored.state.entry_digest != before or (attempt is not None and attempts_found > attempt):
+                await self._yield_to_another(drive)
+            # Without entries and attempt it says only who waits for whom, which may be said again.
+            return attempts_found == attempt
 
     async def _verify_ownership(self, drive: Drive) -> None:
-        """No dispatch under an executor id that is dead: first a new one, and the trace again."""
+        """No dispatch under an executor id that is dead: first a new one, and the trace again, as it was left.
+
+        While the id was dead another may have driven the trace, to its end even: then nothing is sent here.
+        """
         delay_ms = BACKOFF_FIRST_MS
         while True:
             try:
                 if self._traces.executor_id() == drive.executor_id:
                     return
                 drive.executor_id = await self._traces.acquire(drive.trace_id)
+                stored = await self._traces.load_trace(drive.trace_id)
             except _NO_ANSWER:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+                continue
+            found = (stored.state.entry_digest, len(stored.attempt_times), stored.waiting)
+            if found != (known(drive.state).entry_digest, drive.attempts.count, None):
+                await self._yield_to_another(drive)
+
+    async def _yield_to_another(self, drive: Drive) -> NoReturn:
+        await self.give_back(drive.trace_id, drive.executor_id)
+        raise ConcurrentExecution("another executor has driven the trace", stream=TRACE.stream(drive.trace_id))
 
     async def judge(self, drive: Drive, tool: Tool) -> Literal["allow", "deny", "ask"]:
         if drive.must_ask:
@@ -386,10 +412,10 @@ class Driver:
         delay_ms = min(BACKOFF_FIRST_MS << min(step, 16), BACKOFF_MAX_MS) * (0.5 + self._clock.jitter() / 2)
         return max(delay_ms, min(attempts.retry_after_ms or 0, BACKOFF_MAX_MS)) / 1000
 
-    async def give_back(self, drive: Drive) -> None:
+    async def give_back(self, trace_id: TraceId, executor_id: str) -> None:
         # If the store does not answer it stays ours until this process ends, and then it is free.
         with contextlib.suppress(*_NO_ANSWER):
-            await self._traces.release(drive.trace_id, drive.executor_id)
+            await self._traces.release(trace_id, executor_id)
 
 
 def known(value: _T | None) -> _T:

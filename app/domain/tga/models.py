@@ -254,6 +254,9 @@ class ToolEffect(ArtifactDocument):
     def _check(self) -> Self:
         if (self.basis == "resolution") != (self.resolution is not None and self.resolution.action != "redispatch"):
             raise ValueError("an operator's verdict is the basis `resolution`, always and only")
+        verdict = {"succeeded": "SUCCESS", "failed": "FAILURE"}.get(self.resolution.action if self.resolution else "")
+        if verdict not in (None, self.outcome):
+            raise ValueError("the outcome is the operator's verdict")
         if (self.outcome == "FAILURE") != (self.error is not None):
             raise ValueError("a failure says why in `error`; a success has none")
         if self.outcome != "FAILURE" and self.basis in ("unknown", "not_sent"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -82,7 +83,9 @@ class TgaRuntime:
         self._driver = Driver(
             ledger=ledger, traces=traces, tools=tools, connectors=connectors, supervisor=supervisor, clock=clock
         )
-        self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}  # I6: the process-local table
+        # I6: the process-local table; the store takes two tasks of one executor for the same owner.
+        self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}
+        self._being_taken: set[TraceId] = set()
 
     async def call(self, call: CheckedCall, *, wait_ms: int | None = None) -> Answer:
         """Answer a tool call: executed once for its key, or from what is recorded of it.
@@ -123,8 +126,7 @@ class TgaRuntime:
         wait_ms: int | None = None,
     ) -> Answer:
         """A person's decision on exactly this request; then the loop goes on from there."""
-        drive = await self._take(trace_id)
-        try:
+        async with self._taken(trace_id) as drive:
             state = known(drive.state)
             if state.state != "PENDING":
                 raise ConcurrentExecution("the request is already decided", found=state.state)
@@ -136,10 +138,8 @@ class TgaRuntime:
                 )
             self._driver.advance(drive, self._driver.decision(drive, decision, decided_by, rationale=rationale))
             drive.waiting = None
-        except TgaError as error:
-            await self._driver.give_back(drive)
-            raise error.at(stream=TRACE.stream(trace_id)) from None
-        return await self._wait(self._start(drive), wait_ms)
+            task = self._start(drive)
+        return await self._wait(task, wait_ms)
 
     async def resolve(
         self,
@@ -153,8 +153,7 @@ class TgaRuntime:
         wait_ms: int | None = None,
     ) -> Answer:
         """An operator's word on a held trace, about exactly this tool call."""
-        drive = await self._take(trace_id)
-        try:
+        async with self._taken(trace_id) as drive:
             state = known(drive.state)
             if drive.waiting != "operator" or state.tool_call_digest != tool_call_digest:
                 raise TraceNotHeld(
@@ -171,17 +170,17 @@ class TgaRuntime:
             else:
                 effect = effect_of_resolution(known(drive.call), resolution, output, drive.attempts, self._clock.now())
                 self._driver.advance(drive, effect)
-        except TgaError as error:
-            await self._driver.give_back(drive)
-            raise error.at(stream=TRACE.stream(trace_id)) from None
-        return await self._wait(self._start(drive), wait_ms)
+            task = self._start(drive)
+        return await self._wait(task, wait_ms)
 
     async def recover(self, trace_id: TraceId) -> Answer:
         """The six steps: own the trace, validate its checkpoint, replay and verify its log, go on from its state.
 
         A broken chain is never dispatched; a living executor's trace is left alone (ConcurrentExecution).
         """
-        return await self._start(await self._take(trace_id))
+        async with self._taken(trace_id) as drive:
+            task = self._start(drive)
+        return await task
 
     async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncIterator[Recovered]:
         """Every trace that has no living executor and waits for nobody, oldest first, a bounded number at a time.
@@ -231,16 +230,23 @@ class TgaRuntime:
         self._driver.advance(drive, request)
         return drive
 
-    async def _take(self, trace_id: TraceId) -> Drive:
-        """Own the trace and load it; released again if it cannot be loaded."""
-        if trace_id in self._driven:
+    @contextlib.asynccontextmanager
+    async def _taken(self, trace_id: TraceId) -> AsyncIterator[Drive]:
+        """Own the trace and load it, one task at a time; given back if it is not started."""
+        if trace_id in self._driven or trace_id in self._being_taken:
             raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(trace_id))
-        executor_id = await self._traces.acquire(trace_id)
+        self._being_taken.add(trace_id)
         try:
-            return Drive.of(await self._traces.load_trace(trace_id), executor_id)
-        except BaseException:
-            await self._traces.release(trace_id, executor_id)
-            raise
+            executor_id = await self._traces.acquire(trace_id)
+            try:
+                yield Drive.of(await self._traces.load_trace(trace_id), executor_id)
+            except BaseException as error:
+                await self._driver.give_back(trace_id, executor_id)
+                if isinstance(error, TgaError):
+                    error.at(stream=TRACE.stream(trace_id))
+                raise
+        finally:
+            self._being_taken.discard(trace_id)
 
     def _start(self, drive: Drive) -> asyncio.Task[Answer]:
         if drive.trace_id in self._driven:
@@ -253,11 +259,14 @@ class TgaRuntime:
     async def _driven_to_the_end(self, drive: Drive) -> Answer:
         try:
             return await self._driver.run(drive)
-        except (KeyClaimed, ConcurrentExecution):
+        except ConcurrentExecution:
             raise  # nothing of ours is there to give back
-        except TgaError as error:
-            await self._driver.give_back(drive)
-            raise error.at(stream=TRACE.stream(drive.trace_id)) from None
+        except Exception as error:
+            if drive.committed is not None or drive.is_unsettled:
+                await self._driver.give_back(drive.trace_id, drive.executor_id)
+            if isinstance(error, TgaError) and not isinstance(error, KeyClaimed):
+                error.at(stream=TRACE.stream(drive.trace_id))
+            raise
         finally:
             del self._driven[drive.trace_id]
 
@@ -270,8 +279,10 @@ class TgaRuntime:
                 return task.result()
             if driven is not None and driven.is_unsettled:
                 raise OutcomeUnknown("the store did not answer in time", stream=TRACE.stream(driven.trace_id))
-            if wait_ms is not None and driven is not None:
-                return driven.answer()
+            if wait_ms is not None:
+                if driven is not None and driven.committed is not None:
+                    return driven.committed  # never more than what is durable
+                step_ms = FOLLOW_POLL_MS
 
     async def _answer_repeat(self, call: CheckedCall, wait_ms: int | None) -> Answer | None:
         """What is recorded of the trace that has this key; None when no trace has it."""
@@ -292,20 +303,18 @@ class TgaRuntime:
         while True:
             driven = self._driven.get(trace_id)
             if driven is not None:
-                left_ms = None if wait_ms is None else max(0, wait_ms - waited_ms)
-                done, _ = await asyncio.wait({driven[1]}, timeout=None if left_ms is None else left_ms / 1000)
-                if not done:
-                    break
+                with contextlib.suppress(ConcurrentExecution):  # it was fenced: another drives it on
+                    answer = await self._wait(driven[1], None if wait_ms is None else max(0, wait_ms - waited_ms))
+                    if not answer.is_final and answer.waiting is None:
+                        break
             stored = await self._traces.load_trace(trace_id)
             answer = _answer_of(stored)
             if answer.is_final or answer.waiting is not None:
                 return answer
-            try:
-                drive = await self._take(trace_id)
-            except ConcurrentExecution:
-                pass  # its executor lives
-            else:
-                return await self._wait(self._start(drive), None if wait_ms is None else max(0, wait_ms - waited_ms))
+            with contextlib.suppress(ConcurrentExecution):  # its executor lives
+                async with self._taken(trace_id) as drive:
+                    self._start(drive)
+                continue
             if wait_ms is not None and waited_ms >= wait_ms:
                 break
             await self._clock.sleep(poll_ms / 1000)
@@ -315,9 +324,10 @@ class TgaRuntime:
     async def _recovered(self, trace_id: TraceId) -> Recovered:
         found: State | None = None
         try:
-            drive = await self._take(trace_id)
-            found = known(drive.state).state
-            return Recovered(trace_id, found, await self._start(drive))
+            async with self._taken(trace_id) as drive:
+                found = known(drive.state).state
+                task = self._start(drive)
+            return Recovered(trace_id, found, await task)
         except TgaError as error:
             return Recovered(trace_id, found, None, error)
 

@@ -29,7 +29,7 @@ BEGIN
     -- In the body, and local to the transaction: a setting attached to the function is undone before the commit.
     PERFORM pg_catalog.set_config('synchronous_commit', 'on', true)
         WHERE pg_catalog.current_setting('synchronous_commit') IN ('off', 'local', 'remote_write');
-    PERFORM pg_catalog.set_config('lock_timeout', lock_timeout_ms::text, true);
+    PERFORM pg_catalog.set_config('lock_timeout', greatest(lock_timeout_ms, 1)::text, true);  -- 0 would be for ever
 END
 $$;
 
