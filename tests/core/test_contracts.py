@@ -258,7 +258,8 @@ def fields_for(draw: st.DrawFn, model: type[BaseModel]) -> dict[str, Any]:
     if model is ToolEffect:
         if fields["basis"] in ("unknown", "not_sent"):
             fields["outcome"] = "FAILURE"
-        verdict = {"action": "failed", "resolved_by": "op", "rationale": "", "resolved_at": fields["recorded_at"]}
+        action = {"SUCCESS": "succeeded", "FAILURE": "failed"}[fields["outcome"]]
+        verdict = {"action": action, "resolved_by": "op", "rationale": "", "resolved_at": fields["recorded_at"]}
         fields["resolution"] = verdict if fields["basis"] == "resolution" else None
         fields["error"] = {"code": "c", "message": "m"} if fields["outcome"] == "FAILURE" else None
     if model is ExecutionState:
@@ -560,8 +561,9 @@ def test_each_kind_of_output_is_judged_alike(output: Any, *, is_valid: bool) -> 
 @pytest.mark.parametrize("action", [None, "redispatch", "succeeded", "failed"])
 def test_an_operators_verdict_is_the_basis_resolution_always_and_only(basis: str, action: str | None) -> None:
     word = {"action": action, "resolved_by": "operator", "rationale": "", "resolved_at": EFFECT["recorded_at"]}
-    failure = {"outcome": "FAILURE", "error": {"code": "c", "message": ""}}
-    document = {**EFFECT, **failure, "basis": basis, "resolution": None if action is None else word}
+    failure: dict[str, Any] = {"outcome": "FAILURE", "error": {"code": "c", "message": ""}}
+    ended = {} if action == "succeeded" and basis == "resolution" else failure
+    document = {**EFFECT, **ended, "basis": basis, "resolution": None if action is None else word}
     is_valid = (basis == "resolution") == (action in ("succeeded", "failed"))
     assert schema_accepts("tool_effect", document) is is_valid
     assert model_accepts("tool_effect", canonical_bytes(document)) is is_valid
