@@ -26,17 +26,23 @@ generate: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench.append
+	$(BIN)/python -m bench.tool_call
+	$(BIN)/python -m bench.recovery
 
 wheel: $(READY)
 	$(BIN)/python -m hatchling build -t wheel
 
-# uv installs in seconds what takes pip minutes; it is pinned like everything else.
+# uv installs in seconds what takes pip minutes; it is pinned like everything else. Where it does not trust the
+# registry's certificate the system's own are tried, then pip, which follows the machine's pip configuration.
+INSTALL := uv pip install --quiet --python $(BIN)/python
 $(READY): requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-uv.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable . --editable sdk
+	$(BIN)/$(INSTALL) --require-hashes --requirement requirements.lock \
+		|| $(BIN)/$(INSTALL) --system-certs --require-hashes --requirement requirements.lock \
+		|| $(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/$(INSTALL) --offline --no-deps --no-build-isolation --editable . --editable sdk
 	@touch $@
 
 # Only when dependencies change: rewrites the lock files. They name no download host.
