@@ -50,7 +50,7 @@ from app.domain.tga.replay import Dispatch, LogRecord, advance, decide_next
 from app.domain.tga.transitions import TRACE, State
 
 _T = TypeVar("_T")
-_NO_ANSWER = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
+NO_ANSWER = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class Driver:
                 stored = await self._traces.load_trace(drive.trace_id)
             except TraceNotFound:
                 return False
-            except _NO_ANSWER:
+            except NO_ANSWER:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
                 continue
@@ -346,7 +346,7 @@ class Driver:
                     return
                 drive.executor_id = await self._traces.acquire(drive.trace_id)
                 stored = await self._traces.load_trace(drive.trace_id)
-            except _NO_ANSWER:
+            except NO_ANSWER:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
                 continue
@@ -414,7 +414,7 @@ class Driver:
 
     async def give_back(self, trace_id: TraceId, executor_id: str) -> None:
         # If the store does not answer it stays ours until this process ends, and then it is free.
-        with contextlib.suppress(*_NO_ANSWER):
+        with contextlib.suppress(*NO_ANSWER):
             await self._traces.release(trace_id, executor_id)
 
 

@@ -30,7 +30,7 @@ from app.core.limits import (
 )
 from app.domain.ledger import Ledger
 from app.domain.tga.dispatching import effect_of_resolution
-from app.domain.tga.drive import Answer, Drive, Driver, known, request_of
+from app.domain.tga.drive import NO_ANSWER, Answer, Drive, Driver, known, request_of
 from app.domain.tga.models import ActionRequest, DecidedBy, Principal, Resolution, TraceId
 from app.domain.tga.ports import Clock, Connectors, Output, StoredTrace, Supervisor, Tool, Tools, Traces
 from app.domain.tga.replay import payload_digest
@@ -311,7 +311,8 @@ class TgaRuntime:
             answer = _answer_of(stored)
             if answer.is_final or answer.waiting is not None:
                 return answer
-            with contextlib.suppress(ConcurrentExecution):  # its executor lives
+            # Its executor lives, or this one is just getting a new id.
+            with contextlib.suppress(ConcurrentExecution, *NO_ANSWER):
                 async with self._taken(trace_id) as drive:
                     self._start(drive)
                 continue

@@ -1,0 +1,504 @@
+"""What a call is answered with, and what is stored and sent for it, one path at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.core.errors import (
+    ArgumentsInvalid,
+    ChecksumMismatch,
+    KeyMissing,
+    KeyReused,
+    OutcomeUnknown,
+    RecoveryFailed,
+    SchemaViolation,
+    StoreBusy,
+    TgaError,
+    ToolNotFound,
+)
+from app.domain.ledger import Plan
+from app.domain.tga.models import DecidedBy, Principal, ToolCall, TraceId
+from app.domain.tga.ports import Dispatched, Unknown
+from app.domain.tga.transitions import TRACE
+from app.postgres import writer as writer_module
+from app.postgres.database import Database
+from app.postgres.ledger import PostgresLedger
+from app.postgres.sessions import Sessions
+from app.postgres.writer import Writer
+from tests.invariants.plans import Admin, plan_of
+from tests.runtime.scripted import (
+    REFUSED,
+    SUCCESS,
+    TIMED_OUT,
+    WRITE,
+    Scripted,
+    call,
+    new_key,
+    open_scripted,
+)
+from tests.traces import EXECUTOR, executing_trace, trace_id
+
+PERSON = DecidedBy(type="person", id="ada")
+TABLES = ("entries", "artifacts", "heads", "claims", "claim_effects", "execution_checkpoints", "dispatch_attempts")
+
+
+async def count_rows(admin: Admin) -> dict[str, int]:
+    return {table: await admin.fetchval(f"SELECT count(*) FROM tga.{table}") for table in TABLES}
+
+
+async def decide(scripted: Scripted, asked: TraceId, decision: Any) -> Any:
+    digest = (await scripted.traces.load_trace(asked)).state.action_request_digest
+    return await scripted.runtime.decide(asked, decision=decision, decided_by=PERSON, action_request_digest=digest)
+
+
+async def interrupted_trace(ledger: PostgresLedger, n: int, *, attempts: int = 1) -> TraceId:
+    """What a gateway left that was killed while its call was under way for the n-th time."""
+    records = executing_trace(n, server_id="crm", tool_name="create", arguments={"amount": n})
+    await ledger.commit(plan_of(records, owner_after=EXECUTOR, with_checkpoint=True))
+    for attempt in range(2, attempts + 1):
+        await ledger.commit(Plan(TRACE.stream(trace_id(n)), EXECUTOR, EXECUTOR, dispatch_attempt=attempt))
+    return trace_id(n)
+
+
+# Attempts
+
+
+async def test_the_effect_lists_every_attempt(database: Database) -> None:
+    async with open_scripted(database.gateway_url, TIMED_OUT, REFUSED, SUCCESS) as scripted:
+        answer = await scripted.runtime.call(call(key=new_key()))
+    assert answer.effect is not None
+    assert [(one.attempt, one.result) for one in answer.effect.attempts] == [
+        (1, "timed_out"),
+        (2, "refused"),
+        (3, "answered"),
+    ]
+    assert len({(sent.tool_call_id, sent.idempotency_key) for sent in scripted.connector.sent}) == 1  # I3
+
+
+@pytest.mark.parametrize(
+    ("answers", "basis"),
+    [
+        ([REFUSED], "not_sent"),
+        ([TIMED_OUT], "unknown"),
+        ([REFUSED, TIMED_OUT], "unknown"),
+        ([TIMED_OUT, REFUSED], "unknown"),
+        ([Unknown("retryable_answer", "503"), REFUSED], "unknown"),
+    ],
+)
+async def test_a_call_that_was_never_sent_is_told_from_one_that_may_have_been(
+    database: Database, answers: list[Dispatched], basis: str
+) -> None:
+    async with open_scripted(database.gateway_url, *answers) as scripted:
+        answer = await scripted.runtime.call(call(key=new_key()))
+    assert answer.state == "FAILED"
+    assert answer.effect is not None
+    assert (answer.effect.basis, len(answer.effect.attempts)) == (basis, WRITE.max_attempts)
+    assert len(scripted.connector.sent) == WRITE.max_attempts
+
+
+async def test_attempts_before_a_crash_count(database: Database, ledger: PostgresLedger) -> None:
+    interrupted = await interrupted_trace(ledger, 1, attempts=2)
+    async with open_scripted(database.gateway_url, TIMED_OUT) as scripted:
+        answer = await scripted.runtime.recover(interrupted)
+    assert answer.effect is not None
+    assert [one.result for one in answer.effect.attempts] == ["interrupted", "interrupted", "timed_out"]
+    assert len(scripted.connector.sent) == 1
+    assert answer.effect.basis == "unknown"
+
+
+async def test_waiting_between_attempts_grows_and_heeds_the_server(database: Database) -> None:
+    later = Unknown("retryable_answer", "429", retry_after_ms=3_000)
+    tool = replace(WRITE, max_attempts=5)
+    async with open_scripted(database.gateway_url, TIMED_OUT, TIMED_OUT, later, SUCCESS, tool=tool) as scripted:
+        await scripted.runtime.call(call(key=new_key()))
+    assert scripted.clock.slept_s == [0.2, 0.4, 3.0]
+
+
+# What is stored
+
+
+async def test_an_allowed_call_is_two_commits_and_a_finished_ones_repeat_stores_nothing(
+    database: Database, admin: Admin
+) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        key = new_key()
+        first = await scripted.runtime.call(call(key=key))
+        assert [len(plan.entries) for plan in scripted.ledger.plans] == [3, 1]
+        assert scripted.ledger.plans[0].claim is not None
+        rows = await count_rows(admin)
+        again = await scripted.runtime.call(call(key=key))
+        assert again.replayed
+        assert again.effect == first.effect
+        assert await count_rows(admin) == rows
+        assert len(scripted.connector.sent) == 1
+        with pytest.raises(KeyReused):
+            await scripted.runtime.call(call(key=key, amount=2))
+        with pytest.raises(KeyReused):
+            await scripted.runtime.call(call(key=key, principal=Principal(principal_id="eve", tenant="default")))
+        scripted.tools.tools.clear()
+        assert (await scripted.runtime.call(call(key=key))).effect == first.effect, (
+            "its tool is gone; its effect is not"
+        )
+    assert await count_rows(admin) == rows
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (call(key=None), KeyMissing),
+        (call("nothing", key="k"), ToolNotFound),
+        (call(key="k", amount="many"), ArgumentsInvalid),
+    ],
+)
+async def test_a_bad_request_stores_nothing_and_uses_up_nothing(
+    database: Database, admin: Admin, wrong: Any, error: type[TgaError]
+) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        with pytest.raises(error):
+            await scripted.runtime.call(wrong)
+        assert set((await count_rows(admin)).values()) == {0}
+        assert scripted.connector.sent == []
+        assert (await scripted.runtime.call(call(key="k"))).state == "COMPLETED"
+
+
+async def test_a_policys_denial_is_recorded_and_makes_no_claim(database: Database, admin: Admin) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        scripted.supervisor.answer = "deny"
+        denied = await scripted.runtime.call(call(key="k"))
+        assert denied.state == "DENIED"
+        assert len(scripted.ledger.plans) == 1
+        rows = await count_rows(admin)
+        assert (rows["entries"], rows["claims"]) == (2, 0)
+        scripted.supervisor.answer = "allow"
+        allowed = await scripted.runtime.call(call(key="k"))
+        assert allowed.state == "COMPLETED", "the key was still free"
+        scripted.supervisor.answer = "deny"
+        repeated = await scripted.runtime.call(call(key="k"))
+        assert repeated.effect == allowed.effect, "what was executed is answered from the record"
+    assert len(scripted.connector.sent) == 1
+
+
+async def test_a_persons_denial_is_the_same_for_every_repeat(database: Database) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        scripted.supervisor.answer = "ask"
+        asked = await scripted.runtime.call(call(key="k"))
+        assert (asked.state, asked.waiting) == ("PENDING", "supervisor")
+        assert (await scripted.runtime.call(call(key="k"))).trace_id == asked.trace_id
+        denied = await decide(scripted, asked.trace_id, "DENY")
+        scripted.supervisor.answer = "allow"
+        repeated = await scripted.runtime.call(call(key="k"))
+        assert (repeated.state, repeated.decision) == ("DENIED", denied.decision)
+    assert scripted.connector.sent == []
+
+
+# Commits whose answer is lost: each one, and not persisted, but persisted
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_an_unknown_commit_is_settled_and_nothing_is_sent_twice_for_it(
+    database: Database, admin: Admin, place: int, persisted: bool
+) -> None:
+    """The intent, the second attempt's row, the effect."""
+    async with open_scripted(database.gateway_url, TIMED_OUT, SUCCESS) as scripted:
+        lose_answer(scripted, place, persisted=persisted)
+        answer = await scripted.runtime.call(call(key="k"))
+        assert answer.state == "COMPLETED"
+        assert len(scripted.connector.sent) == 2
+        assert await admin.fetchval("SELECT count(*) FROM tga.heads WHERE owner IS NOT NULL") == 0
+        rows = await count_rows(admin)
+        assert (rows["entries"], rows["dispatch_attempts"], rows["claim_effects"]) == (4, 1, 1)
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("waits_for", ["supervisor", "operator"])
+async def test_an_unknown_commit_of_a_wait_leaves_the_trace_to_the_person_and_owned_by_nobody(
+    database: Database, admin: Admin, waits_for: str, persisted: bool
+) -> None:
+    tool = replace(WRITE, on_unknown_outcome="hold")
+    async with open_scripted(database.gateway_url, TIMED_OUT, tool=tool) as scripted:
+        if waits_for == "supervisor":
+            scripted.supervisor.answer = "ask"
+        lose_answer(scripted, 0 if waits_for == "supervisor" else 1, persisted=persisted)
+        answer = await scripted.runtime.call(call(key="k"))
+        assert answer.waiting == waits_for
+        (head,) = await admin.fetch("SELECT owner, waiting FROM tga.heads")
+        assert (head["owner"], head["waiting"]) == (None, waits_for)
+
+
+async def test_a_lost_claim_after_an_unknown_commit_leaves_no_trace(database: Database, admin: Admin) -> None:
+    async with (
+        open_scripted(database.gateway_url) as scripted,
+        open_scripted(database.gateway_url) as other,
+    ):
+
+        async def lose(_: Plan) -> None:
+            scripted.ledger.before = None
+            await other.runtime.call(call(key="k"))
+            raise OutcomeUnknown("the commit's answer was lost")
+
+        scripted.ledger.before = lose
+        assert (await scripted.runtime.call(call(key="k"))).replayed
+    assert await admin.fetchval("SELECT count(*) FROM tga.heads") == 1
+    assert len(scripted.connector.sent) + len(other.connector.sent) == 1
+
+
+def lose_answer(scripted: Scripted, place: int, *, persisted: bool) -> None:
+    async def lose(_: Plan) -> None:
+        if len(scripted.ledger.plans) == place + 1:
+            raise OutcomeUnknown("the commit's answer was lost")
+
+    if persisted:
+        scripted.ledger.after = lose
+    else:
+        scripted.ledger.before = lose
+
+
+# An executor that lost its id
+
+
+async def lose_executor(scripted: Scripted, admin: Admin) -> None:
+    """End its owner session, and wait until it has a new id."""
+    old = scripted.traces.executor_id()
+    await admin.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
+        " AND (classid::bigint << 32 | objid::bigint) = tga.executor_lock_key($1::text::uuid)",
+        old,
+    )
+    while True:
+        await asyncio.sleep(0.005)
+        try:
+            if scripted.traces.executor_id() != old:
+                return
+        except TgaError:
+            continue
+
+
+async def test_what_a_successor_finished_is_not_sent_by_the_predecessor(database: Database, admin: Admin) -> None:
+    """I3: the intent is durable, the executor's id dies before the first send, another brings the call to its end."""
+    async with (
+        open_scripted(database.gateway_url) as scripted,
+        open_scripted(database.gateway_url) as successor,
+    ):
+
+        async def be_replaced(_: Plan) -> None:
+            scripted.ledger.after = None
+            await lose_executor(scripted, admin)
+            assert [one.error async for one in successor.runtime.recover_all()] == [None]
+
+        scripted.ledger.after = be_replaced
+        answer = await scripted.runtime.call(call(key="k"))
+        assert answer.state == "COMPLETED"
+        assert answer.replayed
+        assert scripted.connector.sent == []
+        assert len(successor.connector.sent) == 1
+
+
+async def test_what_a_successor_holds_for_an_operator_is_not_sent_by_the_predecessor(
+    database: Database, admin: Admin
+) -> None:
+    tool = replace(WRITE, on_unknown_outcome="hold")
+    async with (
+        open_scripted(database.gateway_url, tool=tool) as scripted,
+        open_scripted(database.gateway_url, tool=tool) as successor,
+    ):
+
+        async def be_replaced(_: Plan) -> None:
+            scripted.ledger.after = None
+            await lose_executor(scripted, admin)
+            assert [one.error async for one in successor.runtime.recover_all()] == [None]
+
+        scripted.ledger.after = be_replaced
+        answer = await scripted.runtime.call(call(key="k"))
+        assert answer.waiting == "operator"
+        assert scripted.connector.sent == successor.connector.sent == []
+
+
+async def test_what_a_successor_ended_without_an_attempt_is_not_sent_again(database: Database, admin: Admin) -> None:
+    """Its attempts were used up by its own count: no row stands in the way of the predecessor's retry."""
+    async with (
+        open_scripted(database.gateway_url, TIMED_OUT, SUCCESS) as scripted,
+        open_scripted(database.gateway_url, tool=replace(WRITE, max_attempts=1)) as successor,
+    ):
+
+        async def be_replaced(_: ToolCall) -> Dispatched:
+            await lose_executor(scripted, admin)
+            assert [one.error async for one in successor.runtime.recover_all()] == [None]
+            return TIMED_OUT
+
+        scripted.connector.answers[0] = be_replaced
+        answer = await scripted.runtime.call(call(key="k"))
+        assert answer.state == "FAILED"
+        assert answer.effect is not None
+        assert answer.effect.basis == "unknown"
+        assert (len(scripted.connector.sent), len(successor.connector.sent)) == (1, 0)
+    assert await admin.fetchval("SELECT count(*) FROM tga.dispatch_attempts") <= 1
+    assert await admin.fetchval("SELECT count(*) FROM tga.heads WHERE owner IS NOT NULL") == 0
+
+
+async def test_a_retry_is_owned_by_an_id_that_lives(database: Database, admin: Admin) -> None:
+    """Otherwise everyone might take the trace while the call is on its way."""
+    owners: list[str | None] = []
+    async with open_scripted(database.gateway_url, TIMED_OUT, SUCCESS) as scripted:
+
+        async def look(_: ToolCall) -> Dispatched:
+            owners.append(await admin.fetchval("SELECT owner::text FROM tga.heads"))
+            assert owners == [scripted.traces.executor_id()]
+            return SUCCESS
+
+        async def lose(_: Plan) -> None:
+            if len(scripted.ledger.plans) == 2:
+                await lose_executor(scripted, admin)
+
+        scripted.ledger.before = lose
+        scripted.connector.answers[1] = look
+        assert (await scripted.runtime.call(call(key="k"))).state == "COMPLETED"
+    assert len(owners) == 1
+
+
+# Callers
+
+
+async def test_a_caller_who_gives_up_does_not_interrupt_the_call(database: Database) -> None:
+    sent, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: ToolCall) -> Dispatched:
+        sent.set()
+        await go_on.wait()
+        return SUCCESS
+
+    async with open_scripted(database.gateway_url, slow) as scripted:
+        caller = asyncio.create_task(scripted.runtime.call(call(key="k")))
+        await sent.wait()
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        repeat = asyncio.create_task(scripted.runtime.call(call(key="k")))
+        await asyncio.sleep(0.02)
+        go_on.set()
+        assert (await repeat).state == "COMPLETED"
+        assert len(scripted.connector.sent) == 1
+
+
+# Recovery
+
+
+async def test_a_poisoned_trace_is_reported_and_never_sent_and_does_not_stop_the_others(
+    database: Database, admin: Admin, ledger: PostgresLedger
+) -> None:
+    for n in range(5):
+        await interrupted_trace(ledger, n, attempts=2)
+    for table in ("artifacts", "dispatch_attempts"):
+        await admin.execute(f"ALTER TABLE tga.{table} DISABLE TRIGGER append_only")
+    await admin.execute(
+        "UPDATE tga.artifacts SET artifact = replace(convert_from(artifact, 'UTF8'), '\"amount\":1', '\"amount\":9')"
+        "::text::bytea WHERE stream = $1 AND sequence_number = 3",
+        TRACE.stream(trace_id(1)),
+    )
+    await admin.execute(
+        'UPDATE tga.dispatch_attempts SET resolution = \'{"action":"now"}\' WHERE stream = $1',
+        TRACE.stream(trace_id(3)),
+    )
+    async with open_scripted(database.gateway_url) as scripted:
+        recovered = {one.trace_id: one async for one in scripted.runtime.recover_all()}
+        assert isinstance(recovered[trace_id(1)].error, ChecksumMismatch)
+        assert isinstance(recovered[trace_id(3)].error, SchemaViolation)
+        fine = {trace_id(n) for n in (0, 2, 4)}
+        assert {one for one, result in recovered.items() if result.error is None} == fine
+        assert {sent.trace_id for sent in scripted.connector.sent} == fine
+        with pytest.raises(ChecksumMismatch):
+            await scripted.runtime.call(call(key="key-1"))
+    assert await admin.fetchval("SELECT count(*) FROM tga.heads WHERE owner IS NOT NULL") == 0
+
+
+async def test_a_trace_whose_tool_is_gone_is_left_as_it_is(
+    database: Database, admin: Admin, ledger: PostgresLedger
+) -> None:
+    interrupted = await interrupted_trace(ledger, 1)
+    rows = await count_rows(admin)
+    async with open_scripted(database.gateway_url) as scripted:
+        kept = dict(scripted.tools.tools)
+        scripted.tools.tools.clear()
+        with pytest.raises(RecoveryFailed):
+            await scripted.runtime.recover(interrupted)
+        assert [type(one.error) async for one in scripted.runtime.recover_all()] == [RecoveryFailed]
+        assert await count_rows(admin) == rows
+        assert scripted.connector.sent == []
+        scripted.tools.tools.update(kept)
+        assert (await scripted.runtime.recover(interrupted)).state == "COMPLETED"
+
+
+# The writer
+
+
+class HeldLedger(PostgresLedger):
+    """Commits only when told."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        super().__init__(sessions)
+        self.gate = asyncio.Event()
+        self.batches: list[int] = []
+
+    async def commit_batch(self, plans: Sequence[Plan]) -> list[TgaError | None]:
+        self.batches.append(len(plans))
+        await self.gate.wait()
+        return [None] * len(plans)
+
+
+def some_plan(n: int) -> Plan:
+    return Plan(f"trace:{n}", EXECUTOR, None)
+
+
+async def test_a_writer_with_too_much_waiting_refuses_at_once(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WRITER_QUEUE_PLANS_MAX", 3)
+    held = HeldLedger(sessions)
+    writer = Writer(held)
+    waiting = [asyncio.create_task(writer.commit(some_plan(0)))]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting += [asyncio.create_task(writer.commit(some_plan(n))) for n in range(1, 4)]
+    await asyncio.sleep(0)
+    with pytest.raises(StoreBusy):
+        await writer.commit(some_plan(4))
+    held.gate.set()
+    await asyncio.gather(*waiting)
+    assert held.batches == [1, 3], "what arrived while a commit was in flight went together in the next"
+    await writer.commit(some_plan(5))
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_a_plan_that_arrives_as_a_batch_ends_is_not_forgotten(sessions: Sessions, steps: int) -> None:
+    """At every step of the loop around the moment at which the writer has nothing left to do."""
+    held = HeldLedger(sessions)
+    writer = Writer(held)
+    first = asyncio.create_task(writer.commit(some_plan(0)))
+    while not held.batches:
+        await asyncio.sleep(0)
+
+    async def commit_after(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await writer.commit(some_plan(1))
+
+    held.gate.set()
+    await asyncio.wait_for(asyncio.gather(first, commit_after(steps)), timeout=5.0)
+    assert held.batches == [1, 1]
+
+
+async def test_a_refused_call_can_be_made_again(
+    database: Database, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        monkeypatch.setattr(writer_module, "WRITER_QUEUE_PLANS_MAX", 0)
+        with pytest.raises(StoreBusy):
+            await scripted.runtime.call(call(key="k"))
+        assert set((await count_rows(admin)).values()) == {0}
+        monkeypatch.undo()
+        assert (await scripted.runtime.call(call(key="k"))).state == "COMPLETED"
