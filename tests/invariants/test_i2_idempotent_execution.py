@@ -1,4 +1,4 @@
-"""I2, as far as the ledger goes: one key has one stream for ever, and one effect, recorded with the log's own."""
+"""I2: one key has one stream for ever, and one effect, recorded with the log's own; a repeat never reaches the tool."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from dataclasses import replace
 import pytest
 
 from app.core.errors import KeyClaimed, SchemaViolation, TgaError
-from app.domain.ledger import Plan, PlannedEntry
-from app.domain.tga.idempotency import decide_claim
+from app.domain.ledger import PlannedEntry
 from app.domain.tga.models import ActionRequest, ToolCall
+from app.domain.tga.ports import Dispatched
 from app.domain.tga.replay import LogRecord
+from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.state_store import PostgresStateStore
 from tests.conftest import Admin
+from tests.invariants.plans import plan_of
+from tests.runtime.scripted import SUCCESS, call, open_scripted
 from tests.traces import (
-    EXECUTOR,
     completed_trace,
     denied_trace,
     executing_trace,
@@ -25,16 +27,6 @@ from tests.traces import (
     pending_trace,
     trace_id,
 )
-
-
-def plan_of(records: list[LogRecord]) -> Plan:
-    return Plan(
-        stream=records[0].stream,
-        executor_id=EXECUTOR,
-        owner_after=None,
-        entries=[PlannedEntry(r.entry.body_bytes(), r.artifact.to_bytes()) for r in records if r.artifact],
-        claim=decide_claim(records),
-    )
 
 
 @pytest.mark.parametrize("model", [ActionRequest, ToolCall])
@@ -95,3 +87,44 @@ async def test_a_refused_plan_claims_nothing(ledger: PostgresLedger, admin: Admi
     with pytest.raises(TgaError, match="STATE_SEQUENCE_GAP"):
         await ledger.commit(wrong)
     assert await admin.fetchval("SELECT count(*) FROM tga.claims") == 0
+
+
+async def test_a_repeat_is_answered_with_the_recorded_effect_and_the_tool_is_not_called(database: Database) -> None:
+    async with open_scripted(database.gateway_url) as first:
+        answer = await first.runtime.call(call(key="k"))
+        again = await first.runtime.call(call(key="k"))
+        assert len(first.connector.sent) == 1
+    async with open_scripted(database.gateway_url) as another_process:
+        later = await another_process.runtime.call(call(key="k"))
+        assert another_process.connector.sent == []
+    effects = [known.effect.to_bytes() for known in (answer, again, later) if known.effect is not None]
+    assert effects == [effects[0]] * 3
+    assert [known.replayed for known in (answer, again, later)] == [False, True, True]
+
+
+async def test_two_intended_identical_calls_with_their_own_keys_are_two_executions(database: Database) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        one, other = [await scripted.runtime.call(call(key=key)) for key in ("k1", "k2")]
+        assert one.trace_id != other.trace_id
+        assert scripted.connector.sends_of_key == {"k1": 1, "k2": 1}
+
+
+async def test_thousands_in_flight_need_only_a_few_sessions(database: Database, admin: Admin) -> None:
+    opened = asyncio.Event()
+
+    async def slow(_: ToolCall) -> Dispatched:
+        await opened.wait()
+        return SUCCESS
+
+    async with open_scripted(database.gateway_url, slow) as scripted:
+        tasks = [asyncio.create_task(scripted.runtime.call(call(key=f"k{n}"))) for n in range(2_000)]
+        while len(scripted.connector.sent) < len(tasks):
+            await asyncio.sleep(0.05)
+        sessions = await admin.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tga'"
+        )
+        opened.set()
+        answers = await asyncio.gather(*tasks)
+    assert sessions <= 9
+    assert {answer.state for answer in answers} == {"COMPLETED"}
+    assert await admin.fetchval("SELECT count(*) FROM tga.claim_effects") == 2_000

@@ -1,4 +1,4 @@
-"""I3, as far as the log goes: what was decided is what is called, with the same ids, and an effect is recorded once."""
+"""I3: what was decided is what is called, with the same ids until its effect is recorded, and never after."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from app.core.errors import ChecksumMismatch, RecoveryFailed, SequenceGap
 from app.domain.tga.models import ExecutionLogEntry, ExecutionState, ToolCall, ToolEffect
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, fold, next_record
 from app.domain.tga.transitions import TRACE
+from app.postgres.database import Database
+from app.postgres.ledger import PostgresLedger
 from app.postgres.state_store import PostgresStateStore
+from tests.conftest import Admin
+from tests.invariants.plans import plan_of
+from tests.runtime.scripted import open_scripted
 from tests.traces import EXECUTOR, authorized_trace, completed_trace, executing_trace, time_at, tool_call_id, trace_id
 
 
@@ -81,3 +86,37 @@ def test_a_trace_whose_payload_is_gone_cannot_go_on() -> None:
     records = executing_trace(1)
     with pytest.raises(RecoveryFailed, match="payload is missing"):
         fold([replace(records[0], artifact=None), *records[1:]])
+
+
+async def test_without_a_recorded_effect_the_same_call_is_dispatched_again_with_the_same_ids(
+    database: Database, ledger: PostgresLedger
+) -> None:
+    records = executing_trace(1, server_id="crm", tool_name="create", arguments={"amount": 1})
+    await ledger.commit(plan_of(records))
+    async with open_scripted(database.gateway_url) as scripted:
+        answer = await scripted.runtime.recover(trace_id(1))
+        (sent,) = scripted.connector.sent
+        assert sent == records[2].artifact
+        assert (sent.tool_call_id, sent.idempotency_key) == (tool_call_id(1), "key-1")
+        assert (answer.state, answer.tool_call_id) == ("COMPLETED", tool_call_id(1))
+
+
+async def test_with_a_recorded_effect_nothing_is_dispatched(database: Database, ledger: PostgresLedger) -> None:
+    records = completed_trace(1, server_id="crm", tool_name="create", arguments={"amount": 1})
+    await ledger.commit(plan_of(records))
+    async with open_scripted(database.gateway_url) as scripted:
+        answer = await scripted.runtime.recover(trace_id(1))
+        assert scripted.connector.sent == []
+        assert (answer.state, answer.effect) == ("COMPLETED", records[3].artifact)
+
+
+async def test_an_effect_on_the_claim_that_the_log_lacks_stops_recovery(
+    database: Database, ledger: PostgresLedger, admin: Admin
+) -> None:
+    records = executing_trace(1, server_id="crm", tool_name="create", arguments={"amount": 1})
+    await ledger.commit(plan_of(records))
+    await admin.execute("INSERT INTO tga.claim_effects VALUES ($1, decode(repeat('ab', 32), 'hex'))", records[0].stream)
+    async with open_scripted(database.gateway_url) as scripted:
+        with pytest.raises(RecoveryFailed, match="claim and log disagree"):
+            await scripted.runtime.recover(trace_id(1))
+        assert scripted.connector.sent == []

@@ -10,6 +10,7 @@ import pytest
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from bench.cost import buffers_of_append, commits_of, measuring_session
+from bench.gateway import cost_of_calls
 from bench.streams import GrowingStream, TraceTemplate, register_kind
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 APPENDS = 9
+CALLS = 9
 WARMUP_APPENDS = 8  # after five, a session settles on its plans
 # A deeper index and a page that is just full; not a scan.
 BUFFERS_MORE = 8
@@ -36,6 +38,17 @@ async def test_an_append_is_one_round_trip_and_one_commit(server: Server, databa
                 return
     # The server's own housekeeping can only add to the count, and not three times in a row.
     pytest.fail(f"commits and round trips of {APPENDS} appends: {found}")
+
+
+async def test_an_allowed_call_is_two_round_trips_and_two_commits(server: Server, database: Database) -> None:
+    """One before the world is touched, one after; the claim of a fresh key costs nothing more."""
+    found = []
+    async with measuring_session(server.root_url) as observer:
+        for attempt in range(3):
+            found.append(await cost_of_calls(database.gateway_url, observer, f"attempt-{attempt}", CALLS))
+            if found[-1] == (2 * CALLS, 2 * CALLS):
+                return
+    pytest.fail(f"commits and round trips of {CALLS} calls: {found}")
 
 
 async def test_a_long_stream_costs_no_more_than_a_short_one(ledger: PostgresLedger, admin: Session) -> None:
