@@ -18,16 +18,14 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import stat
-import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import quote
 
 from app.core.errors import EmbeddedPostgresFailed
@@ -40,6 +38,7 @@ from app.postgres.binaries import (
     run_as,
     unprivileged_account,
 )
+from app.postgres.postmaster import answers, clear_way, recorded_pid, standing_of
 
 __all__ = ["EmbeddedPostgres", "find_binaries"]
 
@@ -53,11 +52,6 @@ SOCKET_PATH_BYTES_MAX = 107
 _PORT = 5432
 _SOCKET_NAME = f".s.PGSQL.{_PORT}"
 _POLL_S = 0.02
-_PARAMETERS = b"user\0postgres\0database\0postgres\0\0"
-_STARTUP = struct.pack("!ii", 8 + len(_PARAMETERS), 3 << 16) + _PARAMETERS
-_READY_FOR_QUERY = b"Z\0\0\0\5I"
-_STARTING_OR_STOPPING = b"\0C57P03\0"
-_TERMINATE = b"X\0\0\0\4"
 # What PostgreSQL says when remains of the previous server are in its way; these pass, or are cleared.
 _IN_THE_WAY = (b"already exists", b"is still in use", b"lock file", b"could not create shared memory segment")
 
@@ -117,8 +111,10 @@ class EmbeddedPostgres:
             return self._living_pid()
 
     def _living_pid(self) -> int | None:
-        pid = _recorded_pid(self.data_dir / "postmaster.pid")
-        return pid if pid is not None and self._standing(pid) in ("ours", "unknown") else None
+        pid = recorded_pid(self.data_dir / "postmaster.pid")
+        return (
+            pid if pid is not None and standing_of(pid, self.data_dir, self._account) in ("ours", "unknown") else None
+        )
 
     def start(self) -> None:
         """Return once the server answers, having made, started, or joined it. Repeating it is harmless.
@@ -181,6 +177,10 @@ class EmbeddedPostgres:
                 owner = self.data_dir.stat()
                 return Account(owner.st_uid, owner.st_gid) if owner.st_uid != 0 else chosen
         return chosen
+
+    @property
+    def _lock_files(self) -> tuple[Path, Path]:
+        return self.data_dir / "postmaster.pid", self.socket_dir / f"{_SOCKET_NAME}.lock"
 
     @property
     def _server_uid(self) -> int:
@@ -299,13 +299,13 @@ class EmbeddedPostgres:
     def _ensure_running(self, bin_dir: Path, account: Account | None, deadline: float) -> None:
         log_bytes_before: int | None = None
         pause_s = 0.01
-        while not self._answers(deadline):
+        while not answers(self.socket_dir / _SOCKET_NAME, deadline=deadline):
             with self._server_lock() as lock:
                 # Not free: a server starts, recovers or ends, or children of a killed one are still leaving.
                 if lock is not None:
                     if log_bytes_before is not None:
                         self._verify_retryable(log_bytes_before)
-                    if self._clear_way():
+                    if clear_way(self._lock_files, self.data_dir, self._account):
                         log_bytes_before = self._launch(bin_dir, account, lock)
             if time.monotonic() > deadline:
                 pid = self._living_pid()
@@ -321,21 +321,6 @@ class EmbeddedPostgres:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.5)  # each refused attempt is a line in the log
 
-    def _answers(self, deadline: float) -> bool:
-        """Whether a session can be had; a server that starts, recovers or stops refuses it with 57P03."""
-        reply = b""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, contextlib.suppress(OSError):
-            client.settimeout(min(5.0, max(0.1, deadline - time.monotonic())))
-            client.connect(os.fsencode(self.socket_dir / _SOCKET_NAME))
-            client.sendall(_STARTUP)
-            while chunk := client.recv(8192):
-                reply += chunk
-                if reply.endswith(_READY_FOR_QUERY):
-                    client.sendall(_TERMINATE)
-                    break
-            return reply != b"" and _STARTING_OR_STOPPING not in reply
-        return False
-
     def _verify_retryable(self, log_bytes_before: int) -> None:
         with self.log_file.open("rb") as log:
             log.seek(log_bytes_before)
@@ -344,52 +329,6 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresFailed(
                 "the server ended while starting", expected="a server that accepts connections"
             )
-
-    def _clear_way(self) -> bool:
-        """Remove lock files that keep PostgreSQL from starting though their owner is certainly gone.
-
-        Only with server.lock in hand, so no process of a server that we started is left. PostgreSQL itself
-        trusts kill(pid, 0), which succeeds for a zombie too, and for a stranger that was given the number. It
-        deals with what it can see by itself, and checks for shared memory in use in any case.
-        Returns False while a server that someone else started lives here.
-        """
-        socket_file = self.socket_dir / _SOCKET_NAME
-        for lock_file in (self.data_dir / "postmaster.pid", socket_file.with_name(f"{_SOCKET_NAME}.lock")):
-            with contextlib.suppress(FileNotFoundError):
-                pid = _recorded_pid(lock_file)
-                if pid is None:
-                    # Empty: a crash between making and writing it, unless someone does that right now.
-                    if time.time() - lock_file.stat().st_mtime < 2.0:
-                        return False
-                    lock_file.unlink()
-                elif (standing := self._standing(pid)) == "ours":
-                    return False
-                elif standing in ("zombie", "stranger"):
-                    lock_file.unlink()
-        return True
-
-    def _standing(self, pid: int) -> Literal["gone", "zombie", "ours", "stranger", "unknown"]:
-        """A server works in its data directory, and so does every child of it; nobody else does."""
-        process = Path("/proc") / str(pid)
-        try:
-            if not Path("/proc/self/stat").exists():
-                os.kill(pid, 0)
-                return "unknown"
-            state = process.joinpath("stat").read_bytes().rpartition(b")")[2].split()[0]
-            if state in (b"Z", b"X"):
-                return "zombie"
-            try:
-                return "ours" if process.joinpath("cwd").samefile(self.data_dir) else "stranger"
-            except PermissionError:
-                # Root in a container often may not look into others' processes; each may into its own.
-                shown = run_as(self._account, ["/bin/sh", "-c", 'cd -P "$1" && pwd -P', "sh", process / "cwd"])
-                if shown.returncode != 0:
-                    return "unknown"
-                return "ours" if os.fsdecode(shown.stdout).rstrip("\n") == str(self.data_dir) else "stranger"
-        except (FileNotFoundError, ProcessLookupError):
-            return "gone"
-        except PermissionError:
-            return "unknown"
 
     def _launch(self, bin_dir: Path, account: Account | None, lock: int) -> int:
         """Start the server as nobody's child; returns how long the log was before."""
@@ -420,7 +359,7 @@ class EmbeddedPostgres:
         while True:
             pid = self._living_pid()
             with self._server_lock() as lock:
-                if lock is not None and (pid is None or self._standing(pid) != "ours"):
+                if lock is not None and (pid is None or standing_of(pid, self.data_dir, self._account) != "ours"):
                     break
             if pid is not None and pid != signalled:
                 with contextlib.suppress(ProcessLookupError):
@@ -515,12 +454,3 @@ def _try_exclusive(descriptor: int) -> bool:
 
 def _short_hash(path: Path) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-
-
-def _recorded_pid(lock_file: Path) -> int | None:
-    """None when there is no such file, or no number in it. Single-user servers write theirs negated."""
-    try:
-        first_line = lock_file.read_bytes().partition(b"\n")[0]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return abs(int(first_line)) or None if first_line.strip().lstrip(b"-").isdigit() else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import asyncpg
@@ -17,7 +16,7 @@ import uuid_utils
 
 from app.core.errors import ConcurrentExecution, SchemaViolation, StoreUnavailable, StoreUnfit
 from app.core.limits import LOCK_TIMEOUT_MS
-from app.postgres.sessions import GATEWAY_ROLE, LOST, Sessions, connect, unavailable
+from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, Sessions, connect, unavailable
 
 _HOLD = "SELECT pg_try_advisory_lock(tga.executor_lock_key($1))"
 _STILL_HELD = """
@@ -29,7 +28,7 @@ SELECT pg_backend_pid() AS backend_pid, EXISTS (
 """
 
 
-class Executor:
+class Executor(Closing):
     """This process's right to own streams: an id, and the session whose life is the id's life.
 
     When the session is lost the id is dead, and so is every ownership under it: open another. Ownership says who may
@@ -99,14 +98,6 @@ class Executor:
     def terminate(self) -> None:
         self._is_closing = True
         self._session.terminate()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _lost(self, found: str) -> StoreUnavailable:
         return StoreUnavailable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,7 +54,22 @@ async def connect(url: str, *, role: str | None = None) -> asyncpg.Connection[as
         raise unavailable(error) from error
 
 
-class Sessions:
+class Closing(abc.ABC):
+    """What is closed when its `async with` ends."""
+
+    @abc.abstractmethod
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Sessions(Closing):
     """A pool of sessions in the gateway's role. They hold no state between uses, so nothing is reset on return."""
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
@@ -83,14 +99,6 @@ class Sessions:
             await asyncio.wait_for(self._pool.close(), timeout=10.0)
         except (*LOST, asyncpg.PostgresError):
             self._pool.terminate()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:

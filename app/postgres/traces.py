@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 import asyncpg
@@ -19,7 +18,7 @@ from app.domain.tga.replay import LogRecord, fold, record_from_bytes
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import StoredCheckpoint, verify_stored_checkpoint
 from app.postgres.ownership import Executor, acquire_stream, release_stream
-from app.postgres.sessions import Sessions
+from app.postgres.sessions import Closing, Sessions
 from app.postgres.state_store import verify_head
 
 # One statement, one snapshot, one round trip.
@@ -51,7 +50,7 @@ SELECT stream, payload_digest FROM tga.claims WHERE server_id = $1 AND tool_name
 """
 
 
-class PostgresTraces:
+class PostgresTraces(Closing):
     """One executor's view of the traces. Keeps the executor's own session, and replaces it when it is lost."""
 
     def __init__(
@@ -73,14 +72,6 @@ class PostgresTraces:
         if self._keeper is not None:
             self._keeper.cancel()
         await self._executor.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def executor_id(self) -> str:
         if self._executor.is_lost():
