@@ -1,4 +1,4 @@
-"""What an append costs, in numbers that do not depend on the machine: round trips, commits, buffers."""
+"""What an append or a call costs, in numbers that do not depend on the machine: round trips, commits, buffers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs, quote, urlsplit
 
 import asyncpg
 
-from app.core.limits import LOCK_TIMEOUT_MS
 from app.domain.ledger import Plan
-from app.postgres.ledger import _APPEND, PostgresLedger, _columns
+from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
+
+Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _PORT = 5432
 _FLUSH_TIMEOUT_S = 10.0
@@ -89,21 +90,41 @@ class Relay:
                 await target.drain()
 
 
-async def buffers_of_append(session: asyncpg.Connection[asyncpg.Record], plan: Plan) -> int:
+class _Explaining(Sessions):
+    """Runs what the ledger commits under EXPLAIN ANALYZE, which executes it, and keeps what it touched."""
+
+    def __init__(self, session: Session) -> None:
+        self._measured = session
+        self.buffers = 0
+
+    async def commit(self, statement: str, *arguments: Any) -> list[Any]:
+        # The real statement with the real parameters; what the function does inside is counted with it.
+        rows = await self._measured.fetch(
+            f"EXPLAIN (ANALYZE, BUFFERS, TIMING off, FORMAT json) {statement}", *arguments
+        )
+        top = json.loads(rows[0][0])[0]["Plan"]
+        self.buffers = int(top["Shared Hit Blocks"]) + int(top["Shared Read Blocks"])
+        # What the statement would have returned is lost; `buffers_of_append` looks whether the head has moved.
+        return [{"code": None} for _ in range(round(top["Actual Rows"]))]
+
+
+async def buffers_of_append(session: Session, plan: Plan) -> int:
     """Commit the plan, and say how many shared buffers the call touched, planning of it apart."""
-    # The real statement with the real parameters; what the function does inside is counted with it.
-    rows = await session.fetch(
-        f"EXPLAIN (ANALYZE, BUFFERS, TIMING off, FORMAT json) {_APPEND}", LOCK_TIMEOUT_MS, *_columns([plan])
-    )
-    (explained,) = json.loads(rows[0][0])
-    top = explained["Plan"]
-    if top["Actual Rows"] != 1:
-        raise AssertionError(f"not one result for one plan: {top}")
-    return int(top["Shared Hit Blocks"]) + int(top["Shared Read Blocks"])
+    explaining = _Explaining(session)
+    before = await _length(session, plan.stream)
+    await PostgresLedger(explaining).commit(plan)
+    after = await _length(session, plan.stream)
+    if after != before + len(plan.entries):
+        raise AssertionError(f"{plan.stream} has {after} entries, not {before} and {len(plan.entries)} more")
+    return explaining.buffers
+
+
+async def _length(session: Session, stream: str) -> int:
+    return int(await session.fetchval("SELECT sequence_number FROM tga.heads WHERE stream = $1", stream) or 0)
 
 
 @asynccontextmanager
-async def measuring_session(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def measuring_session(url: str) -> AsyncIterator[Session]:
     session = await asyncpg.connect(url)
     try:
         yield session
@@ -111,33 +132,47 @@ async def measuring_session(url: str) -> AsyncIterator[asyncpg.Connection[asyncp
         await session.close()
 
 
-async def commits_of(url: str, observer: asyncpg.Connection[asyncpg.Record], plans: list[Plan]) -> tuple[int, int]:
-    """Commit the plans one by one on one session: how many transactions the server counted, and round trips.
+async def commits_of(url: str, observer: Session, plans: Sequence[Plan]) -> tuple[int, int]:
+    """Commit the plans one by one on one session: how many transactions the server counted, and round trips."""
 
-    Nothing else may use the database. `observer` is a session to another database. A session counts its transactions
-    when it ends, so connecting is measured too, and taken off.
-    """
-    overhead, trips_overhead = await _counted(url, observer, [])
-    total, trips = await _counted(url, observer, plans)
-    return total - overhead, trips - trips_overhead
-
-
-async def _counted(url: str, observer: asyncpg.Connection[asyncpg.Record], plans: list[Plan]) -> tuple[int, int]:
-    before = await _commits_when_idle(url, observer)
-    async with Relay(url) as relay:
-        async with await Sessions.open(relay.url, sessions_max=1) as sessions:
+    async def commit_all(url: str, count: int) -> None:
+        async with await Sessions.open(url, sessions_max=1) as sessions:
             ledger = PostgresLedger(sessions)
             # A plan without entries for a stream that is not there: prepares the statement and changes nothing.
             with contextlib.suppress(Exception):
                 await ledger.commit(Plan(stream="none:0", executor_id="0" * 32, owner_after=None))
-            for plan in plans:
+            for plan in plans[:count]:
                 await ledger.commit(plan)
+
+    return await cost_of(url, observer, commit_all, len(plans))
+
+
+async def cost_of(
+    url: str, observer: Session, do: Callable[[str, int], Awaitable[None]], times: int
+) -> tuple[int, int]:
+    """Transactions that the server counted, and round trips, of `do(url, times)` over `do(url, 0)`.
+
+    Nothing else may use the database. `observer` is a session to another database. A session counts its transactions
+    when it ends, so connecting is measured too, and taken off; `do` must close what it opens.
+    """
+    commits_before, trips_before = await _counted(url, observer, do, 0)
+    commits, trips = await _counted(url, observer, do, times)
+    return commits - commits_before, trips - trips_before
+
+
+async def _counted(
+    url: str, observer: Session, do: Callable[[str, int], Awaitable[None]], times: int
+) -> tuple[int, int]:
+    before = await transactions_when_idle(url, observer)
+    async with Relay(url) as relay:
+        await do(relay.url, times)
         trips = relay.round_trips
-        after = await _commits_when_idle(url, observer)
+        after = await transactions_when_idle(url, observer)
     return after - before, trips
 
 
-async def _commits_when_idle(url: str, observer: asyncpg.Connection[asyncpg.Record]) -> int:
+async def transactions_when_idle(url: str, observer: Session) -> int:
+    """How many transactions the database of `url` has ended, once nobody uses it any more."""
     name = urlsplit(url).path.removeprefix("/")
     async with asyncio.timeout(_FLUSH_TIMEOUT_S):
         while True:

@@ -1,0 +1,127 @@
+"""A gateway to measure: the real runtime, writer, traces, policy and clock, one tool, and a connector that is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.clock import SystemClock
+from app.core.digest import digest_of
+from app.core.errors import ToolNotFound
+from app.domain.policy.by_tags import TagPolicy
+from app.domain.tga.drive import Answer
+from app.domain.tga.models import JsonOutput, Principal, ToolCall
+from app.domain.tga.ports import Answered, Connector, Dispatched, Tool
+from app.domain.tga.runtime import CheckedCall, TgaRuntime
+from app.postgres.sessions import Sessions
+from app.postgres.traces import PostgresTraces
+from app.postgres.writer import Writer
+from bench.cost import Session, cost_of
+from bench.measure import CountingLedger
+
+TOOL: Final = Tool(
+    server_id="crm",
+    tool_name="create_ticket",
+    tool_class="write",
+    definition_digest=digest_of({"tool_name": "create_ticket"}),
+)
+PRINCIPAL: Final = Principal(principal_id="agent-1", tenant="default")
+_OUTPUT: Final = JsonOutput(encoding="json", value={"ticket_id": "T-1"})
+
+
+class OneTool:
+    """The registry and all connectors: one tool, at one server, and its arguments are not looked at."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+
+    def resolve(self, server_id: str, tool_name: str) -> Tool:
+        if (server_id, tool_name) != (TOOL.server_id, TOOL.tool_name):
+            raise ToolNotFound("no such tool", found=f"{server_id} {tool_name}")
+        return TOOL
+
+    def verify_arguments(self, tool: Tool, arguments: dict[str, Any]) -> None:
+        return None
+
+    def of(self, server_id: str) -> Connector:
+        return self._connector
+
+
+class Answering:
+    """Every call succeeds at once."""
+
+    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+        return Answered("SUCCESS", _OUTPUT)
+
+
+class Silent:
+    """No call is ever answered; each is announced when it comes."""
+
+    def __init__(self, announce: Callable[[], None]) -> None:
+        self._announce = announce
+
+    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+        self._announce()
+        never: asyncio.Future[Dispatched] = asyncio.get_running_loop().create_future()
+        return await never
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    runtime: TgaRuntime
+    ledger: CountingLedger
+
+
+@asynccontextmanager
+async def open_gateway(url: str, connector: Connector, *, sessions_max: int = 8) -> AsyncIterator[Gateway]:
+    tools = OneTool(connector)
+    async with (
+        await Sessions.open(url, sessions_max=sessions_max) as sessions,
+        await PostgresTraces.open(sessions, url) as traces,
+    ):
+        ledger = CountingLedger(sessions)
+        writer = Writer(ledger)
+        runtime = TgaRuntime(
+            ledger=writer, traces=traces, tools=tools, connectors=tools, supervisor=TagPolicy(), clock=SystemClock()
+        )
+        try:
+            yield Gateway(runtime, ledger)
+        finally:
+            await runtime.close()
+            await writer.close()
+
+
+def fresh_calls(name: str) -> Iterator[CheckedCall]:
+    """Calls that nobody has made before, if nobody used this name before; some 100 bytes of arguments."""
+    n = 0
+    while True:
+        n += 1
+        yield CheckedCall(
+            server_id=TOOL.server_id,
+            tool_name=TOOL.tool_name,
+            arguments={"title": f"ticket {n}", "priority": 2, "text": "It does not work. " * 4},
+            idempotency_key=f"{name}-{n}",
+            principal=PRINCIPAL,
+        )
+
+
+async def completed(runtime: TgaRuntime, call: CheckedCall) -> Answer:
+    answer = await runtime.call(call)
+    if answer.state != "COMPLETED" or answer.replayed:
+        raise RuntimeError(f"not executed: {answer}")
+    return answer
+
+
+async def cost_of_calls(url: str, observer: Session, name: str, count: int) -> tuple[int, int]:
+    """Transactions and round trips of so many allowed calls with fresh keys, one after the other."""
+
+    async def call_all(url: str, times: int) -> None:
+        calls = fresh_calls(f"{name}-{times}")
+        async with open_gateway(url, Answering(), sessions_max=1) as gateway:
+            for _ in range(1 + times):  # the first prepares the statement
+                await completed(gateway.runtime, next(calls))
+
+    return await cost_of(url, observer, call_all, count)
