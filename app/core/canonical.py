@@ -121,8 +121,9 @@ def canonical_bytes(value: JsonValue, *, bytes_max: int = ARTIFACT_BYTES_MAX) ->
     written = _written_plain(value) if _is_plain(value, DEPTH_MAX) else _written_by_authority(value)
     if len(written) > bytes_max:
         raise _document_too_large(bytes_max, len(written))
-    # Every key is followed by these two bytes; only a document with many of them needs an exact count.
-    if written.count(b'":') > KEYS_MAX and _count_keys(value) > KEYS_MAX:
+    # A key takes four bytes at least, and is followed by these two; only a document with many of them needs an exact
+    # count, and only a long one can have many.
+    if len(written) > 4 * KEYS_MAX and written.count(b'":') > KEYS_MAX and _count_keys(value) > KEYS_MAX:
         raise _too_many_keys()
     return written
 
@@ -177,18 +178,21 @@ def _refuse_depth(text: str) -> None:
 
 def _is_plain(value: object, depth_left: int) -> bool:
     kind = type(value)
+    if kind is dict:
+        if depth_left == 0:
+            return False
+        for key, member in value.items():  # type: ignore[attr-defined]
+            if type(key) is not str or not key.isascii():
+                return False
+            # Most members are text; asking here saves a call for each.
+            if type(member) is not str and member is not None and not _is_plain(member, depth_left - 1):
+                return False
+        return True
     if kind is str or kind is bool or value is None:
         return True
     if kind is int:
         return -SAFE_INTEGER_MAX <= value <= SAFE_INTEGER_MAX  # type: ignore[operator]
-    if depth_left == 0:
-        return False
-    if kind is dict:
-        for key, member in value.items():  # type: ignore[attr-defined]
-            if type(key) is not str or not key.isascii() or not _is_plain(member, depth_left - 1):
-                return False
-        return True
-    if kind is list:
+    if kind is list and depth_left > 0:
         return all(_is_plain(member, depth_left - 1) for member in value)  # type: ignore[attr-defined]
     return False
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.core.digest import Digest
 from app.domain.ledger import Claim
 from app.domain.tga.models import ActionRequest, SupervisorDecision
-from app.domain.tga.replay import LogRecord, payload_digest
+from app.domain.tga.replay import LogRecord
 
 
 def claim_of_request(request: ActionRequest) -> Claim | None:
     """The claim that this request makes, if it has a key."""
     if request.idempotency_key is None:
         return None
-    digest = payload_digest(request.server_id, request.tool_name, request.arguments)
-    return Claim(request.server_id, request.tool_name, request.idempotency_key, Digest(digest))
+    return Claim(request.server_id, request.tool_name, request.idempotency_key, request.payload_digest)
 
 
 def decide_claim(records: Sequence[LogRecord]) -> Claim | None:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from app.core.canonical import JsonValue
 from app.core.chain import Artifact, Head, verify_link, verify_place, verify_transition
-from app.core.digest import Digest, digest_of, digest_of_bytes
+from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
 from app.domain.tga.models import (
     ARTIFACT_MODELS,
@@ -48,11 +48,6 @@ ACTION_OF_STATE: Final[dict[State, Literal["ask_supervisor", "append_tool_call",
     "FAILED": "return_result",
     "DENIED": "return_result",
 }
-
-
-def payload_digest(server_id: str, tool_name: str, arguments: dict[str, JsonValue]) -> Digest:
-    """What makes two calls the same call: the fingerprint that a claim keeps."""
-    return digest_of({"server_id": server_id, "tool_name": tool_name, "arguments": arguments})
 
 
 def record_from_bytes(raw_entry: bytes, raw_artifact: bytes | None, *, entry_digest: Digest) -> LogRecord:
@@ -115,12 +110,16 @@ def fold(records: Iterable[LogRecord], *, start: ExecutionState | None = None) -
 
 def fold_next(state: ExecutionState | None, record: LogRecord) -> ExecutionState:
     """The state after one more record, or the first check that fails, at the place where the record would stand."""
-    head = head_of(state)
+    return _fold_next(state, head_of(state), record)
+
+
+def _fold_next(state: ExecutionState | None, head: Head, record: LogRecord) -> ExecutionState:
+    entry = record.entry
     try:
-        if state is not None and record.entry.trace_id != state.trace_id:
-            raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=record.entry.trace_id)
-        link, artifact = record.entry.link(), _artifact_of(record)
-        verify_place(TRACE, head, link, artifact, identity=record.entry.trace_id)
+        if state is not None and entry.trace_id != state.trace_id:
+            raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=entry.trace_id)
+        link, artifact = entry.link(), _artifact_of(record)
+        verify_place(TRACE, head, link, artifact, identity=entry.trace_id)
         _verify_continuity(state, record)
         verify_transition(TRACE, head, link, artifact)
         return _next_state(state, record)
@@ -149,8 +148,8 @@ def advance(
         "executor_id": executor_id,
         "recorded_at": recorded_at,
     }
-    record = LogRecord(ExecutionLogEntry.from_json({**body, "entry_digest": digest_of(body)}), artifact)
-    return record, fold_next(state, record)
+    record = LogRecord(ExecutionLogEntry.of_body(body), artifact)
+    return record, _fold_next(state, head, record)
 
 
 def next_record(
@@ -224,7 +223,7 @@ def _next_state(state: ExecutionState | None, record: LogRecord) -> ExecutionSta
             tool_name=artifact.tool_name,
             tool_class=artifact.tool_class,
             idempotency_key=artifact.idempotency_key,
-            payload_digest=payload_digest(artifact.server_id, artifact.tool_name, artifact.arguments),
+            payload_digest=artifact.payload_digest,
             action_request_digest=entry.artifact_digest,
             supervisor_decision_digest=None,
             tool_call_digest=None,
@@ -241,7 +240,7 @@ def _next_state(state: ExecutionState | None, record: LogRecord) -> ExecutionSta
         moved["tool_call_id"] = artifact.tool_call_id
     elif isinstance(artifact, ToolEffect):
         moved["tool_effect_digest"] = entry.artifact_digest
-    return ExecutionState.model_validate({**state.to_json(), **moved})
+    return state.moved(moved)
 
 
 def _verify_continuity(state: ExecutionState | None, record: LogRecord) -> None:
@@ -250,7 +249,7 @@ def _verify_continuity(state: ExecutionState | None, record: LogRecord) -> None:
     if state is None or artifact is None:
         return
     if isinstance(artifact, ToolCall):
-        payload = payload_digest(artifact.server_id, artifact.tool_name, artifact.arguments)
+        payload = artifact.payload_digest
         expected = (state.payload_digest, state.tool_class, state.idempotency_key)
         found = (payload, artifact.tool_class, artifact.idempotency_key)
         if found != expected:

@@ -31,9 +31,8 @@ from app.core.limits import (
 from app.domain.ledger import Ledger
 from app.domain.tga.dispatching import effect_of_resolution
 from app.domain.tga.drive import NO_ANSWER, Answer, Drive, Driver, known, request_of
-from app.domain.tga.models import ActionRequest, DecidedBy, Principal, Resolution, TraceId
+from app.domain.tga.models import ActionRequest, DecidedBy, Principal, Resolution, TraceId, payload_digest
 from app.domain.tga.ports import Clock, Connectors, Output, StoredTrace, Supervisor, Tool, Tools, Traces
-from app.domain.tga.replay import payload_digest
 from app.domain.tga.transitions import TRACE, State
 
 

@@ -56,6 +56,7 @@ AS $$
 DECLARE
     checked checked_entry[];
     results plan_result[];
+    wrong plan_result[];
     refused integer[];
 BEGIN
     PERFORM prepare_transaction(lock_timeout_ms);
@@ -97,15 +98,20 @@ BEGIN
                e.artifact, sha256(e.artifact) AS artifact_digest, convert_from(e.artifact, 'UTF8')::jsonb AS body
           FROM unnest(e_plan, e_entry, e_artifact) WITH ORDINALITY AS e(plan, entry, artifact, place)
     ), links AS MATERIALIZED (
-        SELECT d.*, p.stream, p.kind, p.entry_schema_id,
-               substr(p.stream, length(p.kind) + 2) AS id, doc ->> p.id_field AS entry_id, body ->> p.id_field AS artifact_id,
+        -- Each entry looks its head up again: an index lookup, where joining `plans` would compare each with each.
+        SELECT d.*, p.stream, k.kind, k.entry_schema_id,
+               substr(p.stream, length(k.kind) + 2) AS id, doc ->> k.id_field AS entry_id, body ->> k.id_field AS artifact_id,
                doc ->> 'sequence_number' AS sequence, doc ->> 'artifact_type' AS artifact_type,
                doc ->> 'from_state' AS from_state, doc ->> 'to_state' AS to_state,
-               p.head_sequence + row_number() OVER own AS next_sequence,
-               coalesce(lag(encode(d.entry_digest, 'hex')) OVER own, p.head_digest) AS prev_digest,
-               coalesce(lag(doc ->> 'to_state') OVER own, p.head_state) AS state,
-               coalesce(lag(encode(d.artifact_digest, 'hex')) OVER own, p.head_artifact) AS prev_artifact
-          FROM documents d JOIN plans p USING (plan)
+               coalesce(h.sequence_number, 0) + row_number() OVER own AS next_sequence,
+               coalesce(encode(lag(d.entry_digest) OVER own, 'hex'), encode(h.entry_digest, 'hex'), repeat('0', 64)) AS prev_digest,
+               coalesce(lag(doc ->> 'to_state') OVER own, h.state, k.birth_state) AS state,
+               encode(coalesce(lag(d.artifact_digest) OVER own, h.artifact_digest), 'hex') AS prev_artifact
+          FROM documents d
+         CROSS JOIN LATERAL (SELECT p_stream[d.plan] AS stream) AS p
+          LEFT JOIN stream_kinds k ON k.kind = split_part(p.stream, ':', 1)
+          LEFT JOIN heads h ON h.stream = p.stream
+         WHERE p.stream IS NOT NULL
         WINDOW own AS (PARTITION BY d.plan ORDER BY d.place)
     ), judged AS (
         SELECT l.*, r.settles_claim, verdict.*
@@ -149,25 +155,24 @@ BEGIN
       INTO checked, results;
 
     IF k_plan <> '{}' THEN  -- I4: a checkpoint stands only on the entry it says
-        SELECT array_agg(CASE WHEN r.code IS NULL AND k.found IS NOT NULL
-                              THEN ROW(r.plan, 'STATE_CHECKSUM_MISMATCH', k.sequence_number, 'the checkpoint does not stand on its entry',
-                                       k.expected, k.found, NULL, NULL)::plan_result
-                              ELSE r END ORDER BY r.plan)
-          INTO results
-          FROM unnest(results) AS r
-          LEFT JOIN LATERAL (
-              SELECT s.sequence_number, coalesce(s.state ->> 'entry_digest', 'nothing') AS found, encode(e.entry_digest, 'hex') AS expected
-                FROM unnest(k_plan, k_state) AS u(plan, state_bytes)
-               CROSS JOIN LATERAL (SELECT convert_from(u.state_bytes, 'UTF8')::jsonb AS state) AS j
-               CROSS JOIN LATERAL (SELECT j.state, (j.state ->> 'sequence_number')::bigint AS sequence_number) AS s
-                LEFT JOIN LATERAL (SELECT c.entry_digest FROM unnest(checked) AS c WHERE c.plan = u.plan AND c.sequence_number = s.sequence_number
-                                   UNION ALL
-                                   SELECT o.entry_digest FROM entries o WHERE o.stream = p_stream[u.plan] AND o.sequence_number = s.sequence_number
-                                   LIMIT 1) AS e ON true
-                LEFT JOIN execution_checkpoints x ON x.stream = p_stream[u.plan] AND x.sequence_number = s.sequence_number
-               WHERE u.plan = r.plan
-                 AND (s.state ->> 'entry_digest' IS DISTINCT FROM encode(e.entry_digest, 'hex') OR x.checkpoint_digest <> sha256(u.state_bytes))
-               LIMIT 1) AS k ON true;
+        wrong := ARRAY(
+            SELECT ROW(u.plan, 'STATE_CHECKSUM_MISMATCH', s.sequence_number, 'the checkpoint does not stand on its entry',
+                       encode(e.entry_digest, 'hex'), coalesce(s.state ->> 'entry_digest', 'nothing'), NULL, NULL)::plan_result
+              FROM unnest(k_plan, k_state) AS u(plan, state_bytes)
+             CROSS JOIN LATERAL (SELECT convert_from(u.state_bytes, 'UTF8')::jsonb AS state OFFSET 0) AS j
+             CROSS JOIN LATERAL (SELECT j.state, (j.state ->> 'sequence_number')::bigint AS sequence_number OFFSET 0) AS s
+              LEFT JOIN unnest(checked) AS c ON c.plan = u.plan AND c.sequence_number = s.sequence_number
+              LEFT JOIN entries o ON o.stream = p_stream[u.plan] AND o.sequence_number = s.sequence_number AND c.plan IS NULL
+             CROSS JOIN LATERAL (SELECT coalesce(c.entry_digest, o.entry_digest) AS entry_digest) AS e
+              LEFT JOIN execution_checkpoints x ON x.stream = p_stream[u.plan] AND x.sequence_number = s.sequence_number
+             WHERE s.state ->> 'entry_digest' IS DISTINCT FROM encode(e.entry_digest, 'hex')
+                OR (x.stream IS NOT NULL AND x.checkpoint_digest <> sha256(u.state_bytes)));
+        IF wrong <> '{}' THEN
+            SELECT array_agg(coalesce(CASE WHEN r.code IS NULL THEN (SELECT w FROM unnest(wrong) AS w WHERE w.plan = r.plan LIMIT 1) END, r)
+                             ORDER BY r.plan)
+              INTO results
+              FROM unnest(results) AS r;
+        END IF;
     END IF;
 
     IF d_plan <> '{}' THEN
