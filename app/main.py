@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
 from pathlib import Path
 
-from app.cli.command import command
+from app.cli.command import command, show_error
 from app.cli.context import Context, Gateway
 from app.clock import SystemClock
 from app.connectors.registry import Registry, load_config
-from app.core.errors import StoreUnfit
+from app.core.errors import StoreUnfit, TgaError
 from app.domain.policy.by_tags import TagPolicy
 from app.domain.tga.runtime import TgaRuntime
 from app.postgres.database import open_database
@@ -67,7 +68,10 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
 
 def run() -> None:
     """The command `tga`."""
-    settings = Settings.from_environment()
+    try:
+        settings = Settings.from_environment()
+    except TgaError as error:
+        sys.exit(show_error(error))
     command(obj=Context(settings, lambda: open_gateway(settings)))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.core.errors import SettingInvalid
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -23,7 +25,14 @@ class Settings:
         home = values.get("TGA_HOME") or "~/.tga"
         config = values.get("TGA_CONFIG")
         return cls(
-            home=Path(home).expanduser().absolute(),
+            home=_path("TGA_HOME", home),
             database_url=values.get("TGA_DATABASE_URL") or None,
-            config=Path(config).expanduser().absolute() if config else None,
+            config=_path("TGA_CONFIG", config) if config else None,
         )
+
+
+def _path(name: str, value: str) -> Path:
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:  # ~someone who is not here
+        raise SettingInvalid(f"{name} is no path", found=f"{value}: {error}") from None

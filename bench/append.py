@@ -13,7 +13,7 @@ from rich.table import Table
 from app.core.limits import BATCH_PLANS_MAX, WRITER_FLUSHERS_MAX
 from app.domain.ledger import Plan
 from app.domain.tga.models import ArtifactDocument, ExecutionState
-from app.domain.tga.replay import fold, next_record
+from app.domain.tga.replay import advance, fold
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.writer import Writer
@@ -161,7 +161,7 @@ def measure_building(traces: int) -> float:
             state = fold([record], start=state)
     started = time.process_time()
     for state, artifact in inputs:
-        record = next_record(state, artifact, executor_id=EXECUTOR, recorded_at=time_at(0))
+        record, _ = advance(state, artifact, executor_id=EXECUTOR, recorded_at=time_at(0))
         record.entry.body_bytes()
         artifact.to_bytes()
     return (time.process_time() - started) * 1e6 / len(inputs)

@@ -14,10 +14,11 @@ import asyncpg
 from app.core.canonical import canonical_bytes
 from app.core.chain import ArtifactRule, StreamKind, Transition
 from app.core.digest import GENESIS, digest_of_bytes
-from app.core.limits import PLAN_ENTRIES_MAX
 from app.domain.ledger import Plan, PlannedEntry
 from app.domain.tga.replay import LogRecord
 from tests.traces import EXECUTOR, completed_trace, time_at, trace_id
+
+_PLAN_ENTRIES_MAX: Final = 16
 
 BENCH: Final = StreamKind(
     name="bench",
@@ -73,7 +74,7 @@ class GrowingStream:
     def plans_until(self, sequence_number: int) -> Iterator[Plan]:
         """Whole plans, as large as a plan may be, until the stream has so many entries."""
         while self.sequence_number < sequence_number:
-            yield self.next_plan(min(PLAN_ENTRIES_MAX, sequence_number - self.sequence_number))
+            yield self.next_plan(min(_PLAN_ENTRIES_MAX, sequence_number - self.sequence_number))
 
     def _next_entry(self) -> PlannedEntry:
         self.sequence_number += 1

@@ -21,7 +21,7 @@ from app.domain.tga.models import (
     ToolEffect,
     TraceId,
 )
-from app.domain.tga.replay import LogRecord, fold, next_record
+from app.domain.tga.replay import LogRecord, advance, fold
 
 # 2026-01-01T00:00:00Z; the ids of sample traces are a millisecond apart, as UUIDv7 orders them.
 _EPOCH_MS: Final = 1_767_225_600_000
@@ -130,7 +130,7 @@ def records_of(*artifacts: ArtifactDocument, executor_id: str = EXECUTOR) -> lis
     state: ExecutionState | None = None
     records: list[LogRecord] = []
     for artifact in artifacts:
-        record = next_record(state, artifact, executor_id=executor_id, recorded_at=time_at(len(records)))
+        record, _ = advance(state, artifact, executor_id=executor_id, recorded_at=time_at(len(records)))
         state = fold([record], start=state)
         records.append(record)
     return records

@@ -6,6 +6,7 @@ what a killed command leaves behind.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -34,7 +35,7 @@ async def run(settings: Settings) -> None:
         await show_trace(gateway, answer.trace_id, as_json=False)
         console.print("\n[bold]Try, in another terminal in this folder:[/]\n")
         for command, what in (
-            (f"export TGA_HOME={settings.home}", ""),
+            (f"export TGA_HOME={shlex.quote(str(settings.home))}", ""),
             (".venv/bin/tga call bank charge -a amount=42 -k order-8", "again: answered from the record, charged once"),
             (".venv/bin/python tools/crash.py", "kills a gateway in the middle of a call; the call is finished, once"),
             (".venv/bin/python tools/tamper.py", "changes the record as a superuser; it is found"),
@@ -55,7 +56,7 @@ def main() -> int:
         url = tool_server.stdout.readline().strip() if tool_server.stdout else ""
         if not url:
             console.print(
-                f"[bold red]error[/] the demonstration's tool server did not start on port {TOOL_SERVER_PORT}."
+                f"[bold red]error[/] the demonstration's tool server did not start; is port {TOOL_SERVER_PORT} taken?"
             )
             return 3
         console.print(f"A tool server of its own is at {url}; its book of executions is {book}")

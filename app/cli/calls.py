@@ -58,7 +58,7 @@ def show_answer(answer: Answer) -> bool:
     replayed = " (answered from the record)" if answer.replayed else ""
     notes.print(f"[{style}]{answer.state}[/] trace {answer.trace_id}{replayed}")
     if answer.waiting == "supervisor":
-        notes.print("It waits for a person to decide.")
+        notes.print("It waits for a person to decide. (There is no command for that in this version yet.)")
     if answer.waiting == "operator":
         notes.print(f"Its outcome is unknown, and it is held: `tga resolve {answer.trace_id} …` ends that.")
     if answer.effect is not None:
@@ -80,7 +80,7 @@ async def show_traces(gateway: Gateway, *, state: str | None, limit: int, as_jso
         output.print(json.dumps([asdict(trace) for trace in traces]), markup=False)
         return True
     if not traces:
-        output.print("No traces yet. Try `tga call bank charge -a amount=42`.")
+        output.print("No traces yet." if state is None else f"No trace is {state}.")
         return True
     table = Table(box=None, pad_edge=False)
     for heading, width in (("trace", 36), ("state", 9), ("tool", 4), ("asked by", 8), ("requested at", 12)):
@@ -99,7 +99,7 @@ async def show_traces(gateway: Gateway, *, state: str | None, limit: int, as_jso
 
 
 async def show_trace(gateway: Gateway, trace_id: str, *, as_json: bool) -> bool:
-    stored = await gateway.traces.load_trace(TraceId(trace_id.removeprefix("trace:")))
+    stored = await gateway.traces.load_trace(TraceId(trace_id))
     if as_json:
         output.print(json.dumps(trace_document(stored)), markup=False)
         return True
@@ -162,7 +162,7 @@ async def resolve_trace(
     rationale: str,
     result: str | None,
 ) -> bool:
-    identity = TraceId(trace_id.removeprefix("trace:"))
+    identity = TraceId(trace_id)
     stored = await gateway.traces.load_trace(identity)
     if stored.state.tool_call_digest is None:
         raise TraceNotFound("the trace has no tool call to resolve", stream=f"trace:{identity}")

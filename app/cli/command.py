@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, NoReturn
@@ -21,18 +22,45 @@ from app.cli.db import load_database_status, migrate_database
 from app.cli.recovery import recover, serve
 from app.cli.verify import verify
 from app.core.errors import (
+    ArgumentsInvalid,
     EmbeddedPostgresFailed,
+    InputMalformed,
+    InputTooLarge,
+    KeyMissing,
+    LockAcquireFailed,
     MigrationRefused,
+    OutcomeUnknown,
+    SchemaViolation,
     SettingInvalid,
+    StoreBusy,
     StoreUnavailable,
     StoreUnfit,
     TgaError,
+    ToolNotFound,
 )
+from app.domain.tga.transitions import TRACE
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
-_UNREACHABLE = (StoreUnavailable, StoreUnfit, MigrationRefused, EmbeddedPostgresFailed)
+_BAD_USAGE = (
+    SettingInvalid,
+    InputMalformed,
+    InputTooLarge,
+    SchemaViolation,
+    ToolNotFound,
+    ArgumentsInvalid,
+    KeyMissing,
+)
+_UNREACHABLE = (
+    StoreUnavailable,
+    StoreUnfit,
+    StoreBusy,
+    OutcomeUnknown,
+    LockAcquireFailed,
+    MigrationRefused,
+    EmbeddedPostgresFailed,
+)
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 application = typer.Typer(
@@ -47,7 +75,18 @@ database = typer.Typer(
 )
 application.add_typer(database, name="db")
 
-TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.")]
+_TRACE_ID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+def _trace_id(text: str | None) -> str | None:
+    bare = None if text is None else text.removeprefix(f"{TRACE.name}:")
+    if bare is not None and not _TRACE_ID.fullmatch(bare):
+        raise typer.BadParameter("a trace id is a UUID of version 7, as `tga traces` shows it")
+    return bare
+
+
+TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.", callback=_trace_id)]
+MaybeTrace = Annotated[str | None, typer.Argument(metavar="ID", help="One trace.", callback=_trace_id)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -70,7 +109,7 @@ def options(
 @application.command("verify")
 def verify_command(
     context: typer.Context,
-    trace_id: Annotated[str | None, typer.Argument(metavar="ID", help="One trace.")] = None,
+    trace_id: MaybeTrace = None,
     everything: Annotated[bool, typer.Option("--all", help="Every stream of the ledger.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,8 +123,8 @@ def verify_command(
 @application.command("call")
 def call_command(
     context: typer.Context,
-    server: Annotated[str, typer.Argument(metavar="SERVER")],
-    tool: Annotated[str, typer.Argument(metavar="TOOL")],
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="A server of the configuration file.")],
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="One of its tools.")],
     argument: Annotated[
         list[str] | None, typer.Option("-a", "--argument", help="name=value; JSON if it reads so.")
     ] = None,
@@ -112,6 +151,8 @@ def traces_command(
 ) -> None:
     """The newest traces."""
     wanted = None if state is None else state.upper()
+    if wanted is not None and wanted not in TRACE.states:
+        _refuse(f"--state is one of {', '.join(TRACE.states)}")
     _run_in_gateway(context, lambda gateway: show_traces(gateway, state=wanted, limit=limit, as_json=as_json))
 
 
@@ -124,7 +165,7 @@ def trace_command(context: typer.Context, trace_id: TraceArgument, as_json: AsJs
 @application.command("recover")
 def recover_command(
     context: typer.Context,
-    trace_id: Annotated[str | None, typer.Argument(metavar="ID", help="One trace.")] = None,
+    trace_id: MaybeTrace = None,
     everything: Annotated[bool, typer.Option("--all", help="Every trace that has no living executor.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
     as_json: AsJson = False,
@@ -174,15 +215,20 @@ def status_command(context: typer.Context, as_json: AsJson = False) -> None:
 command = typer.main.get_command(application)
 
 
+def show_error(error: TgaError) -> int:
+    """Say it, and return the exit code that it means."""
+    errors.print(f"[bold red]error[/] {error.code}", end="")
+    errors.print(f": {str(error).removeprefix(error.code + ': ')}", markup=False)
+    if isinstance(error, _BAD_USAGE):
+        return EXIT_USAGE
+    return EXIT_UNREACHABLE if isinstance(error, _UNREACHABLE) else EXIT_WRONG
+
+
 def _run(work: Coroutine[Any, Any, bool]) -> bool:
     try:
         return uvloop.run(work)
     except TgaError as error:
-        errors.print(f"[bold red]error[/] {error.code}", end="")
-        errors.print(f": {str(error).removeprefix(error.code + ': ')}", markup=False)
-        if isinstance(error, SettingInvalid):
-            raise typer.Exit(EXIT_USAGE) from None
-        raise typer.Exit(EXIT_UNREACHABLE if isinstance(error, _UNREACHABLE) else EXIT_WRONG) from None
+        raise typer.Exit(show_error(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.context import Gateway
-from app.core.errors import TgaError
+from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import RECOVERY_PAGE_TRACES, SWEEP_EVERY_MS
-from app.domain.tga.models import TraceId
+from app.domain.tga.models import ToolCall, TraceId
+from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import Dispatch, decide_next
 from app.domain.tga.runtime import Recovered
 
@@ -38,10 +39,12 @@ async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_j
     with _progress() as progress:
         task = progress.add_task("recovering", total=None)
         if trace_id is not None:
-            one = await _recover_one(gateway, TraceId(trace_id.removeprefix("trace:")))
+            one = await _recover_one(gateway, TraceId(trace_id))
             _tell(one, as_json=as_json)
             return one.error is None
         async for result in gateway.runtime.recover_all():
+            if isinstance(result.error, ConcurrentExecution):
+                continue  # another executor was faster: it is being driven, which is all that is wanted
             recovered += result.error is None
             failed += result.error is not None
             progress.update(task, advance=1, description=f"recovering, {recovered} done, {failed} failed")
@@ -61,12 +64,15 @@ async def serve(gateway: Gateway) -> bool:
     reported: set[str] = set()
     while not stopping.is_set():
         with contextlib.suppress(TgaError):  # the store is away: try again in the next sweep
-            async for result in gateway.runtime.recover_all():
-                # One that cannot be recovered is told of once, not in every sweep.
-                if result.error is None or result.trace_id not in reported:
-                    _tell(result, as_json=False)
-                if result.error is not None:
-                    reported.add(result.trace_id)
+            async with contextlib.aclosing(gateway.runtime.recover_all()) as sweep:
+                async for result in sweep:
+                    # One that cannot be recovered is told of once, not in every sweep.
+                    if not isinstance(result.error, ConcurrentExecution) and result.trace_id not in reported:
+                        _tell(result, as_json=False)
+                    if result.error is not None:
+                        reported.add(result.trace_id)
+                    if stopping.is_set():
+                        break
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopping.wait(), timeout=SWEEP_EVERY_MS / 1000)
     output.print("Stopped.")
@@ -74,11 +80,12 @@ async def serve(gateway: Gateway) -> bool:
 
 
 async def _recover_one(gateway: Gateway, trace_id: TraceId) -> Recovered:
+    found = None
     try:
         found = (await gateway.traces.load_trace(trace_id)).state.state
         return Recovered(trace_id, found, await gateway.runtime.recover(trace_id))
     except TgaError as error:
-        return Recovered(trace_id, None, None, error)
+        return Recovered(trace_id, found, None, error)
 
 
 def _tell(result: Recovered, *, as_json: bool) -> None:
@@ -104,7 +111,7 @@ def _tell(result: Recovered, *, as_json: bool) -> None:
 
 async def _tell_what_would_be_done(gateway: Gateway, trace_id: str | None, *, as_json: bool) -> bool:
     if trace_id is not None:
-        traces = [TraceId(trace_id.removeprefix("trace:"))]
+        traces = [TraceId(trace_id)]
     else:
         traces = []
         while page := await gateway.traces.list_recoverable(
@@ -115,8 +122,7 @@ async def _tell_what_would_be_done(gateway: Gateway, trace_id: str | None, *, as
     for identity in traces:
         try:
             stored = await gateway.traces.load_trace(identity)
-            action = decide_next(stored.state, claim_effect=stored.claim_effect)
-            told = "dispatch again, with the same ids" if isinstance(action, Dispatch) else action.replace("_", " ")
+            told = _what_would_be_done(stored)
             document = {"trace_id": identity, "found": stored.state.state, "would": told, "error": None}
         except TgaError as error:
             all_fine = False
@@ -130,6 +136,20 @@ async def _tell_what_would_be_done(gateway: Gateway, trace_id: str | None, *, as
     if not as_json:
         output.print(f"{len(traces)} to recover; nothing was changed.")
     return all_fine
+
+
+def _what_would_be_done(stored: StoredTrace) -> str:
+    action = decide_next(stored.state, claim_effect=stored.claim_effect)
+    if stored.waiting is not None:
+        return f"leave it waiting for its {stored.waiting}"
+    if not isinstance(action, Dispatch):
+        return action.replace("_", " ")
+    call = next(record.artifact for record in stored.records if isinstance(record.artifact, ToolCall))
+    return {
+        "redispatch": "send it again, with the same ids",
+        "reconcile": f"ask {call.reconcile_tool} whether it was executed",
+        "hold": "hold it for an operator",
+    }[call.on_unknown_outcome]
 
 
 def _progress() -> Progress:

@@ -26,7 +26,7 @@ class _Out(Protocol):
 
 async def verify(settings: Settings, trace_id: str | None, *, as_json: bool) -> bool:
     """True when everything that was looked at is sound."""
-    stream = None if trace_id is None else TRACE.stream(trace_id.removeprefix(f"{TRACE.name}:"))
+    stream = None if trace_id is None else TRACE.stream(trace_id)
     out: _Out = _Json() if as_json else _Words()
     report = Report()
     async with open_database(settings.home, settings.database_url) as database:

@@ -18,6 +18,7 @@ import asyncio
 import base64
 import hashlib
 import re
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -158,7 +159,9 @@ class _Exchange:
         status = response.status
         said = _plain(f"the server answered {status} {response.reason or ''}".rstrip(), _DETAIL_CHARS_MAX)
         if _is_retryable(status):
-            return Unknown("retryable_answer", said, retry_after_ms=_retry_after_ms(response))
+            # A server that honours keys answers 409 while it still works on the first request with this one.
+            at_work = status == HTTPStatus.CONFLICT
+            return Unknown("retryable_answer", said, retry_after_ms=_retry_after_ms(response), is_at_work=at_work)
         output = self.body.output(_media_type(response))
         if status < 300:
             return Answered("SUCCESS", output)

@@ -27,7 +27,6 @@ from app.core.canonical import canonical_bytes
 from app.core.digest import Digest, digest_of
 from app.core.errors import ArgumentsInvalid, InputMalformed, InputTooLarge, SettingInvalid, ToolNotFound
 from app.core.limits import (
-    APPROVAL_TIMEOUT_MS_MAX,
     CALL_ATTEMPTS_MAX,
     CALL_TIMEOUT_MS_MAX,
     CONFIG_BYTES_MAX,
@@ -45,7 +44,7 @@ _POINTER_CHARS_MAX = 256
 # What SURFACES names and this version cannot do.
 _NOT_YET_TABLES = ("policy", "webhooks")
 _NOT_YET_TRANSPORTS = ("mcp-stdio", "mcp-http")
-_NOT_YET_TOOL_FIELDS = ("secret_arguments",)
+_NOT_YET_TOOL_FIELDS = ("approval_timeout_ms", "secret_arguments")
 
 
 class _Table(BaseModel):
@@ -59,7 +58,6 @@ class ToolConfig(_Table):
     on_unknown_outcome: OnUnknownOutcome = "redispatch"
     reconcile_tool: Name | None = None
     tags: Annotated[list[Name], Field(max_length=TOOL_TAGS_MAX)] = []
-    approval_timeout_ms: Annotated[int, Field(ge=1, le=APPROVAL_TIMEOUT_MS_MAX)] | None = None
     input_schema: dict[str, Any] = {"type": "object"}
     description: Text | None = None
 
@@ -181,7 +179,6 @@ def _tool(server_id: str, server: ServerConfig, name: str, config: ToolConfig) -
         tags=frozenset(config.tags),
         timeout_ms=server.timeout_ms,
         max_attempts=server.max_attempts,
-        approval_timeout_ms=config.approval_timeout_ms,
         input_schema=config.input_schema,
     )
 

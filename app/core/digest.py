@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Final, NewType
 
 from app.core.canonical import JsonValue, canonical_bytes
@@ -11,7 +10,6 @@ from app.core.canonical import JsonValue, canonical_bytes
 Digest = NewType("Digest", str)
 
 GENESIS: Final = Digest("0" * 64)
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def digest_of_bytes(data: bytes) -> Digest:
@@ -20,7 +18,3 @@ def digest_of_bytes(data: bytes) -> Digest:
 
 def digest_of(value: JsonValue) -> Digest:
     return digest_of_bytes(canonical_bytes(value))
-
-
-def is_digest(text: object) -> bool:
-    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None

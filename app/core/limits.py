@@ -14,8 +14,6 @@ SAFE_INTEGER_MAX: Final = 2**53 - 1
 # Ledger. 65,535 is what a C2SP entry bundle can carry, so that every entry can become a leaf of a tile.
 ENTRY_BYTES_MAX: Final = 65_535
 ARTIFACT_BYTES_MAX: Final = 524_288
-STREAM_ID_CHARS_MAX: Final = 255
-PLAN_ENTRIES_MAX: Final = 16
 BATCH_PLANS_MAX: Final = 64
 BATCH_BYTES_MAX: Final = 1_048_576
 WRITER_FLUSHERS_MAX: Final = 2
@@ -30,7 +28,6 @@ TEXT_CHARS_MAX: Final = 4_096
 
 ATTEMPTS_LISTED_MAX: Final = 100
 LIST_ENTRIES_MAX: Final = 1_000
-CHECKPOINT_EVERY_ENTRIES: Final = 100
 LOCK_TIMEOUT_MS: Final = 5_000
 
 # The runtime. Waiting between attempts grows from the first to the last of these, with jitter.
@@ -45,7 +42,6 @@ RECOVERY_PAGE_TRACES: Final = 500
 # Tool servers: what a configuration may ask for, and what is read of an answer.
 CALL_TIMEOUT_MS_MAX: Final = 600_000
 CALL_ATTEMPTS_MAX: Final = ATTEMPTS_LISTED_MAX
-APPROVAL_TIMEOUT_MS_MAX: Final = 31_622_400_000
 CONFIG_BYTES_MAX: Final = 1_048_576
 INPUT_SCHEMA_BYTES_MAX: Final = 65_536
 TOOL_TAGS_MAX: Final = 16
@@ -57,4 +53,5 @@ CONNECTIONS_PER_SERVER_MAX: Final = 64
 OUTPUT_KEYS_RESERVED: Final = 1_000
 OUTPUT_DEPTH_RESERVED: Final = 8
 SHOWN_CHARS_MAX: Final = 64
+CLOSE_WAIT_MS: Final = 30_000
 SWEEP_EVERY_MS: Final = 3_000

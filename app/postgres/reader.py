@@ -80,6 +80,8 @@ class PostgresLedgerReader:
             stored = StoredStream(
                 stream=stream,
                 head=_head(head[0]) if head else None,
+                is_open=bool(head) and head[0]["is_open"],
+                waiting=head[0]["waiting"] if head else None,
                 checkpoints=[_checkpoint(row) async for row in checkpoints.of(stream)],
                 claim=_claim(claim[0]) if claim else None,
                 claim_effect=_digest(claim[0]["effect"]) if claim else None,

@@ -88,6 +88,7 @@ class PostgresStateStore:
 
     async def write_checkpoint(self, checkpoint: ExecutionCheckpoint) -> None:
         checkpoint.verify()
+        await self._verify_folds_to(checkpoint.checkpoint_state)
         await self._ledger.commit(
             Plan(
                 stream=TRACE.stream(checkpoint.trace_id),
@@ -96,6 +97,25 @@ class PostgresStateStore:
                 checkpoint=PlannedCheckpoint(checkpoint.checkpoint_state.to_bytes(), checkpoint.created_at),
             )
         )
+
+    async def _verify_folds_to(self, claimed: ExecutionState) -> None:
+        """I4: the database compares a checkpoint with its entry; only a fold can compare all of it."""
+        stream, folded = TRACE.stream(claimed.trace_id), None
+        async with self._sessions.reading() as connection:
+            while page := await _load_records(connection, stream, folded.sequence_number if folded else 0):
+                folded = fold(page[: claimed.sequence_number - (folded.sequence_number if folded else 0)], start=folded)
+                if folded is None or folded.sequence_number >= claimed.sequence_number:
+                    break
+        if folded is None:
+            raise TraceNotFound("the stream has no entries", stream=stream)
+        if folded != claimed:
+            raise ChecksumMismatch(
+                "the checkpoint is not what the log folds to",
+                expected=folded.digest(),
+                found=claimed.digest(),
+                stream=stream,
+                sequence_number=claimed.sequence_number,
+            )
 
     async def load_latest_checkpoint(self, trace_id: TraceId) -> ExecutionCheckpoint | None:
         async with self._sessions.reading() as connection:

@@ -91,7 +91,11 @@ class PostgresTraces(Closing):
     async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
         start = None if after is None else TRACE.stream(after)
         rows = await self._sessions.commit(
-            "SELECT stream FROM tga.recoverable($1, $2, $3) AS stream", TRACE.name, start, limit
+            "SELECT stream FROM tga.recoverable($1, $2::uuid, $3, $4) AS stream",
+            TRACE.name,
+            self.executor_id(),
+            start,
+            limit,
         )
         return [TraceId(row["stream"].removeprefix(f"{TRACE.name}:")) for row in rows]
 
@@ -145,7 +149,8 @@ class PostgresTraces(Closing):
             try:
                 self._executor = await Executor.open(self._url)
                 self._executor.on_lost(self._replace_executor)
-                return
+                if not self._executor.is_lost():  # it may have been, before anyone listened
+                    return
             except TgaError:
                 await asyncio.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)

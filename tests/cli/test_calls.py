@@ -112,12 +112,12 @@ def test_arguments_come_as_pairs_or_as_json(bank: Bank, database: Database) -> N
     assert call(bank, database, "call", "bank", "charge", "-a", "amount=7", "--json", "{}").returncode == 2
     for wrong, code in ((["-a", "amount"], "INPUT_MALFORMED"), (["-a", "amount=x"], "ARGUMENTS_INVALID")):
         told = call(bank, database, "call", "bank", "charge", *wrong)
-        assert (told.returncode, code in told.stderr) == (1, True)
+        assert (told.returncode, code in told.stderr) == (2, True)
 
 
 def test_what_is_not_there_is_said_and_stores_nothing(bank: Bank, database: Database) -> None:
     told = call(bank, database, "call", "bank", "chrage", "-k", "k")
-    assert told.returncode == 1
+    assert told.returncode == 2
     assert "TOOL_NOT_FOUND" in told.stderr
     assert "charge" in told.stderr
     assert json.loads(call(bank, database, "traces", "--json").stdout) == []

@@ -52,7 +52,6 @@ def test_every_field_arrives_at_its_tool(tmp_path: Path) -> None:
         on_unknown_outcome = "reconcile"
         reconcile_tool = "status"
         tags = ["approval", "money"]
-        approval_timeout_ms = 60000
         description = "Charges."
         input_schema = { type = "object", required = ["amount"] }
         """
@@ -62,14 +61,13 @@ def test_every_field_arrives_at_its_tool(tmp_path: Path) -> None:
     assert (tool.server_id, tool.tool_name, tool.tool_class) == ("pay", "charge", "write")
     assert (tool.on_unknown_outcome, tool.reconcile_tool) == ("reconcile", "status")
     assert tool.tags == {"approval", "money"}
-    assert tool.approval_timeout_ms == 60_000
     assert (tool.timeout_ms, tool.max_attempts) == (1500, 7)
     assert tool.input_schema == {"type": "object", "required": ["amount"]}
 
 
 def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
     tool = load(tmp_path, CHARGE).resolve("pay", "charge")
-    assert (tool.on_unknown_outcome, tool.reconcile_tool, tool.approval_timeout_ms) == ("redispatch", None, None)
+    assert (tool.on_unknown_outcome, tool.reconcile_tool) == ("redispatch", None)
     assert (tool.timeout_ms, tool.max_attempts, tool.tags) == (30_000, 5, frozenset())
     assert tool.input_schema == {"type": "object"}
 
@@ -117,7 +115,6 @@ def test_the_packaged_demonstration_is_sound() -> None:
         (SERVER.replace("servers.pay", 'servers.""'), "servers.", "at least 1 character"),
         (CHARGE + 'on_unknown_outcome = "retry"\n', "charge.on_unknown_outcome", "'redispatch', 'reconcile' or 'hold'"),
         (CHARGE + 'tags = "approval"\n', "charge.tags", "list"),
-        (CHARGE + "approval_timeout_ms = 0\n", "charge.approval_timeout_ms", "greater than or equal to 1"),
         (CHARGE + "input_schema = true\n", "charge.input_schema", "dictionary"),
     ],
 )

@@ -13,7 +13,7 @@ from app.core.chain import Artifact, Head, Link, StreamKind, Transition, verify_
 from app.core.digest import GENESIS, Digest, digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InvalidTransition, SchemaViolation, SequenceGap, TgaError
 from app.domain.tga.models import ArtifactDocument, ExecutionLogEntry, ExecutionState
-from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, fold, fold_next, head_of, next_record, verify_next
+from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, advance, fold, fold_next, head_of, verify_next
 from app.domain.tga.transitions import TRACE
 from tests.traces import (
     EXECUTOR,
@@ -123,9 +123,9 @@ def test_the_table_admits_exactly_what_it_says(state_name: str, artifact_type: s
     expected = ALLOWED.get((state_name, artifact_type, verdict))
     if expected is None:
         with pytest.raises(InvalidTransition):
-            next_record(state, artifact, executor_id=EXECUTOR, recorded_at=time_at(9))
+            advance(state, artifact, executor_id=EXECUTOR, recorded_at=time_at(9))
     else:
-        record = next_record(state, artifact, executor_id=EXECUTOR, recorded_at=time_at(9))
+        record, _ = advance(state, artifact, executor_id=EXECUTOR, recorded_at=time_at(9))
         assert (record.entry.from_state, record.entry.to_state) == (state_name, expected)
         assert fold_next(state, record).state == expected
     # Whatever an entry claims of its states, only the table's own pair passes.
@@ -315,7 +315,7 @@ def test_only_the_call_that_was_decided_on_may_follow(change: dict[str, Any]) ->
     request = action_request(1)
     call = tool_call(1, request, supervisor_decision(request), **change)
     with pytest.raises(ChecksumMismatch):
-        next_record(state, call, executor_id=EXECUTOR, recorded_at=time_at(9))
+        advance(state, call, executor_id=EXECUTOR, recorded_at=time_at(9))
 
 
 def test_an_effect_of_another_tool_call_is_refused() -> None:
@@ -325,7 +325,7 @@ def test_an_effect_of_another_tool_call_is_refused() -> None:
     state = fold(records[:-1])
     other = type(effect).from_json({**effect.to_json(), "tool_call_id": trace_id(7)})
     with pytest.raises(ChecksumMismatch):
-        next_record(state, other, executor_id=EXECUTOR, recorded_at=time_at(9))
+        advance(state, other, executor_id=EXECUTOR, recorded_at=time_at(9))
 
 
 def test_the_genesis_digest_is_64_zeros_and_the_first_entry_links_to_it() -> None:

@@ -196,12 +196,14 @@ def test_callers_with_little_patience_are_told_only_what_is_durable(base: Databa
 
             first.ledger.before = hold_the_effect
             key = new_key()
-            answer = await first.runtime.call(call(key=key), wait_ms=200)
-            assert committing.is_set()
-            assert (answer.state, answer.effect) == ("EXECUTING", None)
-            with pytest.raises(CallInFlight):
-                await first.runtime.call(call(key=key), wait_ms=10)
-            go_on.set()
+            try:
+                answer = await first.runtime.call(call(key=key), wait_ms=200)
+                assert committing.is_set()
+                assert (answer.state, answer.effect) == ("EXECUTING", None)
+                with pytest.raises(CallInFlight):
+                    await first.runtime.call(call(key=key), wait_ms=10)
+            finally:
+                go_on.set()
             assert (await first.runtime.call(call(key=key))).state == "COMPLETED"
 
     asyncio.run(race())

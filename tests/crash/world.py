@@ -329,7 +329,7 @@ class World:
         `acknowledged` is what callers were told, by trace.
         """
         assert database.unrested() == []
-        assert database.fetch("SELECT tga.recoverable('trace', NULL, 100)") == []
+        assert database.fetch("SELECT tga.recoverable('trace', NULL, NULL, 100)") == []
         assert database.verify() == []
         effects = database.effects()
         assert acknowledged.items() <= effects.items(), "what a caller was told stands, byte for byte"

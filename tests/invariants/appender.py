@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.core.errors import ConcurrentExecution, TgaError
-from app.domain.tga.replay import LogRecord, fold, next_record
+from app.domain.tga.replay import LogRecord, advance, fold
 from app.domain.tga.state_store import TgaStateStore
 from app.postgres.ledger import PostgresLedger
 from app.postgres.ownership import Executor
@@ -46,7 +46,7 @@ def _next_of(records: list[LogRecord], n: int, contestant: int) -> LogRecord:
     artifact = (request, decision, call, tool_effect(call))[len(records)]
     executor_id = uuid7(contestant, role="executor")
     state = fold(records) if records else None
-    return next_record(state, artifact, executor_id=executor_id, recorded_at=time_at(len(records)))
+    return advance(state, artifact, executor_id=executor_id, recorded_at=time_at(len(records)))[0]
 
 
 async def race(store: TgaStateStore, n: int, contestant: int, outcome: Outcome) -> None:

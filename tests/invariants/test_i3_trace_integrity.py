@@ -10,7 +10,7 @@ import pytest
 from app.core.digest import digest_of
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SequenceGap
 from app.domain.tga.models import ExecutionLogEntry, ExecutionState, ToolCall, ToolEffect
-from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, fold, next_record
+from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, advance, fold
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -43,9 +43,7 @@ def test_only_the_call_that_was_decided_on_can_be_made(change: dict[str, Any]) -
     call = executing[2].artifact
     assert isinstance(call, ToolCall)
     with pytest.raises(ChecksumMismatch, match="not the one that was asked for"):
-        next_record(
-            state_after(authorized), call.model_copy(update=change), executor_id=EXECUTOR, recorded_at=time_at(9)
-        )
+        advance(state_after(authorized), call.model_copy(update=change), executor_id=EXECUTOR, recorded_at=time_at(9))
 
 
 def test_an_effect_of_another_call_is_refused() -> None:
@@ -54,7 +52,7 @@ def test_an_effect_of_another_call_is_refused() -> None:
     assert isinstance(effect, ToolEffect)
     other = effect.model_copy(update={"tool_call_id": tool_call_id(2)})
     with pytest.raises(ChecksumMismatch, match="another tool call"):
-        next_record(state_after(records[:3]), other, executor_id=EXECUTOR, recorded_at=time_at(9))
+        advance(state_after(records[:3]), other, executor_id=EXECUTOR, recorded_at=time_at(9))
 
 
 def test_a_state_names_the_call_to_repeat_and_the_action_to_take() -> None:

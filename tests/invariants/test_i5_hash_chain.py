@@ -82,7 +82,18 @@ class Rows:
             for row in self.entries:
                 yield row
 
-        stored = StoredStream(self.stream, self.head, self.checkpoints, self.claim, self.claim_effect, [], rows())
+        is_open = self.head.state in ("PENDING", "AUTHORIZED", "EXECUTING")
+        stored = StoredStream(
+            stream=self.stream,
+            head=self.head,
+            is_open=is_open,
+            waiting=None,
+            checkpoints=self.checkpoints,
+            claim=self.claim,
+            claim_effect=self.claim_effect,
+            dispatch_attempts=[],
+            entries=rows(),
+        )
         return [error async for error in verify_stream(stored, Report())]
 
 
@@ -174,6 +185,14 @@ TAMPERINGS: dict[str, tuple[list[str], set[tuple[str, int | None, str]]]] = {
     ),
     "a_head_in_another_state": (
         [f"UPDATE tga.heads SET state = 'FAILED' {OF_STREAM}"],
+        {(STREAM, 4, "STATE_INVALID_TRANSITION")},
+    ),
+    "a_trace_closed_before_its_end": (
+        [f"UPDATE tga.heads SET is_open = true {OF_STREAM}"],
+        {(STREAM, 4, "STATE_INVALID_TRANSITION")},
+    ),
+    "a_finished_trace_that_waits": (
+        [f"UPDATE tga.heads SET waiting = 'operator' {OF_STREAM}"],
         {(STREAM, 4, "STATE_INVALID_TRANSITION")},
     ),
     "a_missing_head": ([f"DELETE FROM tga.heads {OF_STREAM}"], {(STREAM, 4, GAP)}),

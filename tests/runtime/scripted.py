@@ -97,6 +97,7 @@ class FakeClock(SystemClock):
     """Real time but for waiting, which is only noted."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.slept_s: list[float] = []
 
     def jitter(self) -> float:

@@ -112,11 +112,27 @@ async def test_attempts_before_a_crash_count(database: Database, ledger: Postgre
 
 
 async def test_waiting_between_attempts_grows_and_heeds_the_server(database: Database) -> None:
-    later = Unknown("retryable_answer", "429", retry_after_ms=3_000)
+    failed = Unknown("retryable_answer", "503")
+    later = Unknown("retryable_answer", "429", retry_after_ms=13_000)
     tool = replace(WRITE, max_attempts=5)
-    async with open_scripted(database.gateway_url, TIMED_OUT, TIMED_OUT, later, SUCCESS, tool=tool) as scripted:
+    async with open_scripted(database.gateway_url, failed, failed, later, SUCCESS, tool=tool) as scripted:
         await scripted.runtime.call(call(key=new_key()))
-    assert scripted.clock.slept_s == [0.2, 0.4, 3.0]
+    assert scripted.clock.slept_s == [0.2, 0.4, 13.0]
+
+
+@pytest.mark.parametrize(
+    "sign", [TIMED_OUT, Unknown("retryable_answer", "409", is_at_work=True)], ids=["timed out", "409"]
+)
+async def test_a_tool_that_may_still_be_at_work_is_given_one_more_of_its_time_outs(
+    sign: Unknown, database: Database
+) -> None:
+    """Asking in haste would use up the attempts, and record as unknown what is executed a second later."""
+    tool = replace(WRITE, max_attempts=5, timeout_ms=8_000)
+    async with open_scripted(database.gateway_url, sign, tool=tool) as scripted:
+        answer = await scripted.runtime.call(call(key=new_key()))
+    assert scripted.clock.slept_s == [2.0] * 4
+    assert answer.effect is not None
+    assert answer.effect.basis == "unknown"
 
 
 # What is stored

@@ -13,10 +13,12 @@ from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
 
 @dataclass(slots=True)
 class Attempts:
-    """Every send of a call, across crashes. `may_have_been_sent` is false only while it is certain that none was."""
+    """Every send of a call, across crashes. `may_have_been_sent` is false only while it is certain that none was;
+    `may_still_run`: the server was not heard to have ended what was sent to it."""
 
     listed: list[Attempt] = field(default_factory=list)
     may_have_been_sent: bool = False
+    may_still_run: bool = False
     sent_by_this_process: int = 0
     retry_after_ms: int | None = None
     last_detail: str = "nothing was sent"
@@ -32,7 +34,7 @@ class Attempts:
             for number, started_at in enumerate((first_started_at, *later_started_at), 1)
         ]
         detail = "the executor died while the call was under way"
-        return cls(listed, may_have_been_sent=True, last_detail=detail, resolution=resolution)
+        return cls(listed, may_have_been_sent=True, may_still_run=True, last_detail=detail, resolution=resolution)
 
     @property
     def count(self) -> int:
@@ -51,6 +53,7 @@ class Attempts:
             case Unknown():
                 result = dispatched.result
                 self.may_have_been_sent = True
+                self.may_still_run |= dispatched.result != "retryable_answer" or dispatched.is_at_work
                 self.retry_after_ms = dispatched.retry_after_ms
                 self.last_detail = dispatched.detail
             case NotSent():

@@ -225,7 +225,7 @@ class Driver:
         call, attempts = known(drive.call), drive.attempts
         if attempts.count > 0:
             if attempts.sent_by_this_process > 0:
-                await self._clock.sleep(self._backoff_s(attempts))
+                await self._clock.sleep(self._backoff_s(attempts, tool))
             await self._commit(drive, owner_after=drive.executor_id, attempt=attempts.count + 1)
         await self._verify_ownership(drive)
         if drive.redispatch is not None:
@@ -241,17 +241,19 @@ class Driver:
         """Ask the named read tool whether the key was executed; None when it was not. Asking changes nothing, so it
         may be repeated; when nobody can say, the outcome stays unknown."""
         call = known(drive.call)
-        reader = self._tools.resolve(call.server_id, known(call.reconcile_tool))
+        reader = self._known_tool(call.server_id, known(call.reconcile_tool))
+        # Without the key in its own place: a server that remembers answers by key must not remember this one's.
         question = call.model_copy(
             update={
                 "tool_name": reader.tool_name,
                 "tool_class": "read",
                 "arguments": {"idempotency_key": call.idempotency_key},
+                "idempotency_key": None,
             }
         )
         for asked in range(tool.max_attempts):
             if asked:
-                await self._clock.sleep(self._backoff_s(drive.attempts, exponent=asked))
+                await self._clock.sleep(self._backoff_s(drive.attempts, tool, exponent=asked))
             result = await self._connectors.of(call.server_id).dispatch(question, timeout_ms=reader.timeout_ms)
             if isinstance(result, Answered) and result.outcome == "SUCCESS":
                 said = getattr(result.output, "value", None)
@@ -303,6 +305,7 @@ class Driver:
                 # Nothing was stored. A fresh call is refused; a call that was made must get its effect recorded.
                 if state.sequence_number == len(records):
                     raise
+                drive.is_unsettled = True
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
         drive.is_unsettled = False
@@ -399,18 +402,27 @@ class Driver:
         )
 
     def _tool_of(self, drive: Drive) -> Tool:
+        return self._known_tool(drive.request.server_id, drive.request.tool_name)
+
+    def _known_tool(self, server_id: str, tool_name: str) -> Tool:
         try:
-            return self._tools.resolve(drive.request.server_id, drive.request.tool_name)
+            return self._tools.resolve(server_id, tool_name)
         except ToolNotFound as error:
             raise RecoveryFailed(
                 "the trace's tool is gone", expected=error.expected, found=error.found or error.what
             ) from None
 
-    def _backoff_s(self, attempts: Attempts, *, exponent: int | None = None) -> float:
-        """Exponential, with jitter over half of it; a server that says when to come back is asked then."""
+    def _backoff_s(self, attempts: Attempts, tool: Tool, *, exponent: int | None = None) -> float:
+        """Exponential, with jitter over half of it; a server that says when to come back is asked then.
+
+        While the tool may still be at work, asking in haste would use up the attempts before it is done: they are
+        spread over one more of its time-outs.
+        """
         step = attempts.sent_by_this_process if exponent is None else exponent
         delay_ms = min(BACKOFF_FIRST_MS << min(step, 16), BACKOFF_MAX_MS) * (0.5 + self._clock.jitter() / 2)
-        return max(delay_ms, min(attempts.retry_after_ms or 0, BACKOFF_MAX_MS)) / 1000
+        if attempts.may_still_run:
+            delay_ms = max(delay_ms, tool.timeout_ms / max(1, tool.max_attempts - 1))
+        return max(delay_ms, attempts.retry_after_ms or 0) / 1000
 
     async def give_back(self, trace_id: TraceId, executor_id: str) -> None:
         # If the store does not answer it stays ours until this process ends, and then it is free.

@@ -18,6 +18,7 @@ from app.core.errors import ChecksumMismatch, SchemaViolation
 from app.core.limits import (
     ARTIFACT_BYTES_MAX,
     ATTEMPTS_LISTED_MAX,
+    ENTRY_BYTES_MAX,
     IDEMPOTENCY_KEY_CHARS_MAX,
     NAME_CHARS_MAX,
     SAFE_INTEGER_MAX,
@@ -51,6 +52,14 @@ class Part(BaseModel):
     """An object inside a document: exact fields, exact types, never changed."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    @classmethod
+    def made(cls, **fields: Any) -> Self:
+        """From fields that someone else chose: SchemaViolation, where the constructor raises what pydantic raises."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise _schema_violation(cls, error) from None
 
     def to_json(self) -> dict[str, JsonValue]:
         return self.model_dump()
@@ -324,7 +333,7 @@ class ExecutionLogEntry(Document):
     @classmethod
     def of_body(cls, body: dict[str, JsonValue]) -> Self:
         """The entry that says this, with the digest of the bytes that say it: written and hashed once."""
-        written = canonical_bytes(body)
+        written = canonical_bytes(body, bytes_max=ENTRY_BYTES_MAX)
         digest = digest_of_bytes(written)
         return cls._of_validated({**body, "entry_digest": digest, "_canonical": (written, digest)})
 

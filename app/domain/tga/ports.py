@@ -38,7 +38,6 @@ class Tool:
     tags: frozenset[str] = frozenset()
     timeout_ms: int = 30_000
     max_attempts: int = 5
-    approval_timeout_ms: int | None = None
     input_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"}, hash=False)
 
 
@@ -62,11 +61,13 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The call may have been executed, or may still be: only the same ids may be sent again."""
+    """The call may have been executed, or may still be: only the same ids may be sent again. `is_at_work`: the server
+    says that it has this call in hand."""
 
     result: Literal["retryable_answer", "timed_out", "disconnected"]
     detail: str
     retry_after_ms: int | None = None
+    is_at_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class Traces(Protocol):
     async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None: ...
 
     async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
-        """Traces that are not finished, wait for nobody and have no living owner; oldest first."""
+        """Traces that are not finished, wait for nobody and have no living owner but this executor; oldest first."""
         ...
 
     async def acquire(self, trace_id: TraceId) -> str:

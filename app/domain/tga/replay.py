@@ -152,13 +152,6 @@ def advance(
     return record, _fold_next(state, head, record)
 
 
-def next_record(
-    state: ExecutionState | None, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
-) -> LogRecord:
-    """As `advance`, for those who keep no state."""
-    return advance(state, artifact, executor_id=executor_id, recorded_at=recorded_at)[0]
-
-
 def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry: ExecutionLogEntry | None) -> None:
     """Raise unless the checkpoint is sound (I4) and says what the entry it stands on says.
 

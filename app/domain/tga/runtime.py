@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from app.core.errors import (
     TraceNotHeld,
 )
 from app.core.limits import (
+    CLOSE_WAIT_MS,
     FOLLOW_POLL_MAX_MS,
     FOLLOW_POLL_MS,
     RECOVERIES_AT_ONCE_MAX,
@@ -105,7 +106,7 @@ class TgaRuntime:
                 repeat = await self._answer_repeat(call, wait_ms)
                 if repeat is not None:
                     return repeat
-            return await self._wait(self._start(drive), wait_ms)
+            return await self._wait(drive, self._start(drive), wait_ms)
         except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ConcurrentExecution):
             # A finished call's repeat is answered even if its tool has changed since, or is gone; a claim that was
             # lost, and a trace that another executor took over, are answered from what is recorded.
@@ -138,7 +139,7 @@ class TgaRuntime:
             self._driver.advance(drive, self._driver.decision(drive, decision, decided_by, rationale=rationale))
             drive.waiting = None
             task = self._start(drive)
-        return await self._wait(task, wait_ms)
+        return await self._wait(drive, task, wait_ms)
 
     async def resolve(
         self,
@@ -160,7 +161,7 @@ class TgaRuntime:
                     expected="a trace that waits for an operator, and its tool_call_digest",
                     found=f"{state.state}, waiting for {drive.waiting or 'nobody'}, tool call {state.tool_call_digest}",
                 )
-            resolution = Resolution(
+            resolution = Resolution.made(
                 action=action, resolved_by=resolved_by, rationale=rationale, resolved_at=self._clock.now()
             )
             drive.waiting = None
@@ -170,7 +171,7 @@ class TgaRuntime:
                 effect = effect_of_resolution(known(drive.call), resolution, output, drive.attempts, self._clock.now())
                 self._driver.advance(drive, effect)
             task = self._start(drive)
-        return await self._wait(task, wait_ms)
+        return await self._wait(drive, task, wait_ms)
 
     async def recover(self, trace_id: TraceId) -> Answer:
         """The six steps: own the trace, validate its checkpoint, replay and verify its log, go on from its state.
@@ -179,10 +180,10 @@ class TgaRuntime:
         """
         async with self._taken(trace_id) as drive:
             task = self._start(drive)
-        return await task
+        return await self._wait(drive, task, None)
 
-    async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncIterator[Recovered]:
-        """Every trace that has no living executor and waits for nobody, oldest first, a bounded number at a time.
+    async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncGenerator[Recovered, None]:
+        """Every trace that nobody drives and that waits for nobody, oldest first, a bounded number at a time.
 
         One that cannot be recovered is reported, and does not stop the others.
         """
@@ -191,7 +192,8 @@ class TgaRuntime:
         while page := await self._traces.list_recoverable(after=after, limit=RECOVERY_PAGE_TRACES):
             after = page[-1]
             for trace_id in page:
-                if trace_id in self._driven:
+                # The list holds what this process owns and has lost sight of, and what it is driving.
+                if trace_id in self._driven or trace_id in self._being_taken:
                     continue
                 if len(running) >= at_once:
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -204,15 +206,19 @@ class TgaRuntime:
                 yield task.result()
 
     async def close(self) -> None:
-        """Wait for what is being driven. What is still waiting for the store is left to recovery."""
+        """Wait a while for what is being driven. What takes longer, or waits for the store, is left to recovery."""
+        waited_ms, step_ms = 0, 1_000
         while tasks := [task for drive, task in self._driven.values() if not drive.is_unsettled]:
-            await asyncio.wait(tasks, timeout=1.0)
+            if waited_ms >= CLOSE_WAIT_MS:
+                break
+            await asyncio.wait(tasks, timeout=step_ms / 1000)
+            waited_ms += step_ms
         for _, task in list(self._driven.values()):
             task.cancel()
 
     def _fresh(self, call: CheckedCall, tool: Tool) -> Drive:
         trace_id = call.trace_id or TraceId(self._clock.new_id())
-        request = ActionRequest(
+        request = ActionRequest.made(
             trace_id=trace_id,
             requested_at=self._clock.now(),
             expires_at=None,
@@ -236,7 +242,7 @@ class TgaRuntime:
             raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(trace_id))
         self._being_taken.add(trace_id)
         try:
-            executor_id = await self._traces.acquire(trace_id)
+            executor_id = await self._acquired(trace_id)
             try:
                 yield Drive.of(await self._traces.load_trace(trace_id), executor_id)
             except BaseException as error:
@@ -246,6 +252,15 @@ class TgaRuntime:
                 raise
         finally:
             self._being_taken.discard(trace_id)
+
+    async def _acquired(self, trace_id: TraceId) -> str:
+        executor_id = self._traces.executor_id()
+        try:
+            return await self._traces.acquire(trace_id)
+        except (OutcomeUnknown, asyncio.CancelledError):
+            # It may be ours now, and nobody would drive it. If this does not get through either, the sweep finds it.
+            await self._driver.give_back(trace_id, executor_id)
+            raise
 
     def _start(self, drive: Drive) -> asyncio.Task[Answer]:
         if drive.trace_id in self._driven:
@@ -269,18 +284,18 @@ class TgaRuntime:
         finally:
             del self._driven[drive.trace_id]
 
-    async def _wait(self, task: asyncio.Task[Answer], wait_ms: int | None) -> Answer:
-        driven = next((drive for drive, other in self._driven.values() if other is task), None)
+    async def _wait(self, drive: Drive, task: asyncio.Task[Answer], wait_ms: int | None) -> Answer:
+        """The answer, waited for without holding on to it: whoever is cancelled here does not cancel the drive."""
         step_ms = UNSETTLED_WAIT_MS if wait_ms is None else wait_ms
         while True:
             done, _ = await asyncio.wait({task}, timeout=step_ms / 1000)
             if done:
                 return task.result()
-            if driven is not None and driven.is_unsettled:
-                raise OutcomeUnknown("the store did not answer in time", stream=TRACE.stream(driven.trace_id))
+            if drive.is_unsettled:
+                raise OutcomeUnknown("the store did not answer in time", stream=TRACE.stream(drive.trace_id))
             if wait_ms is not None:
-                if driven is not None and driven.committed is not None:
-                    return driven.committed  # never more than what is durable
+                if drive.committed is not None:
+                    return drive.committed  # never more than what is durable
                 step_ms = FOLLOW_POLL_MS
 
     async def _answer_repeat(self, call: CheckedCall, wait_ms: int | None) -> Answer | None:
@@ -303,7 +318,7 @@ class TgaRuntime:
             driven = self._driven.get(trace_id)
             if driven is not None:
                 with contextlib.suppress(ConcurrentExecution):  # it was fenced: another drives it on
-                    answer = await self._wait(driven[1], None if wait_ms is None else max(0, wait_ms - waited_ms))
+                    answer = await self._wait(*driven, None if wait_ms is None else max(0, wait_ms - waited_ms))
                     if not answer.is_final and answer.waiting is None:
                         break
             stored = await self._traces.load_trace(trace_id)
@@ -327,9 +342,14 @@ class TgaRuntime:
             async with self._taken(trace_id) as drive:
                 found = known(drive.state).state
                 task = self._start(drive)
-            return Recovered(trace_id, found, await task)
+            return Recovered(trace_id, found, await self._wait(drive, task, None))
         except TgaError as error:
             return Recovered(trace_id, found, None, error)
+        except Exception as error:  # whatever is wrong with one trace must not stop the others
+            wrong = RecoveryFailed(
+                "the trace cannot be driven", found=f"{type(error).__name__}: {error}", stream=TRACE.stream(trace_id)
+            )
+            return Recovered(trace_id, found, None, wrong)
 
 
 def _answer_of(stored: StoredTrace) -> Answer:

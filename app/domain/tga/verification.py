@@ -21,11 +21,14 @@ from app.core.errors import (
     SequenceGap,
     TgaError,
 )
+from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.ledger import Claim
 from app.domain.tga.idempotency import claim_of_request, may_lack_claim
-from app.domain.tga.models import ActionRequest, ExecutionState, SupervisorDecision
+from app.domain.tga.models import ActionRequest, ExecutionState, SupervisorDecision, ToolEffect
 from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
+
+_WAITS_FOR = {"PENDING": "supervisor", "EXECUTING": "operator"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class StoredStream:
 
     stream: str
     head: Head | None
+    is_open: bool
+    waiting: str | None
     checkpoints: Sequence[StoredCheckpoint]
     claim: Claim | None
     claim_effect: Digest | None
@@ -91,6 +96,7 @@ class _Walk:
     resumes: bool = False
     claim: Claim | None = None
     claim_may_lack: bool = False
+    attempts_listed: int | None = None
     checkpoints: Iterator[StoredCheckpoint] = field(init=False)
     next_checkpoint: StoredCheckpoint | None = field(init=False)
 
@@ -175,6 +181,8 @@ def _note_claim(walk: _Walk, record: LogRecord) -> None:
         walk.claim = claim_of_request(record.artifact)
     elif isinstance(record.artifact, SupervisorDecision):
         walk.claim_may_lack = may_lack_claim(record.artifact)
+    elif isinstance(record.artifact, ToolEffect):
+        walk.attempts_listed = len(record.artifact.attempts)
 
 
 def _verify_checkpoints(walk: _Walk) -> Iterator[TgaError]:
@@ -212,7 +220,13 @@ def _verify_end(walk: _Walk) -> Iterator[TgaError]:
         yield walk.error(error, last_place)
     for error in (*_leftover_checkpoints(walk), *_claim_errors(walk)):
         yield error.at(stream=stored.stream, sequence_number=last_place)
-    if list(stored.dispatch_attempts) != list(range(2, 2 + len(stored.dispatch_attempts))):
+    listed = walk.attempts_listed
+    attempts = 1 + len(stored.dispatch_attempts)
+    if walk.is_sound and listed is not None and listed > 0 and min(attempts, ATTEMPTS_LISTED_MAX) != listed:
+        yield SequenceGap(
+            "the effect lists other attempts than are stored", expected=listed, found=attempts, stream=stored.stream
+        )
+    elif list(stored.dispatch_attempts) != list(range(2, 2 + len(stored.dispatch_attempts))):
         yield SequenceGap(
             "dispatch attempts are missing",
             expected=f"2 to {1 + len(stored.dispatch_attempts)}",
@@ -240,6 +254,21 @@ def _head_errors(walk: _Walk) -> Iterator[TgaError]:
         )
     elif walk.is_sound and (stored.state, stored.artifact_digest) != (last.state, last.artifact_digest):
         yield InvalidTransition("the head is in another state than the log", expected=last.state, found=stored.state)
+    elif walk.is_sound and last.sequence_number > 0:
+        # What recovery goes by: a trace that is wrongly closed or waiting would be left alone for ever.
+        should_be_open = last.state not in TRACE.terminal_states
+        if walk.stored.is_open != should_be_open:
+            yield InvalidTransition(
+                "the head says wrongly whether the trace is finished",
+                expected=should_be_open,
+                found=walk.stored.is_open,
+            )
+        if walk.stored.waiting not in (None, _WAITS_FOR.get(last.state)):
+            yield InvalidTransition(
+                f"a trace that is {last.state} does not wait for that",
+                expected=_WAITS_FOR.get(last.state, "nobody"),
+                found=walk.stored.waiting,
+            )
 
 
 def _leftover_checkpoints(walk: _Walk) -> Iterator[TgaError]:

@@ -88,19 +88,19 @@ CREATE TABLE tga.dispatch_attempts (
 -- never trusts it alone. Sequence number 0 is a stream
 -- that someone owns and that has no entry yet.
 CREATE TABLE tga.heads (
-    stream          text COLLATE "C" PRIMARY KEY,
+    stream          text COLLATE "C" PRIMARY KEY CHECK (length(stream) <= 255),
     sequence_number bigint NOT NULL,
     entry_digest    bytea NOT NULL,
     state           text NOT NULL,
     artifact_digest bytea,
     owner           uuid,
-    waiting         text,              -- for whom it rests; null when an executor should be driving it
+    waiting         text CHECK (waiting ~ '^[a-z]+$'),  -- for whom it rests; null when an executor should be driving it
     is_open         boolean NOT NULL,  -- its state can still be left
     updated_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 70);
 
 -- What recovery looks for, oldest first: ids of streams are in the order of time.
-CREATE INDEX heads_open ON tga.heads (stream) WHERE is_open;
+CREATE INDEX heads_open ON tga.heads (stream) WHERE is_open AND waiting IS NULL;
 
 -- I1: in every mode of a session, for every role but a superuser who first removes the trigger.
 CREATE FUNCTION tga.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$

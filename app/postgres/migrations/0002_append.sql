@@ -61,6 +61,13 @@ DECLARE
 BEGIN
     PERFORM prepare_transaction(lock_timeout_ms);
 
+    -- A plan has one claim, one checkpoint, one attempt at most. Nobody honest sends otherwise.
+    IF cardinality(c_plan) <> (SELECT count(DISTINCT u) FROM unnest(c_plan) AS u)
+       OR cardinality(k_plan) <> (SELECT count(DISTINCT u) FROM unnest(k_plan) AS u)
+       OR cardinality(d_plan) <> (SELECT count(DISTINCT u) FROM unnest(d_plan) AS u) THEN
+        RAISE EXCEPTION 'a plan stands twice among claims, checkpoints or attempts' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
     -- I6: sorted, so that two batches cannot wait for each other.
     PERFORM pg_advisory_xact_lock(k)
        FROM (SELECT DISTINCT stream_lock_key(s) AS k FROM unnest(p_stream) AS s ORDER BY k) AS keys;
@@ -68,7 +75,7 @@ BEGIN
     -- A later statement than the locks: it sees all that was committed before they were obtained.
     WITH plans AS (
         SELECT p.plan::integer, p.stream, p.executor, k.kind, k.id_field, k.entry_schema_id, h.owner,
-               h.stream IS NOT NULL AND h.sequence_number > 0 AS is_born,
+               h.stream IS NOT NULL AND h.sequence_number > 0 AS is_born, coalesce(h.is_open, false) AS is_open,
                coalesce(h.sequence_number, 0) AS head_sequence,
                coalesce(encode(h.entry_digest, 'hex'), repeat('0', 64)) AS head_digest,
                coalesce(h.state, k.birth_state) AS head_state,
@@ -91,6 +98,8 @@ BEGIN
                    -- finished stream has none.
                    WHEN owner <> executor OR (owner IS NULL AND plan = ANY (d_plan)) THEN
                        ARRAY['STATE_CONCURRENT_EXECUTION', 'another executor owns the stream', executor::text, owner::text]
+                   WHEN plan = ANY (d_plan) AND NOT is_open THEN
+                       ARRAY['STATE_INVALID_TRANSITION', 'the stream is finished: nothing is sent for it', NULL, NULL]
                END AS judgement
           FROM plans
     ), documents AS MATERIALIZED (  -- parsed and hashed once
@@ -124,6 +133,8 @@ BEGIN
                    ARRAY['INPUT_TOO_LARGE', 'the entry is too large', '65535 bytes at most', octet_length(l.entry)::text]
                WHEN doc ->> 'schema_id' IS DISTINCT FROM l.entry_schema_id THEN
                    ARRAY['SCHEMA_VIOLATION', 'the entry has another schema', l.entry_schema_id, doc ->> 'schema_id']
+               WHEN jsonb_typeof(doc -> 'sequence_number') IS DISTINCT FROM 'number' THEN
+                   ARRAY['SCHEMA_VIOLATION', 'the sequence number is no number', 'number', jsonb_typeof(doc -> 'sequence_number')]
                WHEN l.entry_id IS DISTINCT FROM l.id THEN
                    ARRAY['SCHEMA_VIOLATION', 'the entry names another stream', l.id, l.entry_id]
                WHEN r.schema_id IS NOT NULL AND body ->> 'schema_id' IS DISTINCT FROM r.schema_id THEN
@@ -195,12 +206,14 @@ BEGIN
         SELECT u.server, u.tool, u.key, p_stream[u.plan], u.payload
           FROM unnest(c_plan, c_server, c_tool, c_key, c_payload) AS u(plan, server, tool, key, payload)
          WHERE u.plan <> ALL (refused)
+           AND u.plan = ANY (ARRAY(SELECT c.plan FROM unnest(checked) AS c WHERE c.sequence_number = 1))
          ORDER BY u.server COLLATE "C", u.tool COLLATE "C", u.key COLLATE "C"
             ON CONFLICT DO NOTHING;
         -- A later statement: in the same one the loser would not see the winner's row.
         SELECT array_agg(CASE WHEN r.code IS NULL AND c.plan IS NOT NULL
                               THEN ROW(r.plan, CASE WHEN c.stream IS NULL THEN 'STATE_RECOVERY_FAILED' ELSE 'IDEMPOTENCY_KEY_CLAIMED' END, NULL,
-                                       'another claim stands in the way', NULL, c.stream, c.stream, c.payload_digest)::plan_result
+                                       CASE WHEN c.stream IS NULL THEN 'a claim is made with the first entry of its stream, once'
+                                            ELSE 'another claim stands in the way' END, NULL, c.stream, c.stream, c.payload_digest)::plan_result
                               ELSE r END ORDER BY r.plan)
           INTO results
           FROM unnest(results) AS r
@@ -306,24 +319,24 @@ BEGIN
 END
 $$;
 
--- Streams of a kind that nobody drives though they should be driven, oldest first: recovery's work.
-CREATE FUNCTION tga.recoverable(kind text, after text, at_most integer) RETURNS SETOF text
-LANGUAGE plpgsql SECURITY DEFINER
+-- Streams of a kind that nobody drives though they should be driven, oldest first: recovery's work. Those that
+-- `asking` owns are among them: it knows which of them it drives, and which it has lost sight of.
+CREATE FUNCTION tga.recoverable(of_kind text, asking uuid, after text, at_most integer) RETURNS SETOF text
+LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, tga, pg_temp
 SET enable_seqscan = off
 AS $$
-DECLARE
-    living uuid[];
-BEGIN
-    -- Few executors own many streams: ask once for each executor, not for each stream.
-    living := ARRAY(SELECT o.owner FROM (SELECT DISTINCT h.owner FROM heads h WHERE h.is_open AND h.owner IS NOT NULL) AS o
-                     WHERE NOT pg_try_advisory_xact_lock_shared(executor_lock_key(o.owner)));
-    RETURN QUERY
+    -- One statement, one snapshot: a stream that is taken meanwhile is either seen with its new owner or not at all.
+    -- Few executors own many streams, so each executor is asked for once, and not each stream.
+    WITH living AS MATERIALIZED (
+        SELECT o.owner
+          FROM (SELECT DISTINCT h.owner FROM heads h WHERE h.is_open AND h.waiting IS NULL AND h.owner IS NOT NULL) AS o
+         WHERE o.owner IS DISTINCT FROM asking AND NOT pg_try_advisory_xact_lock_shared(executor_lock_key(o.owner))
+    )
     SELECT h.stream FROM heads h
-     WHERE h.is_open AND h.waiting IS NULL AND (h.owner IS NULL OR h.owner <> ALL (living))
-       AND h.stream > coalesce(after, kind || ':') AND h.stream < kind || ';'
-     ORDER BY h.stream LIMIT at_most;
-END
+     WHERE h.is_open AND h.waiting IS NULL AND (h.owner IS NULL OR h.owner NOT IN (SELECT l.owner FROM living l))
+       AND h.stream > coalesce(after, of_kind || ':') AND h.stream < of_kind || ';'
+     ORDER BY h.stream LIMIT at_most
 $$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tga FROM PUBLIC;
