@@ -1,6 +1,6 @@
 """Everything stored, stream by stream, from one snapshot and in flat memory: the LedgerReader of PostgreSQL.
 
-Five cursors, each in the order of the streams, are merged like sorted files.
+Seven cursors, each in the order of its index, are merged here like sorted files: the server sorts nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +16,14 @@ from app.domain.ledger import Claim
 from app.domain.tga.verification import StoredCheckpoint, StoredEntry, StoredStream
 from app.postgres.sessions import Connection, Sessions
 
-_ENTRIES = """
-SELECT stream, sequence_number, e.entry, e.entry_digest, a.artifact
-  FROM (SELECT * FROM tga.entries {where}) e
-  FULL JOIN (SELECT * FROM tga.artifacts {where}) a USING (stream, sequence_number)
- ORDER BY stream, sequence_number
-"""
+_ENTRIES = (
+    "SELECT stream, sequence_number, entry, entry_digest FROM tga.entries {where} ORDER BY stream, sequence_number"
+)
+_ARTIFACTS = "SELECT * FROM tga.artifacts {where} ORDER BY stream, sequence_number"
 _HEADS = "SELECT * FROM tga.heads {where} ORDER BY stream"
 _CHECKPOINTS = "SELECT * FROM tga.execution_checkpoints {where} ORDER BY stream, sequence_number"
-_CLAIMS = """
-SELECT stream, c.server_id, c.tool_name, c.idempotency_key, c.payload_digest, x.artifact_digest AS effect
-  FROM (SELECT * FROM tga.claims {where}) c FULL JOIN (SELECT * FROM tga.claim_effects {where}) x USING (stream)
- ORDER BY stream
-"""
+_CLAIMS = "SELECT * FROM tga.claims {where} ORDER BY stream"
+_EFFECTS = "SELECT * FROM tga.claim_effects {where} ORDER BY stream"
 _ATTEMPTS = "SELECT stream, attempt FROM tga.dispatch_attempts {where} ORDER BY stream, attempt"
 
 _PREFETCH_ROWS = 500
@@ -45,6 +40,12 @@ class _Merged:
         taken = self.next_row
         self.next_row = await anext(self._rows, None)
         return taken
+
+    async def taken_at(self, stream: str, sequence_number: int) -> asyncpg.Record | None:
+        row = self.next_row
+        if row is None or (row["stream"], row["sequence_number"]) != (stream, sequence_number):
+            return None
+        return await self.advance()
 
     async def of(self, stream: str) -> AsyncIterator[asyncpg.Record]:
         while self.next_row is not None and self.next_row["stream"] == stream:
@@ -68,15 +69,16 @@ class PostgresLedgerReader:
         where, arguments = ("", ()) if self._stream is None else ("WHERE stream = $1", (self._stream,))
         cursors = [
             _Merged(aiter(self._connection.cursor(query.format(where=where), *arguments, prefetch=_PREFETCH_ROWS)))
-            for query in (_ENTRIES, _HEADS, _CHECKPOINTS, _CLAIMS, _ATTEMPTS)
+            for query in (_ENTRIES, _ARTIFACTS, _HEADS, _CHECKPOINTS, _CLAIMS, _EFFECTS, _ATTEMPTS)
         ]
         for cursor in cursors:
             await cursor.advance()
-        entries, heads, checkpoints, claims, attempts = cursors
+        entries, artifacts, heads, checkpoints, claims, effects, attempts = cursors
         while waiting := [cursor.next_row["stream"] for cursor in cursors if cursor.next_row is not None]:
             stream = min(waiting)
             head = [row async for row in heads.of(stream)]
             claim = [row async for row in claims.of(stream)]
+            effect = [row async for row in effects.of(stream)]
             stored = StoredStream(
                 stream=stream,
                 head=_head(head[0]) if head else None,
@@ -84,13 +86,14 @@ class PostgresLedgerReader:
                 waiting=head[0]["waiting"] if head else None,
                 checkpoints=[_checkpoint(row) async for row in checkpoints.of(stream)],
                 claim=_claim(claim[0]) if claim else None,
-                claim_effect=_digest(claim[0]["effect"]) if claim else None,
+                claim_effect=_digest(effect[0]["artifact_digest"]) if effect else None,
                 dispatch_attempts=[row["attempt"] async for row in attempts.of(stream)],
-                entries=(_entry(row) async for row in entries.of(stream)),
+                entries=_places(stream, entries, artifacts),
             )
             yield stored
-            async for _ in entries.of(stream):
-                pass  # what the verifier left unread
+            for cursor in (entries, artifacts):
+                async for _ in cursor.of(stream):
+                    pass  # what the verifier left unread
 
 
 @asynccontextmanager
@@ -106,8 +109,21 @@ def _digest(raw: bytes | None) -> Digest | None:
     return None if raw is None else Digest(raw.hex())
 
 
-def _entry(row: asyncpg.Record) -> StoredEntry:
-    return StoredEntry(row["sequence_number"], row["entry"], _digest(row["entry_digest"]), row["artifact"])
+async def _places(stream: str, entries: _Merged, artifacts: _Merged) -> AsyncIterator[StoredEntry]:
+    """Every place of the stream at which there is an entry, an artifact, or both."""
+    while places := [
+        cursor.next_row["sequence_number"]
+        for cursor in (entries, artifacts)
+        if cursor.next_row is not None and cursor.next_row["stream"] == stream
+    ]:
+        place = min(places)
+        entry, artifact = await entries.taken_at(stream, place), await artifacts.taken_at(stream, place)
+        yield StoredEntry(
+            place,
+            None if entry is None else entry["entry"],
+            None if entry is None else _digest(entry["entry_digest"]),
+            None if artifact is None else artifact["artifact"],
+        )
 
 
 def _head(row: asyncpg.Record) -> Head:
