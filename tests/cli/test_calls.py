@@ -144,7 +144,9 @@ def test_a_trace_is_told_as_a_timeline(bank: Bank, database: Database) -> None:
         assert part in told
     document = json.loads(call(bank, database, "trace", trace_id, "--json").stdout)
     assert [e["entry"]["sequence_number"] for e in document["entries"]] == [1, 2, 3, 4]
-    assert call(bank, database, "trace", trace_id[:-1] + "0").returncode == 1
+    other = trace_id[:-1] + ("0" if trace_id[-1] != "0" else "1")
+    assert call(bank, database, "trace", other).returncode == 1
+    assert call(bank, database, "trace", "no-trace").returncode == 2
 
 
 def start_and_kill_in_the_middle(bank: Bank, database: Database, key: str) -> None:
