@@ -26,13 +26,15 @@ _Waiting = tuple[Plan, "asyncio.Future[TgaError | None]"]
 class Writer:
     """The Ledger port with group commit and back-pressure.
 
-    More sessions mean smaller batches, so a second one starts only when more is waiting than one batch would clear.
+    More sessions mean smaller batches, so a second one starts only when enough is waiting for two; then one half is
+    built by its callers while the other commits.
     """
 
     def __init__(self, ledger: PostgresLedger) -> None:
         self._ledger = ledger
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
+        self._committing = 0
         self._flushers: set[asyncio.Task[None]] = set()
 
     async def commit(self, plan: Plan) -> None:
@@ -67,7 +69,13 @@ class Writer:
     async def _flush_all(self) -> None:
         try:
             while self._queue:
-                await self._flush(self._take_batch())
+                batch = self._take_batch()
+                self._committing += 1
+                self._start_flusher_if_needed()
+                try:
+                    await self._flush(batch)
+                finally:
+                    self._committing -= 1
         finally:
             # In the step that found the queue empty: a plan that arrives before the task's callbacks run would
             # otherwise wait for a flusher that has ended.
@@ -91,7 +99,11 @@ class Writer:
         batch: list[_Waiting] = []
         streams: set[str] = set()
         size = 0
-        while self._queue and len(batch) < BATCH_PLANS_MAX:
+        plans_max = BATCH_PLANS_MAX
+        if len(self._queue) >= WRITER_SECOND_FLUSHER_FROM_PLANS:
+            # Callers that were answered together ask together. In halves, one half is built while the other commits.
+            plans_max = min(plans_max, -(-len(self._queue) // (WRITER_FLUSHERS_MAX - self._committing)))
+        while self._queue and len(batch) < plans_max:
             plan, _ = self._queue[0]
             # Two plans of one stream cannot share a transaction: the second builds on what the first leaves.
             if plan.stream in streams or (batch and size + plan.size_bytes() > BATCH_BYTES_MAX):
