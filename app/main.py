@@ -14,6 +14,7 @@ from app.clock import SystemClock
 from app.connectors.registry import Registry, load_config
 from app.core.errors import StoreUnfit, TgaError
 from app.domain.policy.by_tags import TagPolicy
+from app.domain.tga.ports import Ports
 from app.domain.tga.runtime import TgaRuntime
 from app.postgres.database import open_database
 from app.postgres.guards import verify_guards
@@ -50,12 +51,14 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             ):
                 writer = Writer(PostgresLedger(sessions))
                 runtime = TgaRuntime(
-                    ledger=writer,
-                    traces=traces,
-                    tools=registry,
-                    connectors=registry,
-                    supervisor=TagPolicy(),
-                    clock=SystemClock(),
+                    Ports(
+                        ledger=writer,
+                        traces=traces,
+                        tools=registry,
+                        connectors=registry,
+                        supervisor=TagPolicy(),
+                        clock=SystemClock(),
+                    )
                 )
                 try:
                     yield Gateway(runtime, traces, registry, sessions)

@@ -14,7 +14,7 @@ from app.core.errors import ToolNotFound
 from app.domain.policy.by_tags import TagPolicy
 from app.domain.tga.drive import Answer
 from app.domain.tga.models import JsonOutput, Principal, ToolCall
-from app.domain.tga.ports import Answered, Connector, Dispatched, Tool
+from app.domain.tga.ports import Answered, Connector, Dispatched, Ports, Tool
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.postgres.sessions import Sessions
 from app.postgres.traces import PostgresTraces
@@ -85,7 +85,9 @@ async def open_gateway(url: str, connector: Connector, *, sessions_max: int = 8)
         ledger = CountingLedger(sessions)
         writer = Writer(ledger)
         runtime = TgaRuntime(
-            ledger=writer, traces=traces, tools=tools, connectors=tools, supervisor=TagPolicy(), clock=SystemClock()
+            Ports(
+                ledger=writer, traces=traces, tools=tools, connectors=tools, supervisor=TagPolicy(), clock=SystemClock()
+            )
         )
         try:
             yield Gateway(runtime, ledger)

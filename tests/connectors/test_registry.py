@@ -150,7 +150,8 @@ def test_a_base_url_that_cannot_be_one_is_refused_without_showing_it(tmp_path: P
 
 @pytest.mark.parametrize("base_url", ["http://h", "https://h/", "http://[::1]:80/a/b", "http://example.org:8421/x/"])
 def test_a_base_url_may_have_a_port_and_a_path(tmp_path: Path, base_url: str) -> None:
-    load(tmp_path, f'[servers.pay]\ntransport = "http"\nbase_url = "{base_url}"\n')
+    loaded = load(tmp_path, f'[servers.pay]\ntransport = "http"\nbase_url = "{base_url}"\n')
+    assert isinstance(loaded.of("pay"), HttpConnector)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from app.domain.ledger import Ledger, Plan
 from app.domain.policy.by_tags import TagPolicy
 from app.domain.tga.drive import Answer
 from app.domain.tga.models import DecidedBy, JsonOutput, Principal, ToolCall, TraceId
-from app.domain.tga.ports import Connector, Connectors, Dispatched, StoredClaim, StoredTrace, Traces
+from app.domain.tga.ports import Connector, Connectors, Dispatched, Ports, StoredClaim, StoredTrace, Traces
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
@@ -282,12 +282,14 @@ async def open_service(options: Options) -> AsyncIterator[Service]:
             writer = Writer(PostgresLedger(sessions))
             traces = MinedTraces(postgres_traces, boundaries)
             runtime = TgaRuntime(
-                ledger=MinedLedger(writer, boundaries, options.admin_url),
-                traces=traces,
-                tools=registry,
-                connectors=MinedConnectors(registry, boundaries, Path(options.book)),
-                supervisor=TagPolicy(),
-                clock=SystemClock(),
+                Ports(
+                    ledger=MinedLedger(writer, boundaries, options.admin_url),
+                    traces=traces,
+                    tools=registry,
+                    connectors=MinedConnectors(registry, boundaries, Path(options.book)),
+                    supervisor=TagPolicy(),
+                    clock=SystemClock(),
+                )
             )
             try:
                 yield Service(runtime, traces, boundaries)

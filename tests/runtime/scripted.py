@@ -15,7 +15,7 @@ from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, ToolNotFound
 from app.domain.ledger import Ledger, Plan
 from app.domain.tga.models import ActionRequest, JsonOutput, Principal, ToolCall, TraceId
-from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent, Tool, Unknown, Verdict
+from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent, Ports, Tool, Unknown, Verdict
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
@@ -150,12 +150,14 @@ async def open_scripted(
         ledger, connector, clock = CountingLedger(writer), ScriptedConnector(*answers), FakeClock()
         tools, supervisor = Tools(tool, READ), Says("allow")
         runtime = TgaRuntime(
-            ledger=ledger,
-            traces=traces,
-            tools=tools,
-            connectors=connector,
-            supervisor=supervisor,
-            clock=SystemClock() if real_time else clock,
+            Ports(
+                ledger=ledger,
+                traces=traces,
+                tools=tools,
+                connectors=connector,
+                supervisor=supervisor,
+                clock=SystemClock() if real_time else clock,
+            )
         )
         try:
             yield Scripted(runtime, ledger, traces, sessions, connector, clock, tools, supervisor, url)

@@ -26,7 +26,7 @@ from app.core.errors import (
     TraceNotFound,
 )
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS
-from app.domain.ledger import Ledger, Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.ledger import Plan, PlannedCheckpoint, PlannedEntry
 from app.domain.tga.dispatching import (
     Attempts,
     effect_of_answer,
@@ -45,7 +45,7 @@ from app.domain.tga.models import (
     ToolEffect,
     TraceId,
 )
-from app.domain.tga.ports import Answered, Clock, Connectors, StoredTrace, Supervisor, Tool, Tools, Traces, Waiting
+from app.domain.tga.ports import Answered, Ports, StoredTrace, Tool, Waiting
 from app.domain.tga.replay import Dispatch, LogRecord, advance, decide_next
 from app.domain.tga.transitions import TRACE, State
 
@@ -128,22 +128,13 @@ class Driver:
     committed attempt row; a recorded effect is never sent again.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        traces: Traces,
-        tools: Tools,
-        connectors: Connectors,
-        supervisor: Supervisor,
-        clock: Clock,
-    ) -> None:
-        self._ledger = ledger
-        self._traces = traces
-        self._tools = tools
-        self._connectors = connectors
-        self._supervisor = supervisor
-        self._clock = clock
+    def __init__(self, ports: Ports) -> None:
+        self._ledger = ports.ledger
+        self._traces = ports.traces
+        self._tools = ports.tools
+        self._connectors = ports.connectors
+        self._supervisor = ports.supervisor
+        self._clock = ports.clock
         self._actions: dict[str, Callable[[Drive], Awaitable[Answer | None]]] = {
             "ask_supervisor": self._ask_supervisor,
             "append_tool_call": self._append_tool_call,
@@ -231,6 +222,7 @@ class Driver:
         if drive.redispatch is not None:
             attempts.resolution, drive.redispatch = drive.redispatch, None
         attempts.begin(self._clock.now())
+        # I3: the recorded call itself, with the ids that every attempt carries.
         result = await self._connectors.of(call.server_id).dispatch(call, timeout_ms=tool.timeout_ms)
         attempts.end(self._clock.now(), result)
         if isinstance(result, Answered):

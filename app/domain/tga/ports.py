@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from app.core.digest import Digest
+from app.domain.ledger import Ledger
 from app.domain.tga.models import (
     ActionRequest,
     Base64Output,
@@ -162,3 +163,15 @@ class Traces(Protocol):
     def executor_id(self) -> str:
         """The current executor id; raises StoreUnavailable while there is none (its session is lost)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything that the runtime asks of the world."""
+
+    ledger: Ledger
+    traces: Traces
+    tools: Tools
+    connectors: Connectors
+    supervisor: Supervisor
+    clock: Clock

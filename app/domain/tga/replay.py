@@ -184,7 +184,7 @@ def decide_next(
     state: ExecutionState, *, claim_effect: Digest | None
 ) -> Literal["ask_supervisor", "append_tool_call", "return_result"] | Dispatch:
     """What a trace in this state calls for. `claim_effect` is what its claim says, which commits with the log's own."""
-    if claim_effect != state.tool_effect_digest and claim_effect is not None:
+    if claim_effect != state.tool_effect_digest and claim_effect is not None:  # I3
         raise RecoveryFailed(
             "claim and log disagree on the effect",
             expected=state.tool_effect_digest,
@@ -245,7 +245,7 @@ def _verify_continuity(state: ExecutionState | None, record: LogRecord) -> None:
         payload = artifact.payload_digest
         expected = (state.payload_digest, state.tool_class, state.idempotency_key)
         found = (payload, artifact.tool_class, artifact.idempotency_key)
-        if found != expected:
+        if found != expected:  # I3
             raise ChecksumMismatch("the tool call is not the one that was asked for", expected=expected, found=found)
     if isinstance(artifact, ToolEffect) and state.tool_call_id not in (None, artifact.tool_call_id):
         raise ChecksumMismatch(

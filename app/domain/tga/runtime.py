@@ -29,11 +29,10 @@ from app.core.limits import (
     RECOVERY_PAGE_TRACES,
     UNSETTLED_WAIT_MS,
 )
-from app.domain.ledger import Ledger
 from app.domain.tga.dispatching import effect_of_resolution
 from app.domain.tga.drive import NO_ANSWER, Answer, Drive, Driver, known, request_of
 from app.domain.tga.models import ActionRequest, DecidedBy, Principal, Resolution, TraceId, payload_digest
-from app.domain.tga.ports import Clock, Connectors, Output, StoredTrace, Supervisor, Tool, Tools, Traces
+from app.domain.tga.ports import Output, Ports, StoredTrace, Tool
 from app.domain.tga.transitions import TRACE, State
 
 
@@ -67,22 +66,11 @@ class TgaRuntime:
     keys may execute twice after a crash: `hold` and `reconcile` are for those.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        traces: Traces,
-        tools: Tools,
-        connectors: Connectors,
-        supervisor: Supervisor,
-        clock: Clock,
-    ) -> None:
-        self._traces = traces
-        self._tools = tools
-        self._clock = clock
-        self._driver = Driver(
-            ledger=ledger, traces=traces, tools=tools, connectors=connectors, supervisor=supervisor, clock=clock
-        )
+    def __init__(self, ports: Ports) -> None:
+        self._traces = ports.traces
+        self._tools = ports.tools
+        self._clock = ports.clock
+        self._driver = Driver(ports)
         # I6: the process-local table; the store takes two tasks of one executor for the same owner.
         self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}
         self._being_taken: set[TraceId] = set()
