@@ -250,6 +250,8 @@ async def a_checkpoint_that_does_not_stand_on_the_log_is_refused(stores: Stores)
         ChecksumMismatch, store.write_checkpoint(checkpoint.model_copy(update={"checkpoint_digest": "0" * 64}))
     )
     other = state.model_copy(update={"server_id": "another"})
+    await expect(ChecksumMismatch, store.write_checkpoint(ExecutionCheckpoint.of(other, created_at=time_at(9))))
+    assert await store.load_latest_checkpoint(trace_id(1)) is None
     await store.write_checkpoint(checkpoint)
     await expect(ChecksumMismatch, store.write_checkpoint(ExecutionCheckpoint.of(other, created_at=time_at(9))))
     assert await store.load_latest_checkpoint(trace_id(1)) == checkpoint

@@ -35,6 +35,7 @@ from tests.conftest import Admin
 from tests.traces import completed_trace, denied_trace, executing_trace, time_at, trace_id, traces
 
 STREAM = f"trace:{trace_id(1)}"
+UNFINISHED = f"trace:{trace_id(2)}"
 OF_STREAM = f"WHERE stream = '{STREAM}'"
 
 
@@ -228,8 +229,12 @@ TAMPERINGS: dict[str, tuple[list[str], set[tuple[str, int | None, str]]]] = {
         [f"UPDATE tga.execution_checkpoints SET sequence_number = 9 {OF_STREAM}"],
         {(STREAM, 5, GAP)},
     ),
-    "a_missing_attempt": (
-        [f"INSERT INTO tga.dispatch_attempts VALUES ('{STREAM}', 3, gen_random_uuid(), now())"],
+    "a_missing_attempt_of_an_unfinished_trace": (
+        [f"INSERT INTO tga.dispatch_attempts VALUES ('{UNFINISHED}', 3, gen_random_uuid(), now())"],
+        {(UNFINISHED, None, GAP)},
+    ),
+    "an_attempt_that_the_effect_does_not_list": (
+        [f"INSERT INTO tga.dispatch_attempts VALUES ('{STREAM}', 2, gen_random_uuid(), now())"],
         {(STREAM, None, GAP)},
     ),
     "a_claim_of_a_stream_that_never_was": (
