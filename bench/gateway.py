@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from app.clock import SystemClock
 from app.core.digest import digest_of
 from app.core.errors import ToolNotFound
-from app.domain.policy.by_tags import TagPolicy
 from app.domain.tga.drive import Answer
 from app.domain.tga.models import JsonOutput, Principal, ToolCall
 from app.domain.tga.ports import Answered, Connector, Dispatched, Ports, Tool
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
+from app.keyring import Keyring
+from app.policy_file import PolicyFile
 from app.postgres.sessions import Sessions
+from app.postgres.system import system_parts
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
 from bench.cost import Session, cost_of
@@ -29,6 +32,9 @@ TOOL: Final = Tool(
     definition_digest=digest_of({"tool_name": "create_ticket"}),
 )
 PRINCIPAL: Final = Principal(principal_id="agent-1", tenant="default")
+KEYS: Final = Keyring.open(
+    Path("there is no such folder"), {"TGA_SIGNING_KEY": "S" * 42 + "U=", "TGA_SEALING_KEY": "T" * 42 + "U="}
+)
 _OUTPUT: Final = JsonOutput(encoding="json", value={"ticket_id": "T-1"})
 
 
@@ -46,14 +52,22 @@ class OneTool:
     def verify_arguments(self, tool: Tool, arguments: dict[str, Any]) -> None:
         return None
 
-    def of(self, server_id: str) -> Connector:
-        return self._connector
+    @asynccontextmanager
+    async def place(self, server_id: str) -> AsyncIterator[Connector]:
+        yield self._connector
 
 
 class Answering:
     """Every call succeeds at once."""
 
-    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
         return Answered("SUCCESS", _OUTPUT)
 
 
@@ -63,7 +77,14 @@ class Silent:
     def __init__(self, announce: Callable[[], None]) -> None:
         self._announce = announce
 
-    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
         self._announce()
         never: asyncio.Future[Dispatched] = asyncio.get_running_loop().create_future()
         return await never
@@ -84,9 +105,22 @@ async def open_gateway(url: str, connector: Connector, *, sessions_max: int = 8)
     ):
         ledger = CountingLedger(sessions)
         writer = Writer(ledger)
+        clock = SystemClock()
+        system = system_parts(
+            sessions, writer, clock, KEYS, executor_id=traces.executor_id, definition_of=lambda tool: tool.input_schema
+        )
+        await system.pins.see([TOOL])
         runtime = TgaRuntime(
             Ports(
-                ledger=writer, traces=traces, tools=tools, connectors=tools, supervisor=TagPolicy(), clock=SystemClock()
+                ledger=writer,
+                traces=traces,
+                tools=tools,
+                connectors=tools,
+                supervisor=PolicyFile.open(None),
+                pins=system.pins,
+                vault=system.vault,
+                signatory=system.signatory,
+                clock=clock,
             )
         )
         try:

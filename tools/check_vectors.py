@@ -11,6 +11,7 @@ surrogates), and integers are written as they are read, so they must be safe one
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import json
 import re
@@ -263,19 +264,84 @@ def verify_checkpoint(schemas: Schemas, checkpoint: Any, entry: Any) -> Any:
     return state
 
 
+def fold_system(schemas: Schemas, state: Any, record: Any) -> Any:
+    """What counts after one more record of a system stream; the first check that fails speaks."""
+    entry, artifact = record["entry"], record["artifact"]
+    require(schemas.fits("system_log_entry", entry), SCHEMA)
+    require(artifact is None or schemas.fits(entry["artifact_type"], artifact), SCHEMA)
+    state = state or {
+        "system_id": entry["system_id"],
+        "at": 0,
+        "head": "0" * 64,
+        "pins": {},
+        "keys": {},
+        "policy": None,
+    }
+    require(entry["system_id"] == state["system_id"], SCHEMA)
+    require(entry["sequence_number"] == state["at"] + 1, GAP)  # I1
+    require(entry["prev_entry_digest"] == state["head"], CHECKSUM)  # I5
+    body = {field: value for field, value in entry.items() if field != "entry_digest"}
+    require(entry["entry_digest"] == digest(body), CHECKSUM)  # I5
+    require(artifact is not None and entry["artifact_digest"] == digest(artifact), CHECKSUM)
+    require(artifact["system_id"] == entry["system_id"], CHECKSUM)
+    state = {**state, "at": entry["sequence_number"], "head": entry["entry_digest"]}
+    match entry["artifact_type"]:
+        case "tool_pin":
+            tool = artifact["server_id"], artifact["tool_name"]
+            pinned, quarantined = state["pins"].get(tool, (None, ()))
+            if artifact["change"] == "quarantined" and pinned is not None:
+                pin = pinned, (*quarantined, artifact["definition_digest"])
+            else:
+                pin = artifact["definition_digest"], ()
+            return {**state, "pins": {**state["pins"], tool: pin}}
+        case "signing_key":
+            name = hashlib.sha256(base64.b64decode(artifact["public_key"])).hexdigest()[:16]
+            require(artifact["key_id"] == f"ed25519:{name}", CHECKSUM)
+            known = artifact["principal_id"], artifact["change"] == "retired"
+            return {**state, "keys": {**state["keys"], artifact["key_id"]: known}}
+        case "policy_set":
+            require(artifact["policy_digest"] == hashlib.sha256(artifact["text"].encode()).hexdigest(), CHECKSUM)
+            return {**state, "policy": artifact["policy_digest"]}
+    return state
+
+
+def told(state: Any) -> Any:
+    """A system stream's state, in the form of a vector's `expect`."""
+    state = state or {"pins": {}, "keys": {}, "policy": None}
+    return {
+        "pins": [
+            {
+                "server_id": tool[0],
+                "tool_name": tool[1],
+                "definition_digest": pin[0],
+                "quarantined_digests": sorted(pin[1]),
+            }
+            for tool, pin in sorted(state["pins"].items())
+        ],
+        "keys": [
+            {"key_id": key_id, "principal_id": known[0], "is_retired": known[1]}
+            for key_id, known in sorted(state["keys"].items())
+        ],
+        "policy_digest": state["policy"],
+    }
+
+
 def judged(schemas: Schemas, section: str, vector: Any) -> Any:
     """What this file says of a vector, in the form of its `expect`."""
     place, state = 0, cast("Any", None)
+    fold = fold_system if section == "system_vectors" else fold_next
     try:
         if section == "checkpoint_vectors":
             state = verify_checkpoint(schemas, vector["checkpoint"], vector["entry"])
         for record in vector["tail" if section == "checkpoint_vectors" else "records"]:
             place += 1
-            state = fold_next(schemas, state, record)
+            state = fold(schemas, state, record)
         if section == "recovery_vectors":
             return {"ok": True, "state": state["state"], **recovery(state, vector["claim_effect"])}
     except Refused as refused:
         return {"error": refused.code, "at": place}
+    if section == "system_vectors":
+        return {"ok": True, "system_state": told(state)}
     if state is not None and not schemas.fits("execution_state", state):
         return {"error": "the folded state does not fit its schema", "at": place}
     return {"ok": True, "state": state and state["state"], "execution_state": state}
@@ -291,7 +357,7 @@ def main(arguments: list[str]) -> int:
     document = json.loads(options.vectors.read_text("utf-8"))
     passed = failed = 0
     counts = {"positive": 0, "negative": 0}
-    for section in ("log_vectors", "recovery_vectors", "checkpoint_vectors"):
+    for section in ("log_vectors", "recovery_vectors", "checkpoint_vectors", "system_vectors"):
         for vector in document[section]:
             expected = {key: value for key, value in vector["expect"].items() if key != "documents_valid"}
             counts["negative" if "error" in expected else "positive"] += 1

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vectors import render as render_vectors
 
-from app.core.errors import ALL_ERRORS, TgaError
+from app.api.catalogue import render_errors
 from app.domain.tga.replay import ACTION_OF_STATE
 from app.domain.tga.transitions import TRACE
 
@@ -32,38 +32,6 @@ _ACTIONS: Final = {
     "dispatch": "Consult the claim; dispatch if it has no effect; append the effect.",
     "return_result": "Return the result. Nothing follows.",
 }
-
-
-def render_errors() -> str:
-    """docs/errors.md: a heading per code, so that its anchor is the code in lower case."""
-    lines = [
-        _GENERATED.format(source="app/core/errors.py"),
-        "# Errors",
-        "",
-        "Every error that leaves this system has a stable code. A code never changes its meaning.",
-        "The six codes that begin with `STATE_` are those of the locked specification; the others are ours.",
-        "",
-        "| code | meaning |",
-        "|---|---|",
-        *(f"| [`{error.code}`](#{error.code.lower()}) | {_cell(error.meaning)} |" for error in ALL_ERRORS),
-    ]
-    for error in ALL_ERRORS:
-        lines += _error_section(error)
-    return "\n".join(lines) + "\n"
-
-
-def _error_section(error: type[TgaError]) -> list[str]:
-    origin = "the locked specification" if error.code.startswith("STATE_") else "this gateway"
-    return [
-        "",
-        f"## {error.code}",
-        "",
-        error.meaning,
-        "",
-        f"- What to do: {error.remedy}",
-        f"- Raised as: `{error.__name__}`",
-        f"- Code of: {origin}",
-    ]
 
 
 def render_state_machine() -> str:
@@ -109,10 +77,6 @@ def render_state_machine() -> str:
 
 def _label(artifact_type: str, verdict: str) -> str:
     return f"{artifact_type} {verdict}".rstrip()
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 FILES: Final[dict[str, Callable[[], str]]] = {

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 
+from app.api.edge import Edge
 from app.connectors.registry import Registry
+from app.connectors.webhooks import Webhooks
+from app.domain.tga.ports import Clock
 from app.domain.tga.runtime import TgaRuntime
+from app.policy_file import PolicyFile
 from app.postgres.sessions import Sessions
+from app.postgres.system import PostgresSystemLog
 from app.postgres.traces import PostgresTraces
 from app.settings import Settings
 
@@ -19,9 +26,22 @@ class Gateway:
     traces: PostgresTraces
     registry: Registry
     sessions: Sessions
+    system: PostgresSystemLog
+    policy: PolicyFile
+    webhooks: Webhooks
+    clock: Clock
+    edge: Edge
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     settings: Settings
     open_gateway: Callable[[], AbstractAsyncContextManager[Gateway]]
+
+
+def config_path(settings: Settings) -> Path:
+    """TGA_CONFIG, else tga.toml in the home directory, else the packaged demonstration."""
+    if settings.config is not None:
+        return settings.config
+    own = settings.home / "tga.toml"
+    return own if own.exists() else Path(str(resources.files("app.demo").joinpath("tga.toml")))

@@ -1,18 +1,15 @@
-"""`tga recover` and `tga serve`: continue what a crash interrupted, once or for as long as it runs."""
+"""`tga recover`: continue what a crash interrupted, whether a gateway runs or not."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import signal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.context import Gateway
 from app.core.errors import ConcurrentExecution, TgaError
-from app.core.limits import RECOVERY_PAGE_TRACES, SWEEP_EVERY_MS
+from app.core.limits import RECOVERY_PAGE_TRACES
 from app.domain.tga.models import ToolCall, TraceId
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import Dispatch, decide_next
@@ -40,7 +37,7 @@ async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_j
         task = progress.add_task("recovering", total=None)
         if trace_id is not None:
             one = await _recover_one(gateway, TraceId(trace_id))
-            _tell(one, as_json=as_json)
+            tell(one, as_json=as_json)
             return one.error is None
         async for result in gateway.runtime.recover_all():
             if isinstance(result.error, ConcurrentExecution):
@@ -48,35 +45,10 @@ async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_j
             recovered += result.error is None
             failed += result.error is not None
             progress.update(task, advance=1, description=f"recovering, {recovered} done, {failed} failed")
-            _tell(result, as_json=as_json)
+            tell(result, as_json=as_json)
     if not as_json:
         output.print(f"{recovered} recovered, {failed} could not be.")
     return failed == 0
-
-
-async def serve(gateway: Gateway) -> bool:
-    """Recover on start, then sweep every few seconds until told to stop."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
-    output.print("Recovering what has no living executor, now and every few seconds. (No HTTP API in this version.)")
-    reported: set[str] = set()
-    while not stopping.is_set():
-        with contextlib.suppress(TgaError):  # the store is away: try again in the next sweep
-            async with contextlib.aclosing(gateway.runtime.recover_all()) as sweep:
-                async for result in sweep:
-                    # One that cannot be recovered is told of once, not in every sweep.
-                    if not isinstance(result.error, ConcurrentExecution) and result.trace_id not in reported:
-                        _tell(result, as_json=False)
-                    if result.error is not None:
-                        reported.add(result.trace_id)
-                    if stopping.is_set():
-                        break
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stopping.wait(), timeout=SWEEP_EVERY_MS / 1000)
-    output.print("Stopped.")
-    return True
 
 
 async def _recover_one(gateway: Gateway, trace_id: TraceId) -> Recovered:
@@ -88,7 +60,7 @@ async def _recover_one(gateway: Gateway, trace_id: TraceId) -> Recovered:
         return Recovered(trace_id, found, None, error)
 
 
-def _tell(result: Recovered, *, as_json: bool) -> None:
+def tell(result: Recovered, *, as_json: bool) -> None:
     state = None if result.answer is None else result.answer.state
     if as_json:
         error = None if result.error is None else {"code": result.error.code, "message": str(result.error)}

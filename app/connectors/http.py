@@ -10,6 +10,8 @@ How an answer is read (ARCHITECTURE.md, section 4), for one dispatch, which is a
 | no status in time                                     | Unknown, `timed_out`                                |
 | closed or reset the connection, or does not speak HTTP | Unknown, `disconnected`                            |
 | no connection, no name, no TLS, none free in time     | NotSent                                             |
+
+Nothing secret is in what comes out: neither a credential nor the arguments that were put back.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import asyncio
 import base64
 import hashlib
 import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +31,7 @@ import aiohttp
 from yarl import URL
 
 from app import __version__
+from app.connectors.credentials import Credentials, CredentialUnavailable
 from app.core.canonical import JsonValue, canonical_bytes, parse_json
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
@@ -47,6 +52,8 @@ from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
 _RETRYABLE_4XX = frozenset({408, 409, 425, 429})
 _MEDIA_TYPE = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
 _RETRY_AFTER_S = re.compile(r"[0-9]{1,9}")
+_HTTP_DATE = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT")
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _DETAIL_CHARS_MAX = 256
 # RFC 8785 writes 1e15, four characters, as sixteen.
@@ -59,7 +66,8 @@ class HttpPool:
     Nothing is kept between calls but connections: no cookies, no proxy or password from the environment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, connections_per_server: int = CONNECTIONS_PER_SERVER_MAX) -> None:
+        self._connections_per_server = connections_per_server
         self._session: aiohttp.ClientSession | None = None
         self.is_closed = False
 
@@ -69,7 +77,7 @@ class HttpPool:
             traces.on_request_headers_sent.append(_note_sending)
             self._session = aiohttp.ClientSession(
                 # No bound over all servers: a slow one would starve the others.
-                connector=_CleanConnector(limit=0, limit_per_host=CONNECTIONS_PER_SERVER_MAX),
+                connector=_CleanConnector(limit=0, limit_per_host=self._connections_per_server),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),  # `dispatch` keeps the time
                 auto_decompress=False,  # a few bytes of gzip can become gigabytes
@@ -93,21 +101,38 @@ class HttpPool:
 class HttpConnector:
     """Carries calls to one HTTP server. Sends at most once per dispatch; raises for nothing that the server does."""
 
-    def __init__(self, base_url: str, *, pool: HttpPool | None = None) -> None:
+    def __init__(self, base_url: str, *, pool: HttpPool | None = None, credentials: Credentials | None = None) -> None:
         self._tools_url = f"{base_url.rstrip('/')}/tools/"
         self._pool = pool or HttpPool()
+        self._credentials = credentials or Credentials({}, {})
 
-    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
         """What is known of the call after at most `timeout_ms`; the whole answer must come within it.
 
-        CancelledError passes through, and then nothing is known.
+        `arguments` are sent instead of the recorded ones, where those hold commitments in place of secrets. With the
+        caller's `traceparent`, the request belongs to the caller's trace. CancelledError passes through, and then
+        nothing is known.
         """
         if self._pool.is_closed:
             return NotSent("the connector is closed")
+        try:
+            headers = self._credentials.headers() | _headers(call, traceparent)
+            body = canonical_bytes(call.arguments if arguments is None else arguments)
+        except CredentialUnavailable as error:
+            return NotSent(_plain(f"no credential: {error}", _DETAIL_CHARS_MAX))
+        except (InputMalformed, InputTooLarge) as error:  # its text may show a part of them
+            return NotSent(f"the arguments cannot be written: {error.code}")
         exchange = _Exchange()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._exchange(call, exchange)
+                await self._exchange(call.tool_name, headers, body, exchange)
         except Exception as error:  # aiohttp and the codecs beneath raise more than ClientError for what a server sends
             exchange.error = error
         return exchange.conclude(timeout_ms)
@@ -115,11 +140,11 @@ class HttpConnector:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def _exchange(self, call: ToolCall, exchange: _Exchange) -> None:
+    async def _exchange(self, tool_name: str, headers: dict[str, str], body: bytes, exchange: _Exchange) -> None:
         request = self._pool.session().post(
-            URL(self._tools_url + quote(call.tool_name, safe=""), encoded=True),
-            data=canonical_bytes(call.arguments),
-            headers=_headers(call),
+            URL(self._tools_url + quote(tool_name, safe=""), encoded=True),
+            data=body,
+            headers=headers,
             allow_redirects=False,
             trace_request_ctx=exchange,
         )
@@ -227,7 +252,7 @@ class _CleanConnector(aiohttp.TCPConnector):
         traces: list[Any],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 (aiohttp's own signature)
     ) -> aiohttp.connector.Connection:
-        for _ in range(CONNECTIONS_PER_SERVER_MAX + 1):  # all that may be idle, and a new one
+        for _ in range(self.limit_per_host + 1):  # all that may be idle, and a new one
             connection = await super().connect(req, traces, timeout)
             if connection.protocol is not None and not connection.protocol.should_close:
                 return connection
@@ -240,12 +265,14 @@ async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace
     context.trace_request_ctx.may_be_sent = True
 
 
-def _headers(call: ToolCall) -> dict[str, str]:
+def _headers(call: ToolCall, traceparent: str | None) -> dict[str, str]:
+    # W3C Trace Context, version 00: the call is the parent; the trace is the caller's, else the call's own, sampled.
+    known = _TRACEPARENT.fullmatch(traceparent or "")
+    trace, flags = known.groups() if known else (call.trace_id.replace("-", ""), "01")
     headers = {
         "TGA-Tool-Call-Id": call.tool_call_id,
         "TGA-Trace-Id": call.trace_id,
-        # W3C Trace Context, version 00, sampled: one trace, and the call as its parent.
-        "traceparent": f"00-{call.trace_id.replace('-', '')}-{call.tool_call_id.replace('-', '')[-16:]}-01",
+        "traceparent": f"00-{trace}-{call.tool_call_id.replace('-', '')[-16:]}-{flags}",
     }
     if call.idempotency_key is not None:
         headers["Idempotency-Key"] = call.idempotency_key
@@ -257,8 +284,17 @@ def _is_retryable(status: int) -> bool:
 
 
 def _retry_after_ms(response: aiohttp.ClientResponse) -> int | None:
+    """Seconds, or a date by this machine's clock (RFC 9110, section 10.2.3); a date that is over means now."""
     written = response.headers.get("Retry-After", "").strip()
-    return min(int(written) * 1000, RETRY_AFTER_MS_MAX) if _RETRY_AFTER_S.fullmatch(written) else None
+    if _RETRY_AFTER_S.fullmatch(written):
+        return min(int(written) * 1000, RETRY_AFTER_MS_MAX)
+    if not _HTTP_DATE.fullmatch(written):
+        return None
+    try:
+        wait_s = (parsedate_to_datetime(written) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):  # the 31st of February; a zone that is none
+        return None
+    return max(0, min(int(wait_s * 1000), RETRY_AFTER_MS_MAX))
 
 
 def _media_type(response: aiohttp.ClientResponse) -> str:

@@ -211,6 +211,174 @@ class SettingInvalid(TgaError):
     remedy = "Correct what is named."
 
 
+class Unauthenticated(TgaError):
+    code = "UNAUTHENTICATED"
+    meaning = "No credential was sent, or it is unknown, expired, revoked or not verifiable. Which is not told."
+    remedy = "Send `Authorization: Bearer <key>` with a valid API key or token."
+
+
+class Forbidden(TgaError):
+    code = "FORBIDDEN"
+    meaning = "The principal is known, but its roles do not admit this."
+    remedy = "Ask for a key with the role that is named."
+
+
+class CallDenied(TgaError):
+    """The trace says who denied the call, and why."""
+
+    code = "CALL_DENIED"
+    meaning = "The call was denied: by the policy, by a person, by its expiry, or by its own caller."
+    remedy = "Read the decision. A call that a person denied keeps its key; ask again with a new one."
+
+
+class AlreadyDecided(TgaError):
+    code = "ALREADY_DECIDED"
+    meaning = "The request is no longer waiting: it was decided before. A decision is used once."
+    remedy = "Look at the trace; nothing was changed."
+
+
+class RequestMismatch(TgaError):
+    code = "REQUEST_MISMATCH"
+    meaning = "The decision names another action request than the one that waits. A decision binds to exact bytes."
+    remedy = "Read the request again and decide on what it says now."
+
+
+class ApprovalExpired(TgaError):
+    code = "APPROVAL_EXPIRED"
+    meaning = "The request's time was over, by the database's clock, before the decision was committed."
+    remedy = "Have the call asked for again, with a new key."
+
+
+class ApprovalNotExpired(TgaError):
+    code = "APPROVAL_NOT_EXPIRED"
+    meaning = "An expiry was to be recorded before the request's time was over, by the database's clock."
+    remedy = "Wait; the sweep comes again."
+
+
+class SignatureInvalid(TgaError):
+    code = "SIGNATURE_INVALID"
+    meaning = "A decision's signature is missing, not by the key it names, or by a key that is not its principal's."
+    remedy = "Sign the canonical decision with the registered key; README.md says what is signed."
+
+
+class ToolQuarantined(TgaError):
+    code = "TOOL_QUARANTINED"
+    meaning = "The tool's definition is not the one that is pinned. Nothing was stored or sent."
+    remedy = "Have an operator look at the change and accept it: `tga servers`, then `tga servers accept`."
+
+
+class SecretMissing(TgaError):
+    code = "SECRET_MISSING"
+    meaning = "A sealed value cannot be opened: its key is not here, or it does not fit what the record commits to."
+    remedy = "Put the sealing key back into the keys folder, then recover the trace again."
+
+
+class TraceErased(TgaError):
+    code = "TRACE_ERASED"
+    meaning = "The trace's payloads were erased; its entries and digests stand."
+    remedy = "The erasure is on the system stream. Nothing else can be told."
+
+
+class TraceUnfinished(TgaError):
+    code = "TRACE_UNFINISHED"
+    meaning = "Only the payloads of a finished trace can be erased."
+    remedy = "Wait until it is COMPLETED, FAILED or DENIED."
+
+
+class RateLimited(TgaError):
+    code = "RATE_LIMITED"
+    meaning = "The principal sends requests faster than its rate."
+    remedy = "Wait for the seconds in Retry-After."
+
+    def __init__(self, what: str, *, expected: object = None, retry_after_s: int = 1) -> None:
+        super().__init__(what, expected=expected)
+        self.retry_after_s = retry_after_s
+
+
+class TooManyInFlight(TgaError):
+    code = "TOO_MANY_IN_FLIGHT"
+    meaning = "The principal has as many requests in flight as it may have."
+    remedy = "Wait until some are answered."
+
+
+class GatewayBusy(TgaError):
+    code = "GATEWAY_BUSY"
+    meaning = "The gateway, or the tool server's line, is full. Nothing was stored."
+    remedy = "Try again after the seconds in Retry-After."
+
+
+class ShuttingDown(TgaError):
+    code = "SHUTTING_DOWN"
+    meaning = "The gateway is about to stop and takes nothing new. Nothing was stored."
+    remedy = "Try again after the seconds in Retry-After."
+
+
+class RouteNotFound(TgaError):
+    code = "ROUTE_NOT_FOUND"
+    meaning = "There is nothing at this path."
+    remedy = "See /openapi.json for what there is."
+
+
+class MethodNotAllowed(TgaError):
+    code = "METHOD_NOT_ALLOWED"
+    meaning = "The path exists, but not with this method."
+    remedy = "Use a method that the Allow header names."
+
+
+class HeadersTooLarge(TgaError):
+    code = "HEADERS_TOO_LARGE"
+    meaning = "The request line and headers exceed their limit."
+    remedy = "Send smaller headers."
+
+
+class RequestTimeout(TgaError):
+    code = "REQUEST_TIMEOUT"
+    meaning = "The request did not arrive whole in time."
+    remedy = "Send it again. Nothing was stored."
+
+
+class InternalError(TgaError):
+    code = "INTERNAL"
+    meaning = "A defect of the gateway. What was recorded stands, and recovery continues it."
+    remedy = "Report it with the incident id, which also stands in the gateway's log."
+
+
+class AccessNotFound(TgaError):
+    code = "ACCESS_NOT_FOUND"
+    meaning = "There is no such API key, tenant or registered signing key."
+    remedy = "See `tga keys list` and `tga tenants list`."
+
+
+class PolicyInvalid(TgaError):
+    code = "POLICY_INVALID"
+    meaning = "The policy file is not valid Cedar, or asks for what the gateway does not know."
+    remedy = "Correct it; `tga policy check FILE` names the place. A running gateway keeps the policy it has."
+
+
+class GatewayUnreachable(TgaError):
+    code = "GATEWAY_UNREACHABLE"
+    meaning = "The command could not reach a gateway over HTTP, or what answered was none."
+    remedy = "Start one with `tga serve`, or name it in TGA_URL."
+
+
+class NoteInvalid(TgaError):
+    code = "NOTE_INVALID"
+    meaning = "A signed tree head or proof cannot be read, or no trusted key has signed it."
+    remedy = "Get it again from the gateway; make sure that the public key is the log's own."
+
+
+class ProofInvalid(TgaError):
+    code = "PROOF_INVALID"
+    meaning = "A Merkle proof does not show what it is said to show."
+    remedy = "Treat the log as tampered with until a proof from it verifies."
+
+
+class LogForked(TgaError):
+    code = "LOG_FORKED"
+    meaning = "The ledger does not begin with what a tree head, signed earlier, says it begins with."
+    remedy = "Nothing was signed. An old backup was restored, or history was changed: `tga verify --all --head FILE`."
+
+
 ALL_ERRORS: tuple[type[TgaError], ...] = (
     InvalidTransition,
     SequenceGap,
@@ -236,5 +404,32 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     MigrationRefused,
     EmbeddedPostgresFailed,
     SettingInvalid,
+    Unauthenticated,
+    Forbidden,
+    CallDenied,
+    AlreadyDecided,
+    RequestMismatch,
+    ApprovalExpired,
+    ApprovalNotExpired,
+    SignatureInvalid,
+    ToolQuarantined,
+    SecretMissing,
+    TraceErased,
+    TraceUnfinished,
+    RateLimited,
+    TooManyInFlight,
+    GatewayBusy,
+    ShuttingDown,
+    RouteNotFound,
+    MethodNotAllowed,
+    HeadersTooLarge,
+    RequestTimeout,
+    InternalError,
+    AccessNotFound,
+    PolicyInvalid,
+    GatewayUnreachable,
+    NoteInvalid,
+    ProofInvalid,
+    LogForked,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

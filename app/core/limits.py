@@ -45,6 +45,18 @@ CALL_ATTEMPTS_MAX: Final = ATTEMPTS_LISTED_MAX
 CONFIG_BYTES_MAX: Final = 1_048_576
 INPUT_SCHEMA_BYTES_MAX: Final = 65_536
 TOOL_TAGS_MAX: Final = 16
+APPROVAL_TIMEOUT_MS_MIN: Final = 1_000
+APPROVAL_TIMEOUT_MS_MAX: Final = 31_536_000_000
+APPROVAL_TIMEOUT_MS: Final = 86_400_000
+SECRET_ARGUMENTS_MAX: Final = 16
+POINTER_CHARS_MAX: Final = 256
+CREDENTIALS_PER_SERVER_MAX: Final = 16
+CREDENTIAL_BYTES_MAX: Final = 8_192
+SERVER_CONCURRENCY_MAX: Final = 1_024
+WEBHOOKS_MAX: Final = 64
+URL_CHARS_MAX: Final = 2_048
+# The highest that a configuration may set one of its own limits to.
+CONFIGURED_LIMIT_MAX: Final = 1_000_000
 RESPONSE_BYTES_READ_MAX: Final = 16_777_216
 RESPONSE_HEADER_BYTES_MAX: Final = 65_536
 RETRY_AFTER_MS_MAX: Final = 300_000
@@ -55,3 +67,77 @@ OUTPUT_DEPTH_RESERVED: Final = 8
 SHOWN_CHARS_MAX: Final = 64
 CLOSE_WAIT_MS: Final = 30_000
 SWEEP_EVERY_MS: Final = 3_000
+
+# Keys, secrets and webhooks.
+KEY_FILE_BYTES_MAX: Final = 1_024
+REDACTION_SALT_BYTES: Final = 32
+WEBHOOK_TIMEOUT_MS: Final = 10_000
+WEBHOOK_LEASE_MS: Final = 30_000
+WEBHOOK_POSTS_AT_ONCE_MAX: Final = 4
+WEBHOOK_POLL_MS: Final = 1_000
+WEBHOOK_BACKOFF_FIRST_MS: Final = 1_000
+WEBHOOK_BACKOFF_MAX_MS: Final = 600_000
+OUTBOX_CLEAN_EVERY_MS: Final = 60_000
+OUTBOX_CLEAN_ROWS_MAX: Final = 1_000
+
+# Who is calling. What a credential may be, how long what is known of it is believed, and what an issuer may send.
+CREDENTIAL_CHARS_MAX: Final = 8_192
+API_KEY_LIFE_DAYS_MAX: Final = 36_500
+ACCESS_CACHE_KEYS_MAX: Final = 4_096
+ACCESS_CACHE_AGE_MS: Final = 5_000
+ACCESS_LOOKUPS_AT_ONCE_MAX: Final = 2
+LISTENER_BEAT_MS: Final = 5_000
+JWT_HEADER_CHARS_MAX: Final = 1_024
+JWT_LEEWAY_S: Final = 30
+JWKS_BYTES_MAX: Final = 262_144
+JWKS_KEYS_MAX: Final = 64
+JWKS_TIMEOUT_MS: Final = 5_000
+JWKS_REFRESH_EVERY_MS: Final = 10_000
+JWKS_AGE_MAX_MS: Final = 600_000
+
+# The HTTP edge. A request must arrive whole within these, and what is read of one that is refused is bounded too.
+HEADER_BYTES_MAX: Final = 32_768
+HEADERS_WAIT_MS: Final = 10_000
+BODY_WAIT_MS: Final = 30_000
+DISCARDED_BYTES_MAX: Final = 1_048_576
+LINGER_MS: Final = 2_000
+KEEP_ALIVE_S: Final = 65
+CONNECTIONS_MAX: Final = 8_192
+PIPELINED_REQUESTS_MAX: Final = 64
+CALL_WAIT_MS: Final = 30_000
+CALL_WAIT_MS_MAX: Final = 120_000
+SHUTDOWN_GRACE_MS: Final = 10_000
+SHUTDOWN_LAST_MS: Final = 5_000
+READY_CHECK_MS: Final = 2_000
+READY_BELIEVED_MS: Final = 500
+PRINCIPALS_REMEMBERED: Final = 1_024
+CREDENTIALS_REMEMBERED_MAX: Final = 4_096
+UNAUTHENTICATED_PER_SECOND_MAX: Final = 100
+UNAUTHENTICATED_BURST_MAX: Final = 400
+
+# The policy. Cedar's parser recurses on the machine's stack: brackets and operators beyond these could overflow it and
+# end the process. Values are counted in arguments that a policy reads, those without a form in Cedar as
+# five: 10,000 take some 0.1 s at worst.
+POLICY_BYTES_MAX: Final = 262_144
+POLICY_NESTING_MAX: Final = 64
+POLICY_OPERATORS_MAX: Final = 500
+POLICY_VALUES_MAX: Final = 10_000
+POLICY_IDS_MAX: Final = 64
+
+# Reading over HTTP. Rows looked at, not only rows answered: a filter that nothing fits costs no more than one page.
+LIST_ITEMS_DEFAULT: Final = 50
+LIST_ITEMS_MAX: Final = 200
+LIST_ROWS_LOOKED_AT_MAX: Final = 5_000
+FEED_ROWS_LOOKED_AT_MAX: Final = 1_000
+PAGE_BYTES_MAX: Final = 1_048_576  # an item that is larger stands on a page alone
+CURSOR_CHARS_MAX: Final = 128
+QUERY_PARAMETERS_MAX: Final = 16
+# More entries than any transaction appends: a made-up cursor cannot ask for more to be skipped.
+TRANSACTION_ENTRIES_MAX: Final = 16_384
+FEED_POLL_MS: Final = 250
+EVENTS_HEARTBEAT_MS: Final = 15_000
+EVENTS_SEND_WAIT_MS: Final = 30_000
+
+# Signed notes. Sixteen signatures must be admitted; ours have one.
+NOTE_BYTES_MAX: Final = 65_536
+NOTE_SIGNATURES_MAX: Final = 64

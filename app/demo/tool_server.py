@@ -105,7 +105,7 @@ class Book:
             self.executed.setdefault((tool, key), line)
 
     def balance(self) -> int:
-        sign = {"refund": -1}
+        sign = {"refund": -1, "refund_soon": -1}
         return sum(sign.get(line["tool"], 1) * line["arguments"].get("amount", 0) for line in self.executions)
 
 
@@ -126,7 +126,9 @@ class Bank:
             "charge": self._charge,
             "slow_charge": self._charge,
             "flaky": self._charge,
-            "refund": lambda arguments: {"refund_id": self._next_id("rf"), "amount": _amount(arguments)},
+            "pay_card": self._pay_card,
+            "refund": self._refund,
+            "refund_soon": self._refund,
         }
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -142,7 +144,7 @@ class Bank:
             if tool in self._reads:
                 body = json.dumps(self._reads[tool](arguments))
             elif tool in self._writes:
-                body = await self._write(tool, key, call_id, arguments)
+                body = await self._write(tool, key, call_id, _bookable(tool, arguments))
             else:
                 raise Refused(404, f"there is no tool {tool}")
         except Refused as refused:
@@ -181,6 +183,12 @@ class Bank:
     def _charge(self, arguments: dict[str, Any]) -> Answer:
         return {"charge_id": self._next_id("ch"), "amount": _amount(arguments)}
 
+    def _pay_card(self, arguments: dict[str, Any]) -> Answer:
+        return {**self._charge(arguments), "card": f"ends in {arguments['card_ends_in']}"}
+
+    def _refund(self, arguments: dict[str, Any]) -> Answer:
+        return {"refund_id": self._next_id("rf"), "amount": _amount(arguments)}
+
     def _charge_status(self, arguments: dict[str, Any]) -> Answer:
         key = str(arguments.get("idempotency_key"))
         for tool in ("charge", "slow_charge", "flaky"):
@@ -197,6 +205,17 @@ class Bank:
 
     def _next_id(self, prefix: str) -> str:
         return f"{prefix}_{len(self._book.executions) + 1}"
+
+
+def _bookable(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as they may stand in the book: a card number may not, so nothing after this point has it."""
+    if tool != "pay_card":
+        return arguments
+    rest = dict(arguments)
+    card = rest.pop("card", None)
+    if not isinstance(card, str) or not card.isascii() or not card.isdigit() or not 12 <= len(card) <= 19:
+        raise Refused(422, "card must be a string of 12 to 19 digits")
+    return {**rest, "card_ends_in": card[-4:]}
 
 
 def _amount(arguments: dict[str, Any]) -> int:

@@ -40,11 +40,20 @@ class PlannedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """A stream's secrets as they are kept outside the ledger: unreadable without the sealing key."""
+
+    salt: bytes
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one executor appends to a stream in one transaction; who owns it afterwards, and whom it waits for.
 
     `dispatch_attempt` is the number of a send after the first; its row is the fence of that send. `resolution` is the
     operator's order behind it, if there was one. A plan of nothing but a checkpoint changes neither owner nor waiting.
+    `sealed` comes with the birth; `forgets_secrets` removes the values again. `announce_to` names webhooks to be told.
     """
 
     stream: str
@@ -56,6 +65,9 @@ class Plan:
     dispatch_attempt: int | None = None
     resolution: bytes | None = None
     waiting_after: str | None = None
+    sealed: Sealed | None = None
+    forgets_secrets: bool = False
+    announce_to: Sequence[str] = ()
 
     def size_bytes(self) -> int:
         checkpoint = 0 if self.checkpoint is None else len(self.checkpoint.state)

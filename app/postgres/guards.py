@@ -19,10 +19,16 @@ LEDGER_TABLES: Final = (
     "claims",
     "claim_effects",
     "dispatch_attempts",
+    "erasures",
     "migrations",
 )
 # Table to trigger: what must stand, and fire in every mode of a session.
-TRIGGERS: Final = {(table, "append_only") for table in (*LEDGER_TABLES, "heads")} | {("heads", "head_guard")}
+TRIGGERS: Final = {(table, "append_only") for table in (*LEDGER_TABLES, "heads", "tenants", "api_keys")} | {
+    ("heads", "head_guard"),
+    ("artifacts", "erasure_guard"),  # its append_only leaves DELETE to this one
+    ("api_keys", "key_guard"),
+    ("api_keys", "announced"),  # without it a revoked key would count until it is looked up again
+}
 
 _SAFE_SETTINGS = {"fsync": "on", "full_page_writes": "on"}
 _TRIGGERS = """

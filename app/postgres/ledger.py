@@ -18,7 +18,8 @@ SELECT * FROM tga.append($1, $2::text[], $3::uuid[], $4::uuid[], $5::text[],
                          $6::int[], $7::bytea[], $8::bytea[],
                          $9::int[], $10::text[], $11::text[], $12::text[], $13::bytea[],
                          $14::int[], $15::bytea[], $16::text[],
-                         $17::int[], $18::int[], $19::bytea[])
+                         $17::int[], $18::int[], $19::bytea[],
+                         $20::int[], $21::bytea[], $22::bytea[], $23::int[], $24::int[], $25::text[])
 """
 
 
@@ -58,6 +59,8 @@ def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
     claims = [(place, plan.claim) for place, plan in enumerate(plans, 1) if plan.claim is not None]
     checkpoints = [(place, plan.checkpoint) for place, plan in enumerate(plans, 1) if plan.checkpoint is not None]
     attempts = [(place, plan) for place, plan in enumerate(plans, 1) if plan.dispatch_attempt is not None]
+    sealed = [(place, plan.sealed) for place, plan in enumerate(plans, 1) if plan.sealed is not None]
+    announced = [(place, webhook) for place, plan in enumerate(plans, 1) for webhook in plan.announce_to]
     return (
         [plan.stream for plan in plans],
         [plan.executor_id for plan in plans],
@@ -77,6 +80,12 @@ def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
         [place for place, _ in attempts],
         [plan.dispatch_attempt for _, plan in attempts],
         [plan.resolution for _, plan in attempts],
+        [place for place, _ in sealed],
+        [secrets.salt for _, secrets in sealed],
+        [secrets.values for _, secrets in sealed],
+        [place for place, plan in enumerate(plans, 1) if plan.forgets_secrets],
+        [place for place, _ in announced],
+        [webhook for _, webhook in announced],
     )
 
 

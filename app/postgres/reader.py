@@ -1,6 +1,6 @@
 """Everything stored, stream by stream, from one snapshot and in flat memory: the LedgerReader of PostgreSQL.
 
-Seven cursors, each in the order of its index, are merged here like sorted files: the server sorts nothing.
+Eight cursors, each in the order of its index, are merged here like sorted files: the server sorts nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ import asyncpg
 from app.core.chain import Head
 from app.core.digest import Digest
 from app.domain.ledger import Claim
-from app.domain.tga.verification import StoredCheckpoint, StoredEntry, StoredStream
+from app.domain.tga.verification import StoredCheckpoint, StoredEntry, StoredErasure, StoredStream, Summary
 from app.postgres.sessions import Connection, Sessions
 
 _ENTRIES = (
     "SELECT stream, sequence_number, entry, entry_digest FROM tga.entries {where} ORDER BY stream, sequence_number"
 )
 _ARTIFACTS = "SELECT * FROM tga.artifacts {where} ORDER BY stream, sequence_number"
-_HEADS = "SELECT * FROM tga.heads {where} ORDER BY stream"
+_HEADS = """
+SELECT *, to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS expires
+  FROM tga.heads {where} ORDER BY stream
+"""
 _CHECKPOINTS = "SELECT * FROM tga.execution_checkpoints {where} ORDER BY stream, sequence_number"
 _CLAIMS = "SELECT * FROM tga.claims {where} ORDER BY stream"
 _EFFECTS = "SELECT * FROM tga.claim_effects {where} ORDER BY stream"
+_ERASURES = """
+SELECT e.stream, e.system_stream, e.sequence_number, a.artifact
+  FROM tga.erasures e
+  LEFT JOIN tga.artifacts a ON a.stream = e.system_stream AND a.sequence_number = e.sequence_number
+ {where} ORDER BY e.stream
+"""
 _ATTEMPTS = "SELECT stream, attempt FROM tga.dispatch_attempts {where} ORDER BY stream, attempt"
 
 _PREFETCH_ROWS = 500
@@ -65,20 +74,34 @@ class PostgresLedgerReader:
     def count_streams(self) -> int:
         return self._streams
 
+    def is_asked_for(self, stream: str) -> bool:
+        return self._stream in (None, stream)
+
     async def streams(self) -> AsyncIterator[StoredStream]:
-        where, arguments = ("", ()) if self._stream is None else ("WHERE stream = $1", (self._stream,))
+        # The system streams are read along: the keys that signed decisions are on them.
+        wanted = "WHERE ({0}stream = $1 OR ({0}stream >= 'system:' AND {0}stream < 'system;'))"
+        where, arguments = ("", ()) if self._stream is None else (wanted, (self._stream,))
         cursors = [
-            _Merged(aiter(self._connection.cursor(query.format(where=where), *arguments, prefetch=_PREFETCH_ROWS)))
-            for query in (_ENTRIES, _ARTIFACTS, _HEADS, _CHECKPOINTS, _CLAIMS, _EFFECTS, _ATTEMPTS)
+            _Merged(
+                aiter(
+                    self._connection.cursor(
+                        query.format(where=where.format("e." if query is _ERASURES else "")),
+                        *arguments,
+                        prefetch=_PREFETCH_ROWS,
+                    )
+                )
+            )
+            for query in (_ENTRIES, _ARTIFACTS, _HEADS, _CHECKPOINTS, _CLAIMS, _EFFECTS, _ATTEMPTS, _ERASURES)
         ]
         for cursor in cursors:
             await cursor.advance()
-        entries, artifacts, heads, checkpoints, claims, effects, attempts = cursors
+        entries, artifacts, heads, checkpoints, claims, effects, attempts, erasures = cursors
         while waiting := [cursor.next_row["stream"] for cursor in cursors if cursor.next_row is not None]:
             stream = min(waiting)
             head = [row async for row in heads.of(stream)]
             claim = [row async for row in claims.of(stream)]
             effect = [row async for row in effects.of(stream)]
+            erasure = [row async for row in erasures.of(stream)]
             stored = StoredStream(
                 stream=stream,
                 head=_head(head[0]) if head else None,
@@ -88,6 +111,8 @@ class PostgresLedgerReader:
                 claim=_claim(claim[0]) if claim else None,
                 claim_effect=_digest(effect[0]["artifact_digest"]) if effect else None,
                 dispatch_attempts=[row["attempt"] async for row in attempts.of(stream)],
+                erasure=_erasure(erasure[0]) if erasure else None,
+                summary=_summary(head[0]) if head else None,
                 entries=_places(stream, entries, artifacts),
             )
             yield stored
@@ -140,3 +165,11 @@ def _claim(row: asyncpg.Record) -> Claim | None:
     if row["server_id"] is None:
         return None
     return Claim(row["server_id"], row["tool_name"], row["idempotency_key"], Digest(row["payload_digest"].hex()))
+
+
+def _erasure(row: asyncpg.Record) -> StoredErasure:
+    return StoredErasure(row["system_stream"], row["sequence_number"], row["artifact"])
+
+
+def _summary(row: asyncpg.Record) -> Summary:
+    return Summary(row["tenant"], row["principal_id"], row["server_id"], row["tool_name"], row["expires"])

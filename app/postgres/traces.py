@@ -10,7 +10,15 @@ from pydantic import ValidationError
 
 from app.core.canonical import parse_object
 from app.core.digest import Digest
-from app.core.errors import RecoveryFailed, SchemaViolation, SequenceGap, StoreUnavailable, TgaError, TraceNotFound
+from app.core.errors import (
+    RecoveryFailed,
+    SchemaViolation,
+    SequenceGap,
+    StoreUnavailable,
+    TgaError,
+    TraceErased,
+    TraceNotFound,
+)
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LOCK_TIMEOUT_MS
 from app.domain.tga.models import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
@@ -25,11 +33,14 @@ from app.postgres.state_store import verify_head
 _TRACE = """
 SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, c.stream AS claimed_by, x.artifact_digest AS effect,
        e.entries, e.digests, e.artifacts, a.times, a.resolution,
-       k.checkpoint_state, k.checkpoint_digest, k.sequence_number AS checkpoint_sequence
+       k.checkpoint_state, k.checkpoint_digest, k.sequence_number AS checkpoint_sequence,
+       s.sealed_values IS NOT NULL AS has_secrets, r.stream IS NOT NULL AS is_erased
   FROM (SELECT $1::text AS stream) AS asked
   LEFT JOIN tga.heads h USING (stream)
   LEFT JOIN tga.claims c USING (stream)
   LEFT JOIN tga.claim_effects x USING (stream)
+  LEFT JOIN tga.sealed s USING (stream)
+  LEFT JOIN tga.erasures r USING (stream)
  CROSS JOIN LATERAL (
        SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
               array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
@@ -44,6 +55,10 @@ SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, c.stream AS 
                         ORDER BY d.attempt) AS times,
               (array_agg(d.resolution ORDER BY d.attempt DESC) FILTER (WHERE d.resolution IS NOT NULL))[1] AS resolution
          FROM tga.dispatch_attempts d WHERE d.stream = asked.stream) AS a
+"""
+_EXPIRED = """
+SELECT stream FROM tga.heads WHERE waiting = 'supervisor' AND expires_at <= clock_timestamp()
+ ORDER BY expires_at LIMIT $1
 """
 _CLAIM = """
 SELECT stream, payload_digest FROM tga.claims WHERE server_id = $1 AND tool_name = $2 AND idempotency_key = $3
@@ -99,6 +114,10 @@ class PostgresTraces(Closing):
         )
         return [TraceId(row["stream"].removeprefix(f"{TRACE.name}:")) for row in rows]
 
+    async def list_expired(self, *, limit: int) -> list[TraceId]:
+        rows = await self._sessions.fetch(_EXPIRED, limit)
+        return [TraceId(row["stream"].removeprefix(f"{TRACE.name}:")) for row in rows]
+
     async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None:
         rows = await self._sessions.fetch(_CLAIM, server_id, tool_name, idempotency_key)
         if not rows:
@@ -114,6 +133,8 @@ class PostgresTraces(Closing):
             if row["sequence_number"]:
                 raise SequenceGap("the head stands further than the log", expected=1, found=0, stream=stream)
             raise TraceNotFound("no such trace", stream=stream)
+        if row["is_erased"]:
+            raise TraceErased("the trace's payloads were erased", stream=stream)
         records = []
         for place, (raw, digest, artifact) in enumerate(
             zip(row["entries"], row["digests"], row["artifacts"], strict=True), 1
@@ -138,6 +159,7 @@ class PostgresTraces(Closing):
             claim_effect=None if row["effect"] is None else Digest(row["effect"].hex()),
             owner=row["owner"],
             waiting=row["waiting"],
+            has_secrets=row["has_secrets"],
         )
 
     def _replace_executor(self) -> None:

@@ -189,7 +189,7 @@ async def test_recover_reports_a_poisoned_trace_and_finishes_the_others(
 ) -> None:
     for key in ("p-1", "p-2"):
         start_and_kill_in_the_middle(bank, database, key)
-    poisoned = await admin.fetchval("SELECT stream FROM tga.heads ORDER BY stream LIMIT 1")
+    poisoned = await admin.fetchval("SELECT stream FROM tga.heads WHERE stream LIKE 'trace:%' ORDER BY stream LIMIT 1")
     await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER append_only")
     await admin.execute(
         "UPDATE tga.entries SET entry = set_byte(entry, 9, 0) WHERE stream = $1 AND sequence_number = 2", poisoned

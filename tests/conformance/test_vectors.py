@@ -19,7 +19,9 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from app.core.digest import Digest
-from app.core.errors import BY_CODE, RecoveryFailed, TgaError
+from app.core.errors import BY_CODE, ChecksumMismatch, RecoveryFailed, TgaError
+from app.domain.system.log import SystemState, fold_next
+from app.domain.system.models import SYSTEM_MODELS, SystemLogEntry
 from app.domain.tga.models import ARTIFACT_MODELS, ExecutionCheckpoint, ExecutionLogEntry, ExecutionState
 from app.domain.tga.replay import Dispatch, LogRecord, decide_next, fold, verify_checkpoint
 from app.domain.tga.transitions import TRACE
@@ -28,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VECTORS_FILE = ROOT / "test_vectors" / "tga" / "state_transition_vectors.json"
 SCHEMAS = ROOT / "schemas" / "tga" / "v1"
 DOCUMENT: dict[str, Any] = json.loads(VECTORS_FILE.read_text("utf-8"))
-SECTIONS = ("log_vectors", "recovery_vectors", "checkpoint_vectors")
+SECTIONS = ("log_vectors", "recovery_vectors", "checkpoint_vectors", "system_vectors")
 
 Json = dict[str, Any]
 
@@ -52,9 +54,9 @@ def fits(name: str, document: object) -> bool:
     return validators()[name].is_valid(document)
 
 
-def record_fits(record: Json) -> bool:
+def record_fits(record: Json, *, of: str = "execution_log_entry") -> bool:
     entry, artifact = record["entry"], record["artifact"]
-    return fits("execution_log_entry", entry) and (artifact is None or fits(entry["artifact_type"], artifact))
+    return fits(of, entry) and (artifact is None or fits(entry["artifact_type"], artifact))
 
 
 def load_record(record: Json) -> LogRecord:
@@ -84,6 +86,41 @@ def judge_checkpoint(vector: Json) -> tuple[ExecutionState | None, Json | None]:
     except TgaError as error:
         return None, {"error": error.code, "at": 0}
     return judge_records(vector["tail"], checkpoint.checkpoint_state)
+
+
+def judge_system(records: list[Json]) -> tuple[SystemState | None, Json | None]:
+    state: SystemState | None = None
+    for place, record in enumerate(records, start=1):
+        try:
+            entry = SystemLogEntry.from_json(record["entry"])
+            if record["artifact"] is None:
+                raise ChecksumMismatch("the artifact is missing")
+            document = SYSTEM_MODELS[entry.artifact_type].from_json(record["artifact"])
+            state = fold_next(state or SystemState(entry.system_id), entry, document)
+        except TgaError as error:
+            return state, {"error": error.code, "at": place}
+    return state, None
+
+
+def told(state: SystemState | None) -> Json:
+    """What counts after a system stream's last entry, in the words of a vector's `expect`."""
+    state = state or SystemState("none")
+    return {
+        "pins": [
+            {
+                "server_id": server_id,
+                "tool_name": tool_name,
+                "definition_digest": pin.definition_digest,
+                "quarantined_digests": sorted(pin.quarantined_digests),
+            }
+            for (server_id, tool_name), pin in sorted(state.pins.items())
+        ],
+        "keys": [
+            {"key_id": key_id, "principal_id": known.principal_id, "is_retired": known.is_retired}
+            for key_id, known in sorted(state.keys.items())
+        ],
+        "policy_digest": state.policy_digest,
+    }
 
 
 def expected_refusal(vector: Json) -> Json | None:
@@ -162,6 +199,16 @@ def test_the_schemas_refuse_exactly_the_checkpoints_that_violate_them(vector: Js
     assert vector["entry"] is None or fits("execution_log_entry", vector["entry"])
 
 
+@by_name("system_vectors")
+def test_the_schemas_refuse_exactly_the_system_records_that_violate_them(vector: Json) -> None:
+    expect, records = vector["expect"], vector["records"]
+    at = expect.get("at", len(records) + 1)
+    assert all(record_fits(record, of="system_log_entry") for record in records[: at - 1])
+    if "error" in expect:
+        is_fit = expect["error"] != "SCHEMA_VIOLATION" or expect.get("documents_valid", False)
+        assert record_fits(records[at - 1], of="system_log_entry") is is_fit
+
+
 # --- this implementation ---
 
 
@@ -209,6 +256,14 @@ def test_a_checkpoint_with_its_tail_folds_as_the_whole_log_or_is_refused(vector:
     if refusal is None:
         assert state is not None
         assert state.to_json() == vector["expect"]["execution_state"]
+
+
+@by_name("system_vectors")
+def test_a_system_stream_folds_to_what_counts_or_is_refused_where_its_defect_is(vector: Json) -> None:
+    state, refusal = judge_system(vector["records"])
+    assert refusal == expected_refusal(vector)
+    if refusal is None:
+        assert told(state) == vector["expect"]["system_state"]
 
 
 # --- the second implementation ---
@@ -269,6 +324,16 @@ def _missing_entry(document: Json) -> str:
     return "checkpoint_write_executing"
 
 
+def _another_key_retired(document: Json) -> str:
+    _first("system_vectors", "system_key_retired", document)["expect"]["system_state"]["keys"][0]["is_retired"] ^= True
+    return "system_key_retired"
+
+
+def _renamed_policy(document: Json) -> str:
+    _first("system_vectors", "system_begins_with_policy_set", document)["records"][0]["artifact"]["text"] += " "
+    return "system_begins_with_policy_set"
+
+
 def _vector_left_out(document: Json) -> str:
     del document["log_vectors"][-1]
     return "counts"
@@ -282,6 +347,8 @@ def test_the_second_implementation_names_every_damaged_vector(tmp_path: Path) ->
         _another_state,
         _dispatch_in_spite_of_an_effect,
         _missing_entry,
+        _another_key_retired,
+        _renamed_policy,
         _vector_left_out,
     )
     document = json.loads(VECTORS_FILE.read_text("utf-8"))

@@ -119,6 +119,15 @@ async def raw_server(answer: Answer | bytes) -> AsyncIterator[Raw]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def always(answer: bytes) -> Answer:
+    """The same answer to every request, on a connection that stays open."""
+
+    async def write(writer: asyncio.StreamWriter, count: int) -> None:
+        writer.write(answer)
+
+    return write
+
+
 async def dispatched(answer: Answer | bytes, **how: Any) -> Dispatched:
     """What one dispatch to such a server gives. However it ends, the server saw one request, once."""
     timeout_ms = how.pop("timeout_ms", 5000)

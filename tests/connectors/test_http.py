@@ -7,6 +7,8 @@ import base64
 import gzip
 import json
 import tracemalloc
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 
@@ -233,13 +235,27 @@ async def test_answers_that_decide_nothing_are_unknown_and_not_repeated(status: 
         ("-1", None),
         ("1.5", None),
         ("\xb2", None),
-        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Wed, 21 Oct 2999 07:28:00 GMT", RETRY_AFTER_MS_MAX),
+        ("Wed, 31 Feb 2999 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2999 99:28:00 GMT", None),
+        ("Wed, 21 Xyz 2999 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2999 07:28:00 +0100", None),
+        ("Wednesday, 21-Oct-99 07:28:00 GMT", None),
     ],
 )
-async def test_retry_after_is_taken_in_seconds_and_bounded(written: str, expected: int | None) -> None:
+async def test_retry_after_is_taken_in_seconds_or_as_a_date_and_bounded(written: str, expected: int | None) -> None:
     result = await dispatched(response("429 Slow", b"", f"Retry-After: {written}"))
     assert isinstance(result, Unknown)
     assert result.retry_after_ms == expected
+
+
+async def test_a_date_to_retry_after_is_as_far_away_as_it_is() -> None:
+    in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    result = await dispatched(response("503 Later", b"", f"Retry-After: {in_a_minute}"))
+    assert isinstance(result, Unknown)
+    assert result.retry_after_ms is not None
+    assert 50_000 < result.retry_after_ms <= 60_000
 
 
 async def test_a_retryable_answer_is_not_read_to_its_end() -> None:

@@ -16,7 +16,7 @@ from app.connectors.http import HttpConnector
 from app.core.canonical import canonical_bytes
 from app.core.limits import CONNECTIONS_PER_SERVER_MAX
 from app.domain.tga.ports import Answered, NotSent, Unknown
-from tests.connectors.servers import dispatched, effect_of, output_of, raw_server, response, tool_call, until
+from tests.connectors.servers import always, dispatched, effect_of, output_of, raw_server, response, tool_call, until
 from tests.traces import uuid7
 
 # What is sent.
@@ -46,6 +46,48 @@ async def test_the_request_carries_the_ids_and_the_canonical_arguments() -> None
         "accept-encoding": "identity",
         "accept": "*/*",
     }
+
+
+@pytest.mark.parametrize("flags", ["00", "01", "03"])
+async def test_the_callers_trace_goes_on_with_the_call_as_parent(flags: str) -> None:
+    async with raw_server(response("200 OK")) as raw:
+        connector = HttpConnector(raw.url)
+        given = f"00-{'ab' * 16}-{'cd' * 8}-{flags}"
+        assert isinstance(await connector.dispatch(tool_call(), timeout_ms=5000, traceparent=given), Answered)
+        await connector.close()
+    span = uuid7(1, role="tool_call").replace("-", "")[-16:]
+    assert f"\r\ntraceparent: 00-{'ab' * 16}-{span}-{flags}\r\n".encode() in raw.requests[0]
+    assert b"cdcdcdcd" not in raw.requests[0]
+
+
+@pytest.mark.parametrize("given", ["", "x", f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'ab' * 16}-{'cd' * 8}-01\r\nX: y"])
+async def test_a_traceparent_that_is_none_is_not_passed_on(given: str) -> None:
+    async with raw_server(response("200 OK")) as raw:
+        connector = HttpConnector(raw.url)
+        await connector.dispatch(tool_call(), timeout_ms=5000, traceparent=given)
+        await connector.close()
+    assert f"\r\ntraceparent: 00-{uuid7(1).replace('-', '')}-".encode() in raw.requests[0]
+
+
+async def test_arguments_that_were_put_back_are_sent_instead_of_the_recorded_ones() -> None:
+    async with raw_server(always(response("200 OK"))) as raw:
+        connector = HttpConnector(raw.url)
+        await connector.dispatch(
+            tool_call(arguments={"card": {"$redacted": {}}}), timeout_ms=5000, arguments={"card": "4"}
+        )
+        await connector.dispatch(tool_call(), timeout_ms=5000, arguments={})
+        await connector.close()
+    assert [request.partition(b"\r\n\r\n")[2] for request in raw.requests] == [b'{"card":"4"}', b"{}"]
+
+
+async def test_arguments_that_cannot_be_written_are_not_sent_and_not_shown() -> None:
+    async with raw_server(response("200 OK")) as raw:
+        connector = HttpConnector(raw.url)
+        result = await connector.dispatch(tool_call(), timeout_ms=5000, arguments={"hunter2": float("nan")})
+        await connector.close()
+    assert isinstance(result, NotSent)
+    assert "hunter2" not in result.detail
+    assert raw.requests == []
 
 
 async def test_a_call_without_a_key_sends_none() -> None:

@@ -1,4 +1,4 @@
-"""The configuration file: every mistake is named; what is not built is refused. The registry that it makes."""
+"""The registry that a configuration makes: whose tools there are, what fits them, and the way to their servers."""
 
 from __future__ import annotations
 
@@ -8,35 +8,19 @@ from typing import Any
 
 import pytest
 
-from app.connectors.http import HttpConnector
-from app.connectors.registry import Registry, load_config
-from app.core.errors import ArgumentsInvalid, SettingInvalid, ToolNotFound
-from app.core.limits import CONFIG_BYTES_MAX, INPUT_SCHEMA_BYTES_MAX
+from app.config import load_config, qualify
+from app.connectors.line import Health, Line
+from app.connectors.registry import Registry
+from app.core.digest import digest_of
+from app.core.errors import ArgumentsInvalid, ToolNotFound
 from app.domain.tga.ports import Connectors, Tools
-
-SERVER = '[servers.pay]\ntransport = "http"\nbase_url = "http://127.0.0.1:9001"\n'
-CHARGE = SERVER + '[servers.pay.tools.charge]\nclass = "write"\n'
-STATUS = '[servers.pay.tools.status]\nclass = "read"\n'
+from tests.config.test_config import CHARGE, SERVER, STATUS, with_schema
 
 
 def load(tmp_path: Path, text: str) -> Registry:
     path = tmp_path / "tga.toml"
     path.write_text(text)
     return Registry.from_config(load_config(path))
-
-
-def refused(tmp_path: Path, text: str) -> str:
-    with pytest.raises(SettingInvalid) as caught:
-        load(tmp_path, text)
-    assert str(tmp_path / "tga.toml") in str(caught.value)
-    return str(caught.value)
-
-
-def with_schema(schema: str) -> str:
-    return CHARGE + f"input_schema = {schema}\n"
-
-
-# Reading.
 
 
 def test_every_field_arrives_at_its_tool(tmp_path: Path) -> None:
@@ -53,15 +37,19 @@ def test_every_field_arrives_at_its_tool(tmp_path: Path) -> None:
         reconcile_tool = "status"
         tags = ["approval", "money"]
         description = "Charges."
+        approval_timeout_ms = 5000
+        secret_arguments = ["/card", "/pin"]
         input_schema = { type = "object", required = ["amount"] }
         """
         + STATUS,
     )
-    tool = registry.resolve("pay", "charge")
-    assert (tool.server_id, tool.tool_name, tool.tool_class) == ("pay", "charge", "write")
+    tool = registry.resolve("t1/pay", "charge")
+    assert (tool.server_id, tool.tool_name, tool.tool_class) == ("t1/pay", "charge", "write")
     assert (tool.on_unknown_outcome, tool.reconcile_tool) == ("reconcile", "status")
     assert tool.tags == {"approval", "money"}
     assert (tool.timeout_ms, tool.max_attempts) == (1500, 7)
+    assert (tool.tenant, tool.description) == ("t1", "Charges.")
+    assert (tool.approval_timeout_ms, tool.secret_arguments) == (5000, ("/card", "/pin"))
     assert tool.input_schema == {"type": "object", "required": ["amount"]}
 
 
@@ -69,12 +57,13 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
     tool = load(tmp_path, CHARGE).resolve("pay", "charge")
     assert (tool.on_unknown_outcome, tool.reconcile_tool) == ("redispatch", None)
     assert (tool.timeout_ms, tool.max_attempts, tool.tags) == (30_000, 5, frozenset())
+    assert (tool.tenant, tool.approval_timeout_ms, tool.secret_arguments) == ("default", 86_400_000, ())
     assert tool.input_schema == {"type": "object"}
 
 
-def test_an_empty_file_configures_nothing(tmp_path: Path) -> None:
+def test_an_empty_file_makes_an_empty_registry(tmp_path: Path) -> None:
     registry = load(tmp_path, "")
-    assert registry.tools() == []
+    assert (registry.tools(), registry.servers()) == ([], [])
     with pytest.raises(ToolNotFound, match="there is none"):
         registry.resolve("pay", "charge")
 
@@ -82,156 +71,13 @@ def test_an_empty_file_configures_nothing(tmp_path: Path) -> None:
 def test_the_packaged_demonstration_is_sound() -> None:
     registry = Registry.from_config(load_config(Path(str(files("app.demo") / "tga.toml"))))
     names = {tool.tool_name for tool in registry.tools()}
-    assert names == {"charge", "refund", "balance", "charge_status", "slow_charge", "fail", "flaky"}
+    reads = {"balance", "charge_status", "fail"}
+    assert names == reads | {"charge", "refund", "refund_soon", "pay_card", "slow_charge", "flaky"}
     assert {tool.server_id for tool in registry.tools()} == {"bank"}
     assert registry.resolve("bank", "refund").tags == {"approval"}
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "expected"),
-    [
-        (SERVER + "colour = 1\n", "servers.pay.colour", "a field that exists"),
-        ("[server.pay]\n", "server", "a field that exists"),
-        ("servers = 3\n", "servers", "dictionary"),
-        ('[servers.pay]\ntransport = "http"\n', "servers.pay.base_url", "the field"),
-        ('[servers.pay]\nbase_url = "http://h"\n', "servers.pay.transport", "the field"),
-        ('[servers.pay]\ntransport = "ftp"\nbase_url = "http://h"\n', "servers.pay.transport", "'http'"),
-        (SERVER + "timeout_ms = 0\n", "servers.pay.timeout_ms", "greater than or equal to 1"),
-        (SERVER + "timeout_ms = 600001\n", "servers.pay.timeout_ms", "less than or equal to 600000"),
-        (SERVER + 'timeout_ms = "5"\n', "servers.pay.timeout_ms", "integer"),
-        (SERVER + "timeout_ms = 5.0\n", "servers.pay.timeout_ms", "integer"),
-        (SERVER + "timeout_ms = true\n", "servers.pay.timeout_ms", "integer"),
-        (SERVER + "max_attempts = 0\n", "servers.pay.max_attempts", "greater than or equal to 1"),
-        (SERVER + "max_attempts = 101\n", "servers.pay.max_attempts", "less than or equal to 100"),
-        (SERVER + 'tenant = ""\n', "servers.pay.tenant", "at least 1 character"),
-        (SERVER + "[servers.pay.tools.charge]\n", "servers.pay.tools.charge.class", "the field"),
-        (
-            SERVER + '[servers.pay.tools.charge]\nclass = "wirte"\n',
-            "servers.pay.tools.charge.class",
-            "'read' or 'write'",
-        ),
-        (SERVER + '[servers.pay.tools."a b"]\nclass = "read"\n', "servers.pay.tools.a b", "pattern"),
-        (SERVER + '[servers.pay.tools.".."]\nclass = "read"\n', "servers.pay.tools...", "segment of a URL"),
-        (SERVER.replace("servers.pay", 'servers.""'), "servers.", "at least 1 character"),
-        (CHARGE + 'on_unknown_outcome = "retry"\n', "charge.on_unknown_outcome", "'redispatch', 'reconcile' or 'hold'"),
-        (CHARGE + 'tags = "approval"\n', "charge.tags", "list"),
-        (CHARGE + "input_schema = true\n", "charge.input_schema", "dictionary"),
-    ],
-)
-def test_a_wrong_field_is_named_with_what_was_expected(tmp_path: Path, text: str, field: str, expected: str) -> None:
-    message = refused(tmp_path, text)
-    assert field in message
-    assert expected in message
-
-
-@pytest.mark.parametrize(
-    "base_url",
-    [
-        "",
-        "127.0.0.1:9001",
-        "ftp://h",
-        "http://",
-        "http:///x",
-        "http://h:99999",
-        "http://user:hunter2@h",
-        "http://h/?q=1",
-        "http://h?",
-        "http://h#f",
-        "http://h/a b",
-        "file:///x",
-        "unix://x",
-    ],
-)
-def test_a_base_url_that_cannot_be_one_is_refused_without_showing_it(tmp_path: Path, base_url: str) -> None:
-    message = refused(tmp_path, f'[servers.pay]\ntransport = "http"\nbase_url = "{base_url}"\n')
-    assert "servers.pay.base_url" in message
-    assert "hunter2" not in message
-
-
-@pytest.mark.parametrize("base_url", ["http://h", "https://h/", "http://[::1]:80/a/b", "http://example.org:8421/x/"])
-def test_a_base_url_may_have_a_port_and_a_path(tmp_path: Path, base_url: str) -> None:
-    loaded = load(tmp_path, f'[servers.pay]\ntransport = "http"\nbase_url = "{base_url}"\n')
-    assert isinstance(loaded.of("pay"), HttpConnector)
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        ('[servers.f]\ntransport = "mcp-stdio"\ncommand = ["node"]\n', "servers.f.transport"),
-        ('[servers.g]\ntransport = "mcp-http"\nurl = "http://h/mcp"\n', "servers.g.transport"),
-        ('[policy]\nfile = "policy.cedar"\n', "[policy]"),
-        ('[webhooks.approvals]\nurl = "http://h"\n', "[webhooks]"),
-        (CHARGE + 'secret_arguments = ["/card"]\n', "servers.pay.tools.charge.secret_arguments"),
-        (CHARGE + "secret_arguments = []\n", "servers.pay.tools.charge.secret_arguments"),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_not_ignored(tmp_path: Path, text: str, field: str) -> None:
-    message = refused(tmp_path, text)
-    assert f"{field} is not in this version yet" in message
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        CHARGE + 'on_unknown_outcome = "reconcile"\n' + STATUS,
-        CHARGE + 'on_unknown_outcome = "reconcile"\nreconcile_tool = "other"\n' + STATUS,
-        CHARGE + 'on_unknown_outcome = "reconcile"\nreconcile_tool = "charge"\n' + STATUS,
-        CHARGE + 'reconcile_tool = "status"\n' + STATUS,
-        CHARGE
-        + 'on_unknown_outcome = "reconcile"\nreconcile_tool = "status"\n'
-        + (SERVER + STATUS).replace("servers.pay", "servers.other"),
-    ],
-    ids=["none-named", "unknown", "write-class", "without-reconcile", "of-another-server"],
-)
-def test_reconcile_needs_a_read_tool_of_the_same_server(tmp_path: Path, text: str) -> None:
-    assert "servers.pay.tools.charge.reconcile_tool" in refused(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ('{ type = "objet" }', "at /type"),
-        ('{ properties = { a = { pattern = "(" } } }', "at /properties/a/pattern"),
-        ('{ "$ref" = "https://example.org/s" }', "a local reference"),
-        ('{ properties = { a = { "$dynamicRef" = "other.json" } } }', "a local reference"),
-        ('{ "$ref" = "#/$defs/none" }', "a part of this schema"),
-        ('{ "$ref" = "#none" }', "a part of this schema"),
-        ('{ properties = { a = { "$id" = "x" } } }', "$id at the top only"),
-        ('{ "$schema" = "http://json-schema.org/draft-07/schema#" }', "2020-12"),
-        ('{ "$ref" = "#" }', "in a circle"),
-        ("{ minimum = nan }", "a number"),
-        ("{ const = 2026-01-01 }", "date"),
-        ("{ const = 9007199254740993 }", "an integer of that size"),
-        (f'{{ description = "{"x" * INPUT_SCHEMA_BYTES_MAX}" }}', "at most"),
-    ],
-)
-def test_a_schema_that_cannot_be_used_is_refused(tmp_path: Path, schema: str, expected: str) -> None:
-    message = refused(tmp_path, with_schema(schema))
-    assert "servers.pay.tools.charge.input_schema" in message
-    assert expected in message
-    assert len(message) < 1000
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingInvalid, match=r"none\.toml.*No such file"):
-        load_config(tmp_path / "none.toml")
-    with pytest.raises(SettingInvalid, match="cannot be read"):
-        load_config(tmp_path)
-
-
-@pytest.mark.parametrize("raw", [b"[servers", b"\xff", b"a = 1\na = 2\n", b"a = " + b"[" * 5000])
-def test_a_file_that_is_not_toml_is_named(tmp_path: Path, raw: bytes) -> None:
-    path = tmp_path / "tga.toml"
-    path.write_bytes(raw)
-    with pytest.raises(SettingInvalid, match=r"tga\.toml is not TOML"):
-        load_config(path)
-
-
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    assert "too large" in refused(tmp_path, "#" * (CONFIG_BYTES_MAX + 1))
-
-
-# The registry.
+    assert registry.resolve("bank", "refund_soon").tags == {"approval"}
+    assert registry.resolve("bank", "refund_soon").approval_timeout_ms == 3000
+    assert registry.resolve("bank", "pay_card").secret_arguments == ("/card",)
 
 
 def test_a_tool_that_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
@@ -313,9 +159,129 @@ async def test_each_server_has_its_connector_and_closing_closes_all(tmp_path: Pa
     tools: Tools = registry
     connectors: Connectors = registry
     assert tools.resolve("pay", "charge").tool_class == "write"
-    assert isinstance(connectors.of("pay"), HttpConnector)
+    assert isinstance(connectors.of("pay"), Line)
     assert connectors.of("pay") is connectors.of("pay")
     assert connectors.of("pay") is not connectors.of("crm")
     with pytest.raises(ToolNotFound):
         connectors.of("zzz")
     await registry.close()
+
+
+def test_the_definition_is_what_its_digest_is_of(tmp_path: Path) -> None:
+    registry = load(tmp_path, CHARGE + 'description = "x"\n' + STATUS)
+    tool = registry.resolve("pay", "charge")
+    assert registry.definition(tool) == {
+        "server_id": "pay",
+        "tool_name": "charge",
+        "tool_class": "write",
+        "input_schema": {"type": "object"},
+        "description": "x",
+    }
+    for tool in registry.tools():
+        assert digest_of(registry.definition(tool)) == tool.definition_digest
+
+
+# Tenants.
+
+TENANTS = (
+    CHARGE
+    + (SERVER + 'tenant = "acme"\n' + CHARGE.removeprefix(SERVER)).replace("pay", "crm")
+    + (SERVER + 'tenant = "other"\n' + CHARGE.removeprefix(SERVER)).replace("pay", "hidden")
+)
+
+
+def test_a_tenant_has_its_own_tools_and_nobody_elses(tmp_path: Path) -> None:
+    registry = load(tmp_path, TENANTS)
+    assert registry.resolve_for("acme", "crm", "charge") is registry.resolve("acme/crm", "charge")
+    assert registry.resolve_for("default", "pay", "charge") is registry.resolve("pay", "charge")
+    assert [tool.server_id for tool in registry.tools("acme")] == ["acme/crm"]
+    assert [tool.server_id for tool in registry.tools("default")] == ["pay"]
+    assert [tool.server_id for tool in registry.tools()] == ["pay", "acme/crm", "other/hidden"]
+    assert registry.tools("nobody") == []
+    assert [(server.server_id, server.name, server.tenant) for server in registry.servers("acme")] == [
+        ("acme/crm", "crm", "acme")
+    ]
+    assert len(registry.servers()) == 3
+    assert registry.servers("nobody") == []
+
+
+@pytest.mark.parametrize("tenant", ["default", "acme", "nobody", "", "acme/crm", "other/x"])
+@pytest.mark.parametrize("server_id", ["hidden", "other/hidden", "/hidden", "default/other/hidden", "./hidden"])
+@pytest.mark.parametrize("tool_name", ["charge", "none"])
+def test_what_another_tenant_has_is_answered_as_what_nobody_has(
+    tmp_path: Path, tenant: str, server_id: str, tool_name: str
+) -> None:
+    def told(registry: Registry, server_id: str) -> str:
+        with pytest.raises(ToolNotFound) as caught:
+            registry.resolve_for(tenant, server_id, tool_name)
+        return str(caught.value)
+
+    without_other = TENANTS[: TENANTS.index("[servers.hidden]")]
+    message = told(load(tmp_path, TENANTS), server_id)
+    assert message == told(load(tmp_path, without_other), server_id)
+    assert message.replace("hidden", "absent") == told(load(tmp_path, TENANTS), server_id.replace("hidden", "absent"))
+
+
+def test_what_a_tenant_lacks_is_answered_with_its_own_names(tmp_path: Path) -> None:
+    registry = load(tmp_path, TENANTS)
+    with pytest.raises(ToolNotFound, match=r"no server 'zzz'; expected a configured server \(crm\)\."):
+        registry.resolve_for("acme", "zzz", "charge")
+    with pytest.raises(
+        ToolNotFound, match=r"server crm has no tool 'chrage'; expected a configured tool, such as charge"
+    ):
+        registry.resolve_for("acme", "crm", "chrage")
+    for server_id in ("acme/zzz", "acme/pay", "acme/hidden"):
+        with pytest.raises(ToolNotFound) as caught:
+            registry.resolve(server_id, "charge")
+        assert caught.value.expected == "a configured server (crm)"
+
+
+def test_two_pairs_of_tenant_and_server_never_share_an_id() -> None:
+    tenants = ["default", "acme", "other"]
+    servers = ["pay", "acme/pay", "default/pay", "other/pay", "/pay", "pay/", "acme/acme/pay"]
+    assert len({qualify(tenant, server) for tenant in tenants for server in servers}) == len(tenants) * len(servers)
+    assert (qualify("default", "pay"), qualify("acme", "pay")) == ("pay", "acme/pay")
+
+
+def test_a_server_is_shown_with_its_limits_and_its_health(tmp_path: Path) -> None:
+    registry = load(tmp_path, SERVER + "max_concurrency = 3\nmax_in_flight = 4\ntimeout_ms = 5\nmax_attempts = 6\n")
+    (server,) = registry.servers()
+    assert (server.transport, server.base_url) == ("http", "http://127.0.0.1:9001")
+    assert (server.max_concurrency, server.max_in_flight, server.timeout_ms, server.max_attempts) == (3, 4, 5, 6)
+    assert server.health == Health()
+
+
+# Secret arguments.
+
+SECRET = with_schema(
+    '{ type = "object", required = ["amount"], additionalProperties = false, properties = { '
+    'amount = { type = "integer" }, card = { type = "object", additionalProperties = false, '
+    'properties = { number = { type = "string", maxLength = 4 }, list = { items = { type = "integer" } } } } }, '
+    'not = { properties = { amount = { const = 13 } }, required = ["amount"] } }'
+)
+PAN = "4111222233334444"
+
+
+@pytest.mark.parametrize(
+    ("pointer", "arguments", "at"),
+    [
+        ("/card", {"amount": 1, "card": PAN}, "/card"),
+        ("/card", {"amount": 1, "card": {"number": PAN}}, "/card"),
+        ("/card", {"amount": 1, "card": {PAN: 1}}, "/card"),
+        ("/card", {"amount": 1, "card": {"list": [1, PAN]}}, "/card"),
+        ("/card/list/1", {"amount": 1, "card": {"list": [1, PAN]}}, "/card/list/1"),
+        ("/card/number", {"amount": 1, "card": {"number": PAN}}, "/card/number"),
+        ("/card/number", {"amount": 1, "card": [PAN]}, "/card"),
+        ("/card", {"amount": 13, "card": {"number": PAN[:4]}}, "the top"),
+        ("/card", {"card": PAN}, "the top"),
+        ("/card", {"amount": 1, "card": {}, "note": PAN}, "the top"),
+    ],
+)
+def test_a_secret_argument_that_does_not_fit_is_not_shown(
+    tmp_path: Path, pointer: str, arguments: dict[str, Any], at: str
+) -> None:
+    registry = load(tmp_path, SECRET + f'secret_arguments = ["{pointer}"]\n')
+    with pytest.raises(ArgumentsInvalid) as caught:
+        registry.verify_arguments(registry.resolve("pay", "charge"), arguments)
+    assert PAN[:4] not in str(caught.value)
+    assert f"at {at};" in str(caught.value)

@@ -222,3 +222,25 @@ async def test_a_server_that_ignores_keys_executes_every_request(start_bank: Sta
     for _ in range(3):
         await bank.call("charge", amount=5)
     assert len(bank.lines("execution")) == 3
+
+
+async def test_a_card_is_charged_once_and_only_its_last_four_digits_are_booked(start_bank: StartBank) -> None:
+    bank = start_bank()
+    first = await bank.call("pay_card", amount=5, card="4111222233334444")
+    assert value_of(first) == {"charge_id": "ch_1", "amount": 5, "card": "ends in 4444"}
+    assert await bank.call("pay_card", amount=5, card="4111222233334444") == first
+    assert len(bank.lines("execution")) == 1
+    for key, card in (("key-1", "4111222233335555"), ("key-2", "x")):
+        refused = await bank.call("pay_card", key, amount=5, card=card)
+        assert isinstance(refused, Answered)
+        assert refused.error_code == "HTTP_422"
+    assert "411122223333" not in bank.book.read_text()
+    assert value_of(await bank.call("balance", None)) == {"balance": 5}
+
+
+async def test_both_kinds_of_refund_are_given_back(start_bank: StartBank) -> None:
+    bank = start_bank()
+    await bank.call("charge", amount=9)
+    await bank.call("refund", amount=2)
+    assert value_of(await bank.call("refund_soon", amount=3)) == {"refund_id": "rf_3", "amount": 3}
+    assert value_of(await bank.call("balance", None)) == {"balance": 4}

@@ -26,7 +26,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,21 +35,24 @@ from typing import Any
 import asyncpg
 
 from app.clock import SystemClock
-from app.connectors.registry import Registry, load_config
+from app.config import load_config
+from app.connectors.registry import Registry
 from app.core.errors import TgaError
 from app.domain.ledger import Ledger, Plan
-from app.domain.policy.by_tags import TagPolicy
 from app.domain.tga.drive import Answer
-from app.domain.tga.models import DecidedBy, JsonOutput, Principal, ToolCall, TraceId
+from app.domain.tga.models import JsonOutput, Principal, ToolCall, TraceId
 from app.domain.tga.ports import Connector, Connectors, Dispatched, Ports, StoredClaim, StoredTrace, Traces
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
+from app.domain.tga.supervision import Ruling
+from app.policy_file import PolicyFile
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
+from tests.runtime.scripted import open_system
 
 PRINCIPAL = Principal(principal_id="agent-1", tenant="default")
-PERSON = DecidedBy(type="person", id="ada")
+PERSON = Principal(principal_id="ada", tenant="default", roles=["supervisor"])
 
 
 @dataclass(frozen=True)
@@ -121,17 +124,31 @@ class MinedConnector:
         self._boundaries = boundaries
         self._book = book
 
-    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
+        def send() -> Awaitable[Dispatched]:
+            return self._inner.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
+
         self._boundaries.cross("dispatch.before")
         if self._boundaries.is_last():
             noted = self._requests(call)
-            task = asyncio.create_task(self._inner.dispatch(call, timeout_ms=timeout_ms))
+            task = asyncio.create_task(
+                self._inner.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
+            )
             while self._requests(call) == noted:
                 await asyncio.sleep(0.002)
             die()
             await task
         self._boundaries.cross("dispatch.sent")
-        dispatched = await self._inner.dispatch(call, timeout_ms=timeout_ms)
+        dispatched = await self._inner.dispatch(
+            call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments
+        )
         self._boundaries.cross("dispatch.answered")
         return dispatched
 
@@ -146,8 +163,10 @@ class MinedConnectors:
         self._boundaries = boundaries
         self._book = book
 
-    def of(self, server_id: str) -> Connector:
-        return MinedConnector(self._inner.of(server_id), self._boundaries, self._book)
+    @asynccontextmanager
+    async def place(self, server_id: str) -> AsyncIterator[Connector]:
+        async with self._inner.place(server_id) as connector:
+            yield MinedConnector(connector, self._boundaries, self._book)
 
 
 class MinedTraces:
@@ -171,6 +190,9 @@ class MinedTraces:
 
     async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
         return await self._inner.list_recoverable(after=after, limit=limit)
+
+    async def list_expired(self, *, limit: int) -> list[TraceId]:
+        return await self._inner.list_expired(limit=limit)
 
     def executor_id(self) -> str:
         return self._inner.executor_id()
@@ -224,9 +246,7 @@ class Service:
     async def _decide(self, trace_id: TraceId, decision: Any) -> dict[str, Any]:
         stored = await self._traces.load_trace(trace_id)
         digest = stored.state.action_request_digest
-        answer = await self._runtime.decide(
-            trace_id, decision=decision, decided_by=PERSON, action_request_digest=digest
-        )
+        answer = await self._runtime.decide(trace_id, Ruling(decision, PERSON, digest))
         return _told(answer)
 
     async def _resolve(self, trace_id: TraceId, action: Any, output: Any = None) -> dict[str, Any]:
@@ -281,13 +301,18 @@ async def open_service(options: Options) -> AsyncIterator[Service]:
         ):
             writer = Writer(PostgresLedger(sessions))
             traces = MinedTraces(postgres_traces, boundaries)
+            system = await open_system(sessions, writer, postgres_traces)
+            await system.pins.see(registry.tools())
             runtime = TgaRuntime(
                 Ports(
                     ledger=MinedLedger(writer, boundaries, options.admin_url),
                     traces=traces,
                     tools=registry,
                     connectors=MinedConnectors(registry, boundaries, Path(options.book)),
-                    supervisor=TagPolicy(),
+                    supervisor=PolicyFile.open(None),
+                    pins=system.pins,
+                    vault=system.vault,
+                    signatory=system.signatory,
                     clock=SystemClock(),
                 )
             )

@@ -12,6 +12,7 @@ import pytest
 from app.core.errors import CallInFlight, ConcurrentExecution, TgaError
 from app.domain.tga.models import ToolCall, TraceId
 from app.domain.tga.ports import Dispatched
+from app.domain.tga.supervision import Ruling
 from tests.crash.gateway import PERSON
 from tests.crash.world import Database, GatewayDied, World, new_key
 from tests.runtime.scripted import SUCCESS, Scripted, call, open_scripted
@@ -175,9 +176,7 @@ def test_a_decision_given_twice_at_once_is_made_once_and_keeps_the_call_owned(ba
 
     async def decide(scripted: Scripted, trace_id: TraceId, digest: str, *, after_s: float) -> object:
         await asyncio.sleep(after_s)
-        return await scripted.runtime.decide(
-            trace_id, decision="APPROVE", decided_by=PERSON, action_request_digest=digest
-        )
+        return await scripted.runtime.decide(trace_id, Ruling("APPROVE", PERSON, digest))
 
     asyncio.run(race())
 

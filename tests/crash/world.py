@@ -188,7 +188,9 @@ class Database:
 
     def effects(self) -> dict[str, bytes]:
         """The recorded effect of every trace that has one."""
-        rows = self.fetch("SELECT stream, artifact FROM tga.artifacts WHERE sequence_number = 4")
+        rows = self.fetch(
+            "SELECT stream, artifact FROM tga.artifacts WHERE sequence_number = 4 AND stream LIKE 'trace:%'"
+        )
         return {row["stream"].removeprefix("trace:"): row["artifact"] for row in rows}
 
     def end_owner_session(self, executor_id: str) -> None:
@@ -223,7 +225,7 @@ class Database:
 
     def unrested(self) -> list[str]:
         """Traces that are neither finished nor waiting for a person, or that someone still owns."""
-        rows = self.fetch("SELECT stream, state, waiting, owner, is_open FROM tga.heads")
+        rows = self.fetch("SELECT stream, state, waiting, owner, is_open FROM tga.heads WHERE stream LIKE 'trace:%'")
         return [
             f"{row['stream']} {row['state']} owned by {row['owner']}"
             for row in rows

@@ -21,6 +21,7 @@ from app.domain.tga.idempotency import claim_of_request
 from app.domain.tga.models import ActionRequest, ExecutionCheckpoint
 from app.domain.tga.replay import LogRecord, fold, head_of
 from app.domain.tga.verification import (
+    Keys,
     Report,
     StoredCheckpoint,
     StoredEntry,
@@ -95,7 +96,7 @@ class Rows:
             dispatch_attempts=[],
             entries=rows(),
         )
-        return [error async for error in verify_stream(stored, Report())]
+        return [error async for error in verify_stream(stored, Report(), Keys())]
 
 
 async def verify(sessions: Sessions) -> list[TgaError]:

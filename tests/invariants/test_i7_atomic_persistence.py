@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -27,7 +27,7 @@ import asyncpg
 import pytest
 
 from app.core.errors import OutcomeUnknown, StoreUnavailable, TgaError
-from app.domain.ledger import Plan
+from app.domain.ledger import Plan, Sealed
 from app.domain.tga.models import TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
@@ -38,7 +38,7 @@ from app.postgres.ownership import Executor, acquire_stream, release_stream
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
 from tests.invariants.plans import Admin, contents, plan_of, tables_naming, verify_all
-from tests.traces import EXECUTOR, completed_trace, executing_trace, trace_id
+from tests.traces import EXECUTOR, completed_trace, executing_trace, pending_trace, trace_id
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a server's processes in /proc")
 
@@ -78,6 +78,12 @@ def effect(n: int) -> Plan:
     return plan_of(completed_trace(n)[3:])
 
 
+def wait(n: int) -> Plan:
+    """A request that waits for a person, with its secrets, and a webhook to be told."""
+    born = plan_of(pending_trace(n))
+    return replace(born, waiting_after="supervisor", sealed=Sealed(b"salt", b"values"), announce_to=["people"])
+
+
 def attempt(n: int) -> Plan:
     return Plan(TRACE.stream(trace_id(n)), EXECUTOR, EXECUTOR, dispatch_attempt=2, waiting_after="operator")
 
@@ -97,6 +103,13 @@ STEPS = (
         effect,
         ("entries", "artifacts", "heads", "claim_effects"),
         {**_BORN, "entries": 4, "artifacts": 4, "claim_effects": 1},
+    ),
+    Step(
+        "wait",
+        lambda n: [],
+        wait,
+        ("entries", "artifacts", "heads", "sealed", "outbox"),
+        {"entries": 1, "artifacts": 1, "heads": 1, "claims": 1, "sealed": 1, "outbox": 1},
     ),
     Step("attempt", lambda n: [birth(n)], attempt, ("heads", "dispatch_attempts"), {**_BORN, "dispatch_attempts": 1}),
 )

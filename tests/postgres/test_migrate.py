@@ -11,9 +11,11 @@ import asyncpg
 import pytest
 
 from app.core.canonical import canonical_bytes
+from app.core.chain import StreamKind
 from app.core.digest import GENESIS, digest_of_bytes
 from app.core.errors import InvalidTransition, MigrationRefused, StoreUnavailable, StoreUnfit
 from app.domain.ledger import Plan, PlannedEntry
+from app.domain.system.models import SYSTEM
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
 from app.postgres.guards import find_problems, verify_guards
@@ -21,7 +23,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import Migration, load_status, migrate, packaged_migrations
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from tests.conftest import Admin, Server
-from tests.traces import EXECUTOR
+from tests.traces import EXECUTOR, action_request, records_of, time_at
 
 
 @pytest.fixture
@@ -104,21 +106,73 @@ async def test_an_unreachable_server_is_said_to_be_unreachable() -> None:
         await migrate("postgresql://nobody@127.0.0.1:1/none")
 
 
-async def test_the_rules_in_the_database_are_the_table_in_the_code(admin: Admin) -> None:
-    kinds = await admin.fetch("SELECT * FROM tga.stream_kinds")
-    assert [tuple(row) for row in kinds] == [(TRACE.name, TRACE.id_field, TRACE.entry_schema_id, TRACE.birth_state)]
+@pytest.mark.parametrize("kind", [TRACE, SYSTEM], ids=lambda kind: str(kind.name))
+async def test_the_rules_in_the_database_are_the_table_in_the_code(kind: StreamKind, admin: Admin) -> None:
+    kinds = await admin.fetch(
+        "SELECT kind, id_field, entry_schema_id, birth_state FROM tga.stream_kinds WHERE kind = $1", kind.name
+    )
+    assert [tuple(row) for row in kinds] == [(kind.name, kind.id_field, kind.entry_schema_id, kind.birth_state)]
     rules = await admin.fetch(
         "SELECT artifact_type, schema_id, verdict_field, binds_field, settles_claim FROM tga.artifact_rules"
+        " WHERE kind = $1",
+        kind.name,
     )
-    assert {tuple(row) for row in rules} == {
-        (r.artifact_type, r.schema_id, r.verdict_field, r.binds_field, r.settles_claim) for r in TRACE.artifacts
-    }
+    assert sorted(tuple(row) for row in rules) == sorted(
+        (r.artifact_type, r.schema_id, r.verdict_field, r.binds_field, r.settles_claim) for r in kind.artifacts
+    )
     transitions = await admin.fetch(
-        "SELECT from_state, artifact_type, verdict, to_state, is_birth FROM tga.transitions WHERE kind = 'trace'"
+        "SELECT from_state, artifact_type, verdict, to_state, is_birth FROM tga.transitions WHERE kind = $1", kind.name
     )
-    assert {tuple(row) for row in transitions} == {
-        (t.from_state, t.artifact_type, t.verdict, t.to_state, t.is_birth) for t in TRACE.transitions
-    }
+    assert sorted(tuple(row) for row in transitions) == sorted(
+        (t.from_state, t.artifact_type, t.verdict, t.to_state, t.is_birth) for t in kind.transitions
+    )
+
+
+async def test_the_database_knows_no_other_kind_and_whose_each_stream_is(admin: Admin) -> None:
+    kinds = await admin.fetch("SELECT kind, tenant_path FROM tga.stream_kinds ORDER BY kind")
+    assert [tuple(row) for row in kinds] == [("system", ["system_id"]), ("trace", ["principal", "tenant"])]
+    decides = await admin.fetch("SELECT kind, artifact_type FROM tga.artifact_rules WHERE decides")
+    assert [tuple(row) for row in decides] == [("trace", "supervisor_decision")]
+
+
+async def test_the_gateway_reads_every_table_and_writes_none(admin: Admin) -> None:
+    tables = await admin.fetch(
+        "SELECT relname, has_table_privilege($1, oid, 'SELECT') AS reads,"
+        "       has_table_privilege($1, oid, 'INSERT, UPDATE, DELETE, TRUNCATE') AS writes"
+        "  FROM pg_class WHERE relnamespace = 'tga'::regnamespace AND relkind = 'r'",
+        GATEWAY_ROLE,
+    )
+    assert {"sealed", "erasures", "outbox"} <= {row["relname"] for row in tables}
+    assert [row["relname"] for row in tables if row["writes"]] == []
+    unread = {row["relname"] for row in tables if not row["reads"]}
+    assert unread & {"sealed", "erasures", "outbox", "entries", "artifacts", "heads"} == set()
+
+
+async def test_streams_of_before_get_their_owner_and_time_from_their_birth(empty: Database) -> None:
+    """The ledger of an older version is taken over as it stands."""
+    packaged = packaged_migrations()
+    await migrate(empty.admin_url, packaged[:5])
+    session = await asyncpg.connect(empty.admin_url)
+    birth = action_request(1, expires_at=time_at(9), principal={"principal_id": "agent-9", "tenant": "acme"})
+    (record,) = records_of(birth)
+    old = (
+        "SELECT * FROM tga.append(1000, $1::text[], $2::uuid[], ARRAY[NULL::uuid], ARRAY['supervisor'], '{1}', $3, $4,"
+    )
+    old += " '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')"
+    await session.execute("SET ROLE tga_gateway")
+    row = await session.fetchrow(old, [record.stream], [EXECUTOR], [record.entry.body_bytes()], [birth.to_bytes()])
+    assert row is not None
+    assert row["code"] is None
+    await session.execute("RESET ROLE")
+    assert await migrate(empty.admin_url, packaged) == packaged[5:]
+    head = await session.fetchrow(
+        "SELECT tenant, principal_id, server_id, tool_name, expires_at AT TIME ZONE 'UTC' AS expires FROM tga.heads"
+    )
+    await session.close()
+    assert head is not None
+    assert tuple(head)[:4] == ("acme", "agent-9", birth.server_id, birth.tool_name)
+    assert f"{head['expires'].isoformat(timespec='milliseconds')}Z" == birth.expires_at
+    assert await find_problems(empty.admin_url) == []
 
 
 @pytest.mark.parametrize(
@@ -132,6 +186,21 @@ async def test_the_rules_in_the_database_are_the_table_in_the_code(admin: Admin)
         ("GRANT UPDATE ON tga.heads TO PUBLIC", "may UPDATE on tga.heads"),
         ("ALTER TABLE tga.entries OWNER TO postgres", "table entries belongs"),
         ("GRANT EXECUTE ON FUNCTION tga.append TO PUBLIC", "append is open to everyone"),
+        ("DROP TRIGGER append_only ON tga.erasures", "append_only of tga.erasures"),
+        ("ALTER TABLE tga.erasures ENABLE TRIGGER append_only", "append_only of tga.erasures"),
+        ("DROP TRIGGER erasure_guard ON tga.artifacts", "erasure_guard of tga.artifacts"),
+        ("ALTER TABLE tga.artifacts ENABLE REPLICA TRIGGER erasure_guard", "erasure_guard of tga.artifacts"),
+        ("GRANT DELETE ON tga.artifacts TO tga_gateway", "may DELETE on tga.artifacts"),
+        ("GRANT INSERT ON tga.erasures TO PUBLIC", "may INSERT on tga.erasures"),
+        ("GRANT UPDATE ON tga.sealed TO tga_gateway", "may UPDATE on tga.sealed"),
+        ("ALTER TABLE tga.sealed OWNER TO postgres", "table sealed belongs"),
+        ("ALTER FUNCTION tga.guard_erasure OWNER TO postgres", "function guard_erasure belongs"),
+        ("GRANT EXECUTE ON FUNCTION tga.erase TO PUBLIC", "erase is open to everyone"),
+        ("ALTER TABLE tga.api_keys DISABLE TRIGGER announced", "announced of tga.api_keys"),
+        ("DROP TRIGGER key_guard ON tga.api_keys", "key_guard of tga.api_keys"),
+        ("ALTER TABLE tga.tenants DISABLE TRIGGER append_only", "append_only of tga.tenants"),
+        ("GRANT UPDATE ON tga.api_keys TO tga_gateway", "may UPDATE on tga.api_keys"),
+        ("GRANT EXECUTE ON FUNCTION tga.create_api_key TO PUBLIC", "create_api_key is open to everyone"),
     ],
 )
 async def test_a_missing_guard_is_noticed(damage: str, found: str, database: Database, admin: Admin) -> None:

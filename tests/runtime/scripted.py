@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from app.clock import SystemClock
@@ -17,8 +18,10 @@ from app.domain.ledger import Ledger, Plan
 from app.domain.tga.models import ActionRequest, JsonOutput, Principal, ToolCall, TraceId
 from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent, Ports, Tool, Unknown, Verdict
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
+from app.keyring import Keyring
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
+from app.postgres.system import SystemParts, system_parts
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
 
@@ -54,16 +57,28 @@ class ScriptedConnector:
     def __init__(self, *answers: Dispatched | Script) -> None:
         self.answers = list(answers or (SUCCESS,))
         self.sent: list[ToolCall] = []
+        self.sent_arguments: list[dict[str, Any]] = []
+        self.traceparents: list[str | None] = []
 
     @property
     def sends_of_key(self) -> Counter[str | None]:
         return Counter(sent.idempotency_key for sent in self.sent)
 
-    def of(self, server_id: str) -> Connector:
-        return self
+    @asynccontextmanager
+    async def place(self, server_id: str) -> AsyncIterator[Connector]:
+        yield self
 
-    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched:
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
         self.sent.append(call)
+        self.sent_arguments.append(call.arguments if arguments is None else arguments)
+        self.traceparents.append(traceparent)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return await answer(call) if callable(answer) else answer
 
@@ -88,9 +103,14 @@ class Says:
 
     def __init__(self, answer: Literal["allow", "deny", "ask"]) -> None:
         self.answer = answer
+        self.may_not_approve: set[str] = set()
 
     async def judge(self, request: ActionRequest, tool: Tool) -> Verdict:
         return Verdict(self.answer, policy_digest=digest_of({"says": self.answer}), policy_ids=["says"])
+
+    async def judge_approval(self, request: ActionRequest, tool: Tool, approver: Principal) -> Verdict:
+        answer: Literal["allow", "deny"] = "deny" if approver.principal_id in self.may_not_approve else "allow"
+        return Verdict(answer, policy_digest=digest_of({"says": answer}), policy_ids=["says-approve"])
 
 
 class FakeClock(SystemClock):
@@ -138,7 +158,27 @@ class Scripted:
     clock: FakeClock
     tools: Tools
     supervisor: Says
+    system: SystemParts
     url: str = field(repr=False)
+
+
+KEYS = Keyring.open(
+    Path("there is no such folder"), {"TGA_SIGNING_KEY": "S" * 42 + "U=", "TGA_SEALING_KEY": "T" * 42 + "U="}
+)
+
+
+async def open_system(sessions: Sessions, ledger: Ledger, traces: PostgresTraces) -> SystemParts:
+    """Pins, secrets and signatures as main.py wires them, under keys that are known; the gateway's key is announced."""
+    system = system_parts(
+        sessions,
+        ledger,
+        SystemClock(),
+        KEYS,
+        executor_id=traces.executor_id,
+        definition_of=lambda tool: {"tool_name": tool.tool_name},
+    )
+    await system.signatory.announce()
+    return system
 
 
 @asynccontextmanager
@@ -149,6 +189,7 @@ async def open_scripted(
         writer = Writer(PostgresLedger(sessions))
         ledger, connector, clock = CountingLedger(writer), ScriptedConnector(*answers), FakeClock()
         tools, supervisor = Tools(tool, READ), Says("allow")
+        system = await open_system(sessions, writer, traces)
         runtime = TgaRuntime(
             Ports(
                 ledger=ledger,
@@ -156,11 +197,14 @@ async def open_scripted(
                 tools=tools,
                 connectors=connector,
                 supervisor=supervisor,
+                pins=system.pins,
+                vault=system.vault,
+                signatory=system.signatory,
                 clock=SystemClock() if real_time else clock,
             )
         )
         try:
-            yield Scripted(runtime, ledger, traces, sessions, connector, clock, tools, supervisor, url)
+            yield Scripted(runtime, ledger, traces, sessions, connector, clock, tools, supervisor, system, url)
         finally:
             await runtime.close()
             await writer.close()

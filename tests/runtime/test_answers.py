@@ -11,6 +11,7 @@ import pytest
 
 from app.core.errors import (
     ArgumentsInvalid,
+    CallDenied,
     ChecksumMismatch,
     KeyMissing,
     KeyReused,
@@ -22,8 +23,9 @@ from app.core.errors import (
     ToolNotFound,
 )
 from app.domain.ledger import Plan
-from app.domain.tga.models import DecidedBy, Principal, ToolCall, TraceId
+from app.domain.tga.models import Principal, ToolCall, TraceId
 from app.domain.tga.ports import Dispatched, Unknown
+from app.domain.tga.supervision import Ruling
 from app.domain.tga.transitions import TRACE
 from app.postgres import writer as writer_module
 from app.postgres.database import Database
@@ -43,17 +45,19 @@ from tests.runtime.scripted import (
 )
 from tests.traces import EXECUTOR, executing_trace, trace_id
 
-PERSON = DecidedBy(type="person", id="ada")
+PERSON = Principal(principal_id="ada", tenant="default", roles=["supervisor"])
 TABLES = ("entries", "artifacts", "heads", "claims", "claim_effects", "execution_checkpoints", "dispatch_attempts")
 
 
 async def count_rows(admin: Admin) -> dict[str, int]:
-    return {table: await admin.fetchval(f"SELECT count(*) FROM tga.{table}") for table in TABLES}
+    return {
+        table: await admin.fetchval(f"SELECT count(*) FROM tga.{table} WHERE stream LIKE 'trace:%'") for table in TABLES
+    }
 
 
 async def decide(scripted: Scripted, asked: TraceId, decision: Any) -> Any:
     digest = (await scripted.traces.load_trace(asked)).state.action_request_digest
-    return await scripted.runtime.decide(asked, decision=decision, decided_by=PERSON, action_request_digest=digest)
+    return await scripted.runtime.decide(asked, Ruling(decision, PERSON, digest))
 
 
 async def interrupted_trace(ledger: PostgresLedger, n: int, *, attempts: int = 1) -> TraceId:
@@ -194,6 +198,10 @@ async def test_a_policys_denial_is_recorded_and_makes_no_claim(database: Databas
         allowed = await scripted.runtime.call(call(key="k"))
         assert allowed.state == "COMPLETED", "the key was still free"
         scripted.supervisor.answer = "deny"
+        with pytest.raises(CallDenied):  # the policy holds for whoever reads the record, too
+            await scripted.runtime.call(call(key="k"))
+        assert (await count_rows(admin))["entries"] == 6, "and no new trace was made of it"
+        scripted.supervisor.answer = "ask"
         repeated = await scripted.runtime.call(call(key="k"))
         assert repeated.effect == allowed.effect, "what was executed is answered from the record"
     assert len(scripted.connector.sent) == 1
@@ -243,7 +251,7 @@ async def test_an_unknown_commit_of_a_wait_leaves_the_trace_to_the_person_and_ow
         lose_answer(scripted, 0 if waits_for == "supervisor" else 1, persisted=persisted)
         answer = await scripted.runtime.call(call(key="k"))
         assert answer.waiting == waits_for
-        (head,) = await admin.fetch("SELECT owner, waiting FROM tga.heads")
+        (head,) = await admin.fetch("SELECT owner, waiting FROM tga.heads WHERE stream LIKE 'trace:%'")
         assert (head["owner"], head["waiting"]) == (None, waits_for)
 
 
@@ -260,7 +268,7 @@ async def test_a_lost_claim_after_an_unknown_commit_leaves_no_trace(database: Da
 
         scripted.ledger.before = lose
         assert (await scripted.runtime.call(call(key="k"))).replayed
-    assert await admin.fetchval("SELECT count(*) FROM tga.heads") == 1
+    assert await admin.fetchval("SELECT count(*) FROM tga.heads WHERE stream LIKE 'trace:%'") == 1
     assert len(scripted.connector.sent) + len(other.connector.sent) == 1
 
 
@@ -363,7 +371,7 @@ async def test_a_retry_is_owned_by_an_id_that_lives(database: Database, admin: A
     async with open_scripted(database.gateway_url, TIMED_OUT, SUCCESS) as scripted:
 
         async def look(_: ToolCall) -> Dispatched:
-            owners.append(await admin.fetchval("SELECT owner::text FROM tga.heads"))
+            owners.append(await admin.fetchval("SELECT owner::text FROM tga.heads WHERE stream LIKE 'trace:%'"))
             assert owners == [scripted.traces.executor_id()]
             return SUCCESS
 

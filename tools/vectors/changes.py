@@ -34,9 +34,10 @@ _ANOTHER_MEMBER: Final[dict[str, dict[str, str] | None]] = {
     "outcome": None,
     "basis": {"answer": "reconciliation"},
     "result": {"answered": "interrupted"},
+    "change": {"pinned": "quarantined", "announced": "retired"},
     "state": {"AUTHORIZED": "DENIED", "DENIED": "AUTHORIZED", "COMPLETED": "FAILED", "FAILED": "COMPLETED"},
 }
-_TEXTS: Final = {"intent", "rationale", "message", "data", "idempotency_key"}
+_TEXTS: Final = {"intent", "rationale", "message", "data", "idempotency_key", "text"}
 _NULLABLE: Final = {
     "expires_at",
     "tool_definition_digest",
@@ -50,7 +51,7 @@ _NULLABLE: Final = {
 # One field of each form gets all the misspellings of its form; the others of that form one each.
 _THOROUGH: Final = {"prev_entry_digest", "executor_id", "requested_at", "server_id"}
 # Under these, anything that is JSON fits.
-_FREE: Final = {"arguments", "value"}
+_FREE: Final = {"arguments", "value", "definition"}
 
 
 @dataclass(frozen=True, slots=True)

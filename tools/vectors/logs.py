@@ -80,6 +80,7 @@ FLOAT_ARGUMENTS: Final[Json] = {
     "largest_integer": 9007199254740991,
     "smallest_integer": -9007199254740991,
 }
+TRACEPARENT: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BASE64_OUTPUT: Final[Json] = {"encoding": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 
 ORDER: Json = {"action": "redispatch", "resolved_by": "operator", "rationale": "", "resolved_at": time_at(9000)}
@@ -111,6 +112,10 @@ def sound_logs() -> Iterator[Json]:
         server_id="s" * 128, tool_name="~" * 128, idempotency_key="~" + " " * 253 + "~", intent="\U0001f600" * 4096
     )
     yield sound("longest_names_key_and_text", log_to("EXECUTING", longest))
+
+    for roles in ([], ["agent", "worker"]):
+        known = action_request(principal={**action_request()["principal"], "roles": roles}, traceparent=TRACEPARENT)
+        yield sound(f"roles_{len(roles)}_and_trace_context_known", log_to("COMPLETED", known))
 
     asked = log_to("PENDING")
     bound = asked[0]["entry"]["artifact_digest"]
@@ -323,6 +328,15 @@ def changed_artifacts() -> Iterator[Json]:
         "call_to_reconcile_with_nothing_to_ask": (3, {**call, "on_unknown_outcome": "reconcile"}),
         "call_to_hold_with_something_to_ask": (3, {**call, "on_unknown_outcome": "hold", "reconcile_tool": "find"}),
     }
+    # What is not known is left out; null would be a second spelling of the same.
+    for name, parent in (
+        ("null", None),
+        ("of_version_ff", f"ff{TRACEPARENT[2:]}"),
+        ("in_upper_case", TRACEPARENT.upper()),
+    ):
+        rules[f"request_with_a_traceparent_{name}"] = (1, {**request, "traceparent": parent})
+    for name, roles in (("null", None), ("unknown", ["root"]), ("of_seven", ["agent"] * 7)):
+        rules[f"request_with_roles_{name}"] = (1, {**request, "principal": {**request["principal"], "roles": roles}})
     effect = success[3]["artifact"]
     rules |= {
         "success_with_an_error": (4, {**effect, "error": FAILED_BY_ANSWER["error"]}),

@@ -8,9 +8,9 @@ and one after.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from app.core.canonical import canonical_bytes
 from app.core.digest import Digest
@@ -19,6 +19,7 @@ from app.core.errors import (
     LockAcquireFailed,
     OutcomeUnknown,
     RecoveryFailed,
+    SecretMissing,
     SequenceGap,
     StoreBusy,
     StoreUnavailable,
@@ -26,7 +27,7 @@ from app.core.errors import (
     TraceNotFound,
 )
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS
-from app.domain.ledger import Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.ledger import Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.tga.dispatching import (
     Attempts,
     effect_of_answer,
@@ -40,13 +41,15 @@ from app.domain.tga.models import (
     DecidedBy,
     ExecutionState,
     Resolution,
+    Signature,
     SupervisorDecision,
     ToolCall,
     ToolEffect,
     TraceId,
 )
-from app.domain.tga.ports import Answered, Ports, StoredTrace, Tool, Waiting
+from app.domain.tga.ports import Answered, Ports, StoredTrace, Tool, Verdict, Waiting
 from app.domain.tga.replay import Dispatch, LogRecord, advance, decide_next
+from app.domain.tga.secrets import reveal
 from app.domain.tga.transitions import TRACE, State
 
 _T = TypeVar("_T")
@@ -88,6 +91,9 @@ class Drive:
     redispatch: Resolution | None = None
     must_ask: bool = False
     is_unsettled: bool = False
+    sealed: Sealed | None = None  # secrets that come with the birth
+    has_secrets: bool = False
+    true_arguments: dict[str, Any] | None = None  # with secret values; in memory only
     committed: Answer | None = None  # what may be told to others: `state` runs ahead of the store
 
     @classmethod
@@ -97,6 +103,7 @@ class Drive:
             drive.keep(record.artifact)
         drive.claim_effect = stored.claim_effect
         drive.waiting = stored.waiting
+        drive.has_secrets = stored.has_secrets
         if drive.call is not None:
             # Whatever was begun before is interrupted: nobody knows how it ended.
             drive.attempts = Attempts.interrupted(drive.call.prepared_at, stored.attempt_times, stored.resolution)
@@ -134,6 +141,9 @@ class Driver:
         self._tools = ports.tools
         self._connectors = ports.connectors
         self._supervisor = ports.supervisor
+        self._pins = ports.pins
+        self._vault = ports.vault
+        self._approval_webhooks = ports.approval_webhooks
         self._clock = ports.clock
         self._actions: dict[str, Callable[[Drive], Awaitable[Answer | None]]] = {
             "ask_supervisor": self._ask_supervisor,
@@ -154,15 +164,16 @@ class Driver:
         if drive.waiting == "supervisor":
             await self.give_back(drive.trace_id, drive.executor_id)
             return drive.answer()
-        if await self.judge(drive, self._tool_of(drive)) != "ask":
+        if await self.judge(drive, self.tool_of(drive)) != "ask":
             return None
         drive.waiting = "supervisor"
         # It waits owned by nobody, holding no lock, connection or memory.
-        await self._commit(drive, owner_after=None)
+        await self._commit(drive, owner_after=None, announce_to=self._approval_webhooks)
         return drive.answer()
 
     async def _append_tool_call(self, drive: Drive) -> Answer | None:
-        tool, request = self._tool_of(drive), drive.request
+        tool, request = self.tool_of(drive), drive.request
+        await self._verify_as_decided(drive, tool)
         call = ToolCall(
             trace_id=drive.trace_id,
             tool_call_id=self._clock.new_id(),
@@ -180,13 +191,25 @@ class Driver:
         self.advance(drive, call)
         return None
 
+    async def _verify_as_decided(self, drive: Drive, tool: Tool) -> None:
+        """Before it runs: the tool is the one that was decided on, and what was decided long ago is still allowed."""
+        decided_on = drive.request.tool_definition_digest
+        if decided_on not in (None, tool.definition_digest):
+            raise RecoveryFailed(
+                "the tool has changed since the call was decided on", expected=decided_on, found=tool.definition_digest
+            )
+        if not drive.pending:  # it was decided in an earlier life
+            await self._pins.verify(tool)
+            if (await self._supervisor.judge(drive.request, tool)).answer == "deny":
+                raise RecoveryFailed("the policy no longer allows the call that was decided on")
+
     async def _dispatch(self, drive: Drive) -> Answer | None:
         """Send the call until its outcome is known or its attempts are used up; append what became of it."""
         if drive.pending:
             # I7: from here the intent is durable. A crash before the effect is appended leaves the outcome unknown;
             # the loop re-dispatches with the same ids (I3).
             await self._commit(drive, owner_after=drive.executor_id)
-        tool, call = self._tool_of(drive), known(drive.call)
+        tool, call = self.tool_of(drive), known(drive.call)
         while True:
             effect: ToolEffect | None = None
             if drive.attempts.may_have_been_sent and drive.redispatch is None:
@@ -214,20 +237,34 @@ class Driver:
     async def _attempt(self, drive: Drive, tool: Tool) -> ToolEffect | None:
         """One send. Every one after the first is preceded by its own committed row: the fence, and the count."""
         call, attempts = known(drive.call), drive.attempts
-        if attempts.count > 0:
-            if attempts.sent_by_this_process > 0:
-                await self._clock.sleep(self._backoff_s(attempts, tool))
-            await self._commit(drive, owner_after=drive.executor_id, attempt=attempts.count + 1)
-        await self._verify_ownership(drive)
-        if drive.redispatch is not None:
-            attempts.resolution, drive.redispatch = drive.redispatch, None
-        attempts.begin(self._clock.now())
-        # I3: the recorded call itself, with the ids that every attempt carries.
-        result = await self._connectors.of(call.server_id).dispatch(call, timeout_ms=tool.timeout_ms)
+        if attempts.sent_by_this_process > 0:
+            await self._clock.sleep(self._backoff_s(attempts, tool))
+        async with self._connectors.place(call.server_id) as connector:
+            if attempts.count > 0:
+                await self._commit(drive, owner_after=drive.executor_id, attempt=attempts.count + 1)
+            # After the wait for a place, which may have been long, and before anything is sent.
+            await self._verify_ownership(drive)
+            if drive.redispatch is not None:
+                attempts.resolution, drive.redispatch = drive.redispatch, None
+            arguments = await self._arguments_to_send(drive)
+            attempts.begin(self._clock.now())
+            # I3: the recorded call itself, with the ids that every attempt carries.
+            result = await connector.dispatch(
+                call, timeout_ms=tool.timeout_ms, traceparent=drive.request.traceparent, arguments=arguments
+            )
         attempts.end(self._clock.now(), result)
         if isinstance(result, Answered):
             return effect_of_answer(call, result, attempts, self._clock.now())
         return None
+
+    async def _arguments_to_send(self, drive: Drive) -> dict[str, Any] | None:
+        """The arguments with their secret values; None when the recorded ones are all there is."""
+        if drive.true_arguments is None and drive.has_secrets:
+            salt, values = await self._vault.load_secrets(drive.trace_id)
+            if set(values) != set(salt.pointers):
+                raise SecretMissing("not all secret values are there", stream=TRACE.stream(drive.trace_id))
+            drive.true_arguments = reveal(known(drive.call).arguments, values, salt=salt.salt)
+        return drive.true_arguments
 
     async def _reconcile(self, drive: Drive, tool: Tool) -> ToolEffect | None:
         """Ask the named read tool whether the key was executed; None when it was not. Asking changes nothing, so it
@@ -246,7 +283,8 @@ class Driver:
         for asked in range(tool.max_attempts):
             if asked:
                 await self._clock.sleep(self._backoff_s(drive.attempts, tool, exponent=asked))
-            result = await self._connectors.of(call.server_id).dispatch(question, timeout_ms=reader.timeout_ms)
+            async with self._connectors.place(call.server_id) as connector:
+                result = await connector.dispatch(question, timeout_ms=reader.timeout_ms)
             if isinstance(result, Answered) and result.outcome == "SUCCESS":
                 said = getattr(result.output, "value", None)
                 if isinstance(said, dict) and isinstance(said.get("executed"), bool):
@@ -263,7 +301,9 @@ class Driver:
         drive.pending.append(record)
         drive.keep(artifact)
 
-    async def _commit(self, drive: Drive, *, owner_after: str | None, attempt: int | None = None) -> None:
+    async def _commit(
+        self, drive: Drive, *, owner_after: str | None, attempt: int | None = None, announce_to: Sequence[str] = ()
+    ) -> None:
         """Commit what is collected, in one transaction; an unknown commit is settled before anything else happens."""
         state, records = known(drive.state), drive.pending
         checkpoint = None
@@ -279,6 +319,10 @@ class Driver:
             checkpoint=checkpoint,
             dispatch_attempt=attempt,
             resolution=None if drive.redispatch is None else canonical_bytes(drive.redispatch.to_json()),
+            # A call that is denied at once needs its secrets no more.
+            sealed=None if state.state == "DENIED" else drive.sealed,
+            forgets_secrets=drive.has_secrets and state.state in TRACE.terminal_states,
+            announce_to=announce_to,
         )
         delay_ms = BACKOFF_FIRST_MS
         while True:
@@ -301,6 +345,8 @@ class Driver:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
         drive.is_unsettled = False
+        drive.has_secrets |= plan.sealed is not None
+        drive.sealed = None
         drive.pending = []
         drive.committed = drive.answer()
 
@@ -360,15 +406,8 @@ class Driver:
         drive.must_ask = verdict.answer == "ask"
         if verdict.answer != "ask":
             by = DecidedBy(type="policy", id="policy")
-            decision = self.decision(
-                drive,
-                "APPROVE" if verdict.answer == "allow" else "DENY",
-                by,
-                rationale=verdict.rationale,
-                policy_digest=verdict.policy_digest,
-                policy_ids=list(verdict.policy_ids),
-            )
-            self.advance(drive, decision)
+            decided: Literal["APPROVE", "DENY"] = "APPROVE" if verdict.answer == "allow" else "DENY"
+            self.advance(drive, self.decision(drive, decided, by, verdict, rationale=verdict.rationale))
         return verdict.answer
 
     def decision(
@@ -376,24 +415,26 @@ class Driver:
         drive: Drive,
         decision: Literal["APPROVE", "DENY"],
         decided_by: DecidedBy,
+        verdict: Verdict | None,
         *,
         rationale: str | None,
-        policy_digest: str | None = None,
-        policy_ids: list[str] | None = None,
+        decided_at: str | None = None,
+        signature: Signature | None = None,
     ) -> SupervisorDecision:
-        return SupervisorDecision(
+        """The decision, with the policy that was asked about it."""
+        return SupervisorDecision.made(
             trace_id=drive.trace_id,
             action_request_digest=known(drive.state).action_request_digest,
             decision=decision,
             decided_by=decided_by,
-            decided_at=self._clock.now(),
-            policy_digest=policy_digest,
-            policy_ids=policy_ids or [],
+            decided_at=decided_at or self._clock.now(),
+            policy_digest=None if verdict is None else verdict.policy_digest,
+            policy_ids=[] if verdict is None else list(verdict.policy_ids),
             rationale=rationale,
-            signature=None,
+            signature=signature,
         )
 
-    def _tool_of(self, drive: Drive) -> Tool:
+    def tool_of(self, drive: Drive) -> Tool:
         return self._known_tool(drive.request.server_id, drive.request.tool_name)
 
     def _known_tool(self, server_id: str, tool_name: str) -> Tool:

@@ -1,124 +1,34 @@
-"""The documents of a trace. They agree with schemas/tga/v1; a property test holds them together.
-
-A document becomes bytes once (`canonical_bytes`), and those bytes are what is hashed and stored.
-"""
+"""The documents of a trace. They agree with schemas/tga/v1; a property test holds them together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NewType, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NewType, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from app.core.canonical import JsonValue, canonical_bytes, parse_object
-from app.core.chain import Link
+from app.core.canonical import JsonValue, canonical_bytes
 from app.core.digest import Digest, digest_of_bytes
-from app.core.errors import ChecksumMismatch, SchemaViolation
-from app.core.limits import (
-    ARTIFACT_BYTES_MAX,
-    ATTEMPTS_LISTED_MAX,
-    ENTRY_BYTES_MAX,
-    IDEMPOTENCY_KEY_CHARS_MAX,
-    NAME_CHARS_MAX,
-    SAFE_INTEGER_MAX,
-    TEXT_CHARS_MAX,
-)
+from app.core.errors import ChecksumMismatch
+from app.core.limits import ATTEMPTS_LISTED_MAX
+from app.domain.documents import Count as Count
+from app.domain.documents import Document as Document
+from app.domain.documents import IdempotencyKey as IdempotencyKey
+from app.domain.documents import LogEntry as LogEntry
+from app.domain.documents import Name as Name
+from app.domain.documents import Part as Part
+from app.domain.documents import SequenceNumber as SequenceNumber
+from app.domain.documents import Sha256 as Sha256
+from app.domain.documents import Text as Text
+from app.domain.documents import Time as Time
+from app.domain.documents import Uuid7 as Uuid7
 from app.domain.tga.transitions import ArtifactType, State
 
 TraceId = NewType("TraceId", str)
 
-_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{3}"
-
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Uuid7 = Annotated[
-    str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
-]
-Time = Annotated[str, StringConstraints(pattern=rf"^{_DATE}T{_CLOCK}Z$")]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=NAME_CHARS_MAX, pattern=r"^[!-~]+$")]
-IdempotencyKey = Annotated[
-    str, StringConstraints(min_length=1, max_length=IDEMPOTENCY_KEY_CHARS_MAX, pattern=r"^[!-~]([ -~]*[!-~])?$")
-]
-Text = Annotated[str, StringConstraints(max_length=TEXT_CHARS_MAX)]
-Count = Annotated[int, Field(ge=0, le=SAFE_INTEGER_MAX)]
-SequenceNumber = Annotated[int, Field(ge=1, le=SAFE_INTEGER_MAX)]
 ToolClass = Literal["read", "write"]
-
-_D = TypeVar("_D", bound="Document")
-
-
-class Part(BaseModel):
-    """An object inside a document: exact fields, exact types, never changed."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    @classmethod
-    def made(cls, **fields: Any) -> Self:
-        """From fields that someone else chose: SchemaViolation, where the constructor raises what pydantic raises."""
-        try:
-            return cls(**fields)
-        except ValidationError as error:
-            raise _schema_violation(cls, error) from None
-
-    def to_json(self) -> dict[str, JsonValue]:
-        return self.model_dump()
-
-
-class Document(Part):
-    """A document that is hashed: it says which schema it follows, so that none can be taken for another."""
-
-    schema_version: Literal["1.0"] = "1.0"
-
-    @cached_property
-    def _canonical(self) -> tuple[bytes, Digest]:
-        written = canonical_bytes(self.to_json())
-        return written, digest_of_bytes(written)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A changed copy; it does not inherit what was computed from the original."""
-        copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("_canonical", None)
-        copied.__dict__.pop("payload_digest", None)
-        return copied
-
-    @classmethod
-    def _of_validated(cls, fields: dict[str, Any]) -> Self:
-        """The document with all these fields, each already validated where it came from. (`model_construct`, but
-        five times faster: it fills no defaults and looks for no aliases.)"""
-        made = cls.__new__(cls)
-        object.__setattr__(made, "__dict__", fields)
-        object.__setattr__(made, "__pydantic_fields_set__", set(fields))
-        object.__setattr__(made, "__pydantic_extra__", None)
-        object.__setattr__(made, "__pydantic_private__", None)
-        return made
-
-    @classmethod
-    def from_json(cls, value: JsonValue) -> Self:
-        """The document, or SchemaViolation naming the first field that is wrong."""
-        # The fields have defaults for those who write documents; readers must find them stated.
-        if isinstance(value, dict):
-            for field in ("schema_id", "schema_version"):
-                if field not in value:
-                    raise SchemaViolation(f"{cls.__name__} at /{field}", expected="the field", found="nothing")
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise _schema_violation(cls, error) from None
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> Self:
-        """The document whose canonical bytes these are; other spellings of it are refused."""
-        value = parse_object(raw, bytes_max=ARTIFACT_BYTES_MAX)
-        if canonical_bytes(value) != raw:
-            raise SchemaViolation(f"{cls.__name__} is not in canonical form", expected="RFC 8785 bytes")
-        return cls.from_json(value)
-
-    def to_bytes(self) -> bytes:
-        return self._canonical[0]
-
-    def digest(self) -> Digest:
-        return self._canonical[1]
+Role = Literal["agent", "supervisor", "operator", "auditor", "worker", "admin"]
+Traceparent = Annotated[str, StringConstraints(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 
 
 class ArtifactDocument(Document):
@@ -138,9 +48,27 @@ def _require_key_for_writes(tool_class: str, idempotency_key: str | None) -> Non
         raise ValueError("a write-class call needs an idempotency_key")
 
 
+def _require_no_stated_null(part: Part, field: str) -> None:
+    # One document, one spelling: a field that may be left out is never null.
+    if field in part.model_fields_set and getattr(part, field) is None:
+        raise ValueError(f"{field} is left out when it is not known, never null")
+
+
 class Principal(Part):
+    """Who asks: an identity of one tenant, and the roles it had when it asked."""
+
     principal_id: Name
     tenant: Name
+    roles: Annotated[list[Role], Field(max_length=len(get_args(Role)))] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _require_no_stated_null(self, "roles")
+        return self
+
+    def is_same_as(self, other: Principal) -> bool:
+        """Roles come and go; the identity stays."""
+        return (self.principal_id, self.tenant) == (other.principal_id, other.tenant)
 
 
 class _Asking(ArtifactDocument):
@@ -169,11 +97,22 @@ class ActionRequest(_Asking):
     arguments: dict[str, Any]
     idempotency_key: IdempotencyKey | None
     intent: Text | None
+    traceparent: Traceparent | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         _require_key_for_writes(self.tool_class, self.idempotency_key)
+        _require_no_stated_null(self, "traceparent")
         return self
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """What is not stated is left out: the first stores were written before these could be stated."""
+        body = self.model_dump()
+        if self.traceparent is None:
+            del body["traceparent"]
+        if self.principal.roles is None:
+            del body["principal"]["roles"]
+        return body
 
 
 class DecidedBy(Part):
@@ -204,6 +143,13 @@ class SupervisorDecision(ArtifactDocument):
         if self.decision != "DENY" and self.decided_by.type in ("expiry", "withdrawal"):
             raise ValueError("time and the caller can only deny")
         return self
+
+    def signed_bytes(self) -> bytes:
+        """What its signature is over: all that whoever decides knows and means, without what the gateway adds."""
+        body = self.to_json()
+        for added in ("policy_digest", "policy_ids", "signature"):
+            del body[added]
+        return canonical_bytes(body)
 
 
 class ToolCall(_Asking):
@@ -308,7 +254,7 @@ ARTIFACT_MODELS: dict[str, type[ArtifactDocument]] = {
 }
 
 
-class ExecutionLogEntry(Document):
+class ExecutionLogEntry(LogEntry):
     """One link of a trace's chain. Its digest is over all of it but the digest itself."""
 
     schema_id: Literal["tga/v1/execution_log_entry"] = "tga/v1/execution_log_entry"
@@ -322,50 +268,6 @@ class ExecutionLogEntry(Document):
     executor_id: Uuid7
     recorded_at: Time
     entry_digest: Sha256
-
-    @cached_property
-    def _canonical(self) -> tuple[bytes, Digest]:
-        body = self.to_json()
-        del body["entry_digest"]
-        written = canonical_bytes(body)
-        return written, digest_of_bytes(written)
-
-    @classmethod
-    def of_body(cls, body: dict[str, JsonValue]) -> Self:
-        """The entry that says this, with the digest of the bytes that say it: written and hashed once."""
-        written = canonical_bytes(body, bytes_max=ENTRY_BYTES_MAX)
-        digest = digest_of_bytes(written)
-        return cls._of_validated({**body, "entry_digest": digest, "_canonical": (written, digest)})
-
-    def body_bytes(self) -> bytes:
-        """The bytes that are hashed and stored: the document without its own digest."""
-        return self._canonical[0]
-
-    def to_bytes(self) -> bytes:
-        """The whole document, as `from_bytes` reads it; what is hashed and stored is `body_bytes`."""
-        return canonical_bytes(self.to_json())
-
-    @classmethod
-    def from_body_bytes(cls, raw: bytes) -> ExecutionLogEntry:
-        """The entry whose stored bytes these are; its digest is what they hash to."""
-        body = parse_object(raw)
-        if canonical_bytes(body) != raw:
-            raise SchemaViolation("the entry is not in canonical form", expected="RFC 8785 bytes")
-        if "entry_digest" in body:
-            raise SchemaViolation("the stored entry holds its own digest", expected="the bytes without it")
-        return cls.from_json({**body, "entry_digest": digest_of_bytes(raw)})
-
-    def link(self) -> Link:
-        return Link(
-            sequence_number=self.sequence_number,
-            prev_entry_digest=self.prev_entry_digest,
-            entry_digest=self.entry_digest,
-            computed_digest=self.digest(),
-            from_state=self.from_state,
-            to_state=self.to_state,
-            artifact_type=self.artifact_type,
-            artifact_digest=self.artifact_digest,
-        )
 
 
 # Which digests a state has behind it: decision, call (and its id), effect. Nothing more, nothing less.
@@ -463,9 +365,3 @@ class ExecutionCheckpoint(Document):
                 expected=self.trace_id,
                 found=self.checkpoint_state.trace_id,
             )
-
-
-def _schema_violation(model: type[BaseModel], error: ValidationError) -> SchemaViolation:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = "/" + "/".join(str(step) for step in first["loc"])
-    return SchemaViolation(f"{model.__name__} at {path}: {first['msg']}")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from app.core.digest import Digest
-from app.domain.ledger import Ledger
+from app.domain.ledger import Ledger, Sealed
 from app.domain.tga.models import (
     ActionRequest,
     Base64Output,
     DigestOutput,
     ExecutionState,
     JsonOutput,
+    Principal,
     Resolution,
+    Signature,
+    SupervisorDecision,
     ToolCall,
     ToolClass,
     TraceId,
@@ -39,6 +43,10 @@ class Tool:
     tags: frozenset[str] = frozenset()
     timeout_ms: int = 30_000
     max_attempts: int = 5
+    tenant: str = "default"
+    description: str | None = None
+    approval_timeout_ms: int = 86_400_000
+    secret_arguments: tuple[str, ...] = ()  # JSON pointers
     input_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"}, hash=False)
 
 
@@ -85,11 +93,24 @@ class Connector(Protocol):
     """Carries a tool call to its server, once per call of `dispatch`, whatever happens; it never raises TgaError for
     what the server did, and it never sends twice."""
 
-    async def dispatch(self, call: ToolCall, *, timeout_ms: int) -> Dispatched: ...
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
+        """`traceparent` is the caller's trace context, passed on. `arguments` are sent in place of the recorded ones:
+        the same, with secret values put back."""
+        ...
 
 
 class Connectors(Protocol):
-    def of(self, server_id: str) -> Connector: ...
+    def place(self, server_id: str) -> AbstractAsyncContextManager[Connector]:
+        """Wait for a place in the server's line and hold it; what is given sends at once. So that ownership can be
+        looked at after the waiting, which may be long, and before the sending."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +124,51 @@ class Verdict:
 
 
 class Supervisor(Protocol):
+    """The policy. It sees arguments as they are recorded: secret ones only as commitments."""
+
     async def judge(self, request: ActionRequest, tool: Tool) -> Verdict: ...
+
+    async def judge_approval(self, request: ActionRequest, tool: Tool, approver: Principal) -> Verdict:
+        """Whether this principal may approve this request: `deny` only where the policy forbids it."""
+        ...
+
+
+class Pinning(Protocol):
+    """Whether a tool still is what it was when it was pinned. Raises ToolQuarantined."""
+
+    async def verify(self, tool: Tool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Salt:
+    """What commitments are made with, and at which places of the arguments they stand."""
+
+    salt: bytes
+    pointers: Sequence[str]
+
+
+class Vault(Protocol):
+    """Secret arguments outside the ledger, sealed. Raises SecretMissing when what was sealed cannot be opened."""
+
+    def new_salt(self, pointers: Sequence[str]) -> Salt: ...
+
+    def seal(self, trace_id: TraceId, salt: Salt, values: dict[str, Any]) -> Sealed: ...
+
+    async def load_salt(self, trace_id: TraceId) -> Salt | None:
+        """None: the trace has no secrets."""
+        ...
+
+    async def load_secrets(self, trace_id: TraceId) -> tuple[Salt, dict[str, Any]]: ...
+
+
+class Signatory(Protocol):
+    """Signatures under decisions: the gateway's own, and those of supervisors who sign themselves."""
+
+    def sign(self, message: bytes) -> Signature: ...
+
+    async def verify(self, decision: SupervisorDecision, *, tenant: str) -> None:
+        """Raise SignatureInvalid unless its signature is by the registered key of who decided."""
+        ...
 
 
 class Clock(Protocol):
@@ -111,6 +176,10 @@ class Clock(Protocol):
 
     def now(self) -> str:
         """RFC 3339, UTC, milliseconds."""
+        ...
+
+    def after(self, milliseconds: int) -> str:
+        """As `now`, so much later."""
         ...
 
     def new_id(self) -> str:
@@ -135,6 +204,7 @@ class StoredTrace:
     claim_effect: Digest | None
     owner: str | None
     waiting: Waiting | None
+    has_secrets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +222,10 @@ class Traces(Protocol):
 
     async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
         """Traces that are not finished, wait for nobody and have no living owner but this executor; oldest first."""
+        ...
+
+    async def list_expired(self, *, limit: int) -> list[TraceId]:
+        """Traces that wait for a supervisor and whose time is over, by the store's clock."""
         ...
 
     async def acquire(self, trace_id: TraceId) -> str:
@@ -174,4 +248,8 @@ class Ports:
     tools: Tools
     connectors: Connectors
     supervisor: Supervisor
+    pins: Pinning
+    vault: Vault
+    signatory: Signatory
     clock: Clock
+    approval_webhooks: Sequence[str] = ()

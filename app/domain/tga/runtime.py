@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core.errors import (
+    ApprovalExpired,
     ArgumentsInvalid,
+    CallDenied,
     CallInFlight,
     ConcurrentExecution,
     KeyClaimed,
@@ -19,6 +21,7 @@ from app.core.errors import (
     RecoveryFailed,
     TgaError,
     ToolNotFound,
+    ToolQuarantined,
     TraceNotHeld,
 )
 from app.core.limits import (
@@ -29,10 +32,13 @@ from app.core.limits import (
     RECOVERY_PAGE_TRACES,
     UNSETTLED_WAIT_MS,
 )
+from app.domain.ledger import Sealed
 from app.domain.tga.dispatching import effect_of_resolution
 from app.domain.tga.drive import NO_ANSWER, Answer, Drive, Driver, known, request_of
-from app.domain.tga.models import ActionRequest, DecidedBy, Principal, Resolution, TraceId, payload_digest
-from app.domain.tga.ports import Output, Ports, StoredTrace, Tool
+from app.domain.tga.models import ActionRequest, Principal, Resolution, TraceId, payload_digest
+from app.domain.tga.ports import Output, Ports, StoredClaim, StoredTrace, Tool
+from app.domain.tga.secrets import find_secrets, redact
+from app.domain.tga.supervision import Ruling, Supervision
 from app.domain.tga.transitions import TRACE, State
 
 
@@ -47,6 +53,7 @@ class CheckedCall:
     principal: Principal
     intent: str | None = None
     trace_id: TraceId | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,10 @@ class TgaRuntime:
         self._traces = ports.traces
         self._tools = ports.tools
         self._clock = ports.clock
+        self._pins = ports.pins
+        self._vault = ports.vault
         self._driver = Driver(ports)
+        self._supervision = Supervision(ports, self._driver)
         # I6: the process-local table; the store takes two tasks of one executor for the same owner.
         self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}
         self._being_taken: set[TraceId] = set()
@@ -88,14 +98,15 @@ class TgaRuntime:
                 raise KeyMissing(
                     "a write-class tool needs an idempotency key", found=f"{call.server_id} {call.tool_name}"
                 )
+            await self._pins.verify(tool)
             drive = self._fresh(call, tool)
-            if await self._driver.judge(drive, tool) == "deny":
-                # Not before it is certain that this is no repeat: a finished call's effect stands.
+            if await self._driver.judge(drive, tool) == "deny" and call.idempotency_key is not None:
+                # A repeat of a recorded call is no new call, and makes no new trace: it is answered, or refused.
                 repeat = await self._answer_repeat(call, wait_ms)
                 if repeat is not None:
                     return repeat
             return await self._wait(drive, self._start(drive), wait_ms)
-        except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ConcurrentExecution):
+        except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ToolQuarantined, ConcurrentExecution):
             # A finished call's repeat is answered even if its tool has changed since, or is gone; a claim that was
             # lost, and a trace that another executor took over, are answered from what is recorded.
             repeat = await self._answer_repeat(call, wait_ms)
@@ -103,31 +114,52 @@ class TgaRuntime:
                 raise
             return repeat
 
-    async def decide(
-        self,
-        trace_id: TraceId,
-        *,
-        decision: Literal["APPROVE", "DENY"],
-        decided_by: DecidedBy,
-        action_request_digest: str,
-        rationale: str | None = None,
-        wait_ms: int | None = None,
-    ) -> Answer:
-        """A person's decision on exactly this request; then the loop goes on from there."""
+    async def decide(self, trace_id: TraceId, ruling: Ruling, *, wait_ms: int | None = None) -> Answer:
+        """A person's decision on exactly this request, used once; then the loop goes on from there.
+
+        A decision that comes too late is refused by the store's clock (ApprovalExpired), and the expiry recorded.
+        """
+        try:
+            async with self._taken(trace_id) as drive:
+                self._driver.advance(drive, await self._supervision.decide(drive, ruling))
+                drive.waiting = None
+                task = self._start(drive)
+            return await self._wait(drive, task, wait_ms)
+        except ApprovalExpired:
+            with contextlib.suppress(TgaError):  # the sweep comes by, too
+                await self.expire(trace_id)
+            raise
+
+    async def withdraw(self, trace_id: TraceId, principal: Principal, *, rationale: str | None = None) -> Answer:
+        """The caller takes back its own request, which is DENIED then."""
         async with self._taken(trace_id) as drive:
-            state = known(drive.state)
-            if state.state != "PENDING":
-                raise ConcurrentExecution("the request is already decided", found=state.state)
-            if state.action_request_digest != action_request_digest:
-                raise RecoveryFailed(
-                    "the decision is about another request",
-                    expected=state.action_request_digest,
-                    found=action_request_digest,
-                )
-            self._driver.advance(drive, self._driver.decision(drive, decision, decided_by, rationale=rationale))
+            self._driver.advance(drive, self._supervision.withdraw(drive, principal, rationale))
             drive.waiting = None
             task = self._start(drive)
-        return await self._wait(drive, task, wait_ms)
+        return await self._wait(drive, task, None)
+
+    async def expire(self, trace_id: TraceId) -> Answer:
+        """Record that nobody decided in time; ApprovalNotExpired when, by the store's clock, there is still time."""
+        async with self._taken(trace_id) as drive:
+            self._driver.advance(drive, self._supervision.expire(drive))
+            drive.waiting = None
+            task = self._start(drive)
+        return await self._wait(drive, task, None)
+
+    async def expire_all(self) -> int:
+        """Every request whose time is over becomes DENIED; how many. One that cannot be does not stop the others."""
+        expired, failed = 0, set[TraceId]()
+        while page := await self._traces.list_expired(limit=RECOVERY_PAGE_TRACES):
+            if failed.issuperset(page):
+                break
+            for trace_id in page:
+                if trace_id not in failed:
+                    try:
+                        await self.expire(trace_id)
+                        expired += 1
+                    except TgaError:
+                        failed.add(trace_id)  # decided meanwhile, being driven, or broken: the next sweep looks again
+        return expired
 
     async def resolve(
         self,
@@ -206,22 +238,37 @@ class TgaRuntime:
 
     def _fresh(self, call: CheckedCall, tool: Tool) -> Drive:
         trace_id = call.trace_id or TraceId(self._clock.new_id())
+        arguments, sealed = self._without_secrets(trace_id, call.arguments, tool)
+        optional = {} if call.traceparent is None else {"traceparent": call.traceparent}
         request = ActionRequest.made(
             trace_id=trace_id,
             requested_at=self._clock.now(),
-            expires_at=None,
+            expires_at=self._clock.after(tool.approval_timeout_ms),
             principal=call.principal,
             server_id=call.server_id,
             tool_name=call.tool_name,
             tool_class=tool.tool_class,
             tool_definition_digest=tool.definition_digest,
-            arguments=call.arguments,
+            arguments=arguments,
             idempotency_key=call.idempotency_key,
             intent=call.intent,
+            **optional,
         )
         drive = Drive(trace_id, self._traces.executor_id(), request)
+        if sealed is not None:
+            drive.sealed, drive.true_arguments = sealed, call.arguments
         self._driver.advance(drive, request)
         return drive
+
+    def _without_secrets(
+        self, trace_id: TraceId, arguments: dict[str, Any], tool: Tool
+    ) -> tuple[dict[str, Any], Sealed | None]:
+        """The arguments as they are recorded, and what is sealed beside the record."""
+        secrets = find_secrets(arguments, tool.secret_arguments) if tool.secret_arguments else {}
+        if not secrets:
+            return arguments, None
+        salt = self._vault.new_salt(list(secrets))
+        return redact(arguments, secrets, salt=salt.salt), self._vault.seal(trace_id, salt, secrets)
 
     @contextlib.asynccontextmanager
     async def _taken(self, trace_id: TraceId) -> AsyncIterator[Drive]:
@@ -294,10 +341,21 @@ class TgaRuntime:
         if claim is None:
             return None
         stored = await self._traces.load_trace(claim.trace_id)
-        same_payload = claim.payload_digest == payload_digest(call.server_id, call.tool_name, call.arguments)
-        if not same_payload or request_of(stored).principal != call.principal:
+        request = request_of(stored)
+        if not call.principal.is_same_as(request.principal) or not await self._is_same_payload(call, claim):
             raise KeyReused("the key belongs to another call")
+        if (await self._supervision.verify_reader(request, call.principal)).answer == "deny":
+            raise CallDenied("the policy does not allow this call any more")
         return await self._follow(claim.trace_id, wait_ms)
+
+    async def _is_same_payload(self, call: CheckedCall, claim: StoredClaim) -> bool:
+        """Whether these are the arguments that the claim was made with; secret ones by their commitments."""
+        arguments = call.arguments
+        salt = await self._vault.load_salt(claim.trace_id)
+        if salt is not None:
+            secrets = find_secrets(arguments, salt.pointers)
+            arguments = redact(arguments, secrets, salt=salt.salt)
+        return claim.payload_digest == payload_digest(call.server_id, call.tool_name, arguments)
 
     async def _follow(self, trace_id: TraceId, wait_ms: int | None) -> Answer:
         """The trace's answer, waited for; a trace whose executor is dead is driven here."""

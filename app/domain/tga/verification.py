@@ -19,10 +19,14 @@ from app.core.errors import (
     RecoveryFailed,
     SchemaViolation,
     SequenceGap,
+    SignatureInvalid,
     TgaError,
 )
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.ledger import Claim
+from app.domain.system.log import KnownKey, SystemState, fold_system
+from app.domain.system.models import DEFAULT_TENANT, SYSTEM, Erasure
+from app.domain.system.signatory import verify_decision_signature
 from app.domain.tga.idempotency import claim_of_request, may_lack_claim
 from app.domain.tga.models import ActionRequest, ExecutionState, SupervisorDecision, ToolEffect
 from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verify_next
@@ -49,6 +53,26 @@ class StoredCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredErasure:
+    """Where the system stream says that a stream's payloads were erased, and what stands there."""
+
+    system_stream: str
+    sequence_number: int
+    erasure: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a head says of its stream's birth, for lists and for expiry."""
+
+    tenant: str | None
+    principal_id: str | None
+    server_id: str | None
+    tool_name: str | None
+    expires_at: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredStream:
     """All that is stored about one stream beside its entries, which `entries` gives one after the other."""
 
@@ -61,12 +85,18 @@ class StoredStream:
     claim_effect: Digest | None
     dispatch_attempts: Sequence[int]
     entries: AsyncIterator[StoredEntry]
+    erasure: StoredErasure | None = None
+    summary: Summary | None = None
 
 
 class LedgerReader(Protocol):
     """Everything stored, stream by stream, from one snapshot."""
 
     def count_streams(self) -> int: ...
+
+    def is_asked_for(self, stream: str) -> bool:
+        """System streams are read along, for their keys, even when only one trace is asked for."""
+        ...
 
     def streams(self) -> AsyncIterator[StoredStream]: ...
 
@@ -79,6 +109,23 @@ class Report:
     entries: int = 0
     broken_streams: int = 0
     findings: int = 0
+    erased_streams: int = 0
+    signatures: int = 0
+
+
+@dataclass(slots=True)
+class Keys:
+    """Signing keys by tenant, as the system streams announce them. System streams come before traces in the order of
+    their names, so they are all known when the first trace is read."""
+
+    of_tenant: dict[str, dict[str, KnownKey]] = field(default_factory=dict)
+
+    def find(self, tenant: str, key_id: str) -> KnownKey | None:
+        """A gateway's, which speaks for all tenants and cannot be taken from it by registering it; or the tenant's."""
+        gateway = self.of_tenant.get(DEFAULT_TENANT, {}).get(key_id)
+        if gateway is not None and gateway.principal_id is None:
+            return gateway
+        return self.of_tenant.get(tenant, {}).get(key_id)
 
 
 @dataclass(slots=True)
@@ -90,12 +137,17 @@ class _Walk:
     """
 
     stored: StoredStream
+    keys: Keys
+    report: Report
+    request: ActionRequest | None = None
     head: Head = field(default_factory=lambda: Head.unborn(TRACE))
     state: ExecutionState | None = None
     is_sound: bool = True
     resumes: bool = False
     claim: Claim | None = None
     claim_may_lack: bool = False
+    effect_digest: Digest | None = None  # by the entry alone
+    artifact_digests: list[str] = field(default_factory=list)  # of an erased stream
     attempts_listed: int | None = None
     checkpoints: Iterator[StoredCheckpoint] = field(init=False)
     next_checkpoint: StoredCheckpoint | None = field(init=False)
@@ -111,22 +163,61 @@ class _Walk:
 
 async def verify_ledger(reader: LedgerReader, report: Report) -> AsyncIterator[TgaError]:
     """Every finding, as it is found; `report` counts along."""
+    keys = Keys()
     async for stored in reader.streams():
         found = 0
-        async for error in verify_stream(stored, report):
+        async for error in verify_stream(stored, report, keys):
             found += 1
             yield error
-        report.streams += 1
+        report.streams += reader.is_asked_for(stored.stream)
+        # What is wrong with a system stream is wrong with whatever rests on it.
         report.findings += found
         report.broken_streams += found > 0
 
 
-async def verify_stream(stored: StoredStream, report: Report) -> AsyncIterator[TgaError]:
+async def verify_stream(stored: StoredStream, report: Report, keys: Keys) -> AsyncIterator[TgaError]:
     """Every finding about one stream, each naming the entry where it is, what was expected and what was found."""
-    if stored.stream.partition(":")[0] != TRACE.name:
-        yield SchemaViolation("no such kind of stream", stream=stored.stream)
-        return
-    walk = _Walk(stored)
+    match stored.stream.partition(":")[0]:
+        case TRACE.name:
+            verified = _verify_trace(stored, report, keys)
+        case SYSTEM.name:
+            verified = _verify_system(stored, report, keys)
+        case _:
+            yield SchemaViolation("no such kind of stream", stream=stored.stream)
+            return
+    async for error in verified:
+        yield error
+
+
+async def _verify_system(stored: StoredStream, report: Report, keys: Keys) -> AsyncIterator[TgaError]:
+    """A system stream is short and everything rests on it: the first wrong entry ends it."""
+    state = SystemState(stored.stream.partition(":")[2])
+    if stored.erasure is not None:
+        yield RecoveryFailed("a system stream is never erased", expected="no erasure", stream=stored.stream)
+    try:
+        async for row in stored.entries:
+            report.entries += row.entry is not None
+            if row.entry is None or row.entry_digest is None or row.sequence_number != state.head.sequence_number + 1:
+                raise SequenceGap(
+                    "entries are missing", expected=state.head.sequence_number + 1, found=row.sequence_number
+                )
+            state = fold_system(state, row.entry, row.artifact, entry_digest=row.entry_digest)
+    except TgaError as error:
+        yield error.at(stream=stored.stream, sequence_number=state.head.sequence_number + 1)
+    else:
+        if stored.head != state.head:
+            yield ChecksumMismatch(
+                "the log does not end where its head stands",
+                expected=stored.head,
+                found=state.head,
+                stream=stored.stream,
+                sequence_number=state.head.sequence_number,
+            )
+    keys.of_tenant[state.system_id] = state.keys
+
+
+async def _verify_trace(stored: StoredStream, report: Report, keys: Keys) -> AsyncIterator[TgaError]:
+    walk = _Walk(stored, keys, report)
     async for row in stored.entries:
         report.entries += row.entry is not None
         for error in _verify_row(walk, row):
@@ -159,10 +250,17 @@ def _verify_row(walk: _Walk, row: StoredEntry) -> Iterator[TgaError]:
         if resumes:
             before = _head_that_fits(record, row.sequence_number)
         _note_claim(walk, record)
-        if walk.is_sound:
+        if walk.stored.erasure is not None:
+            walk.artifact_digests.append(entry.artifact_digest)
+            if entry.artifact_type == ToolEffect.artifact_type:
+                walk.effect_digest = Digest(entry.artifact_digest)
+        if walk.is_sound and walk.stored.erasure is None:
             walk.state = fold_next(walk.state, record)
         else:
             verify_next(before, record)
+            if record.artifact is not None and walk.stored.erasure is not None:
+                raise RecoveryFailed("a payload stands that was erased", expected="nothing")
+        _verify_signature(walk, record)
     except TgaError as error:
         yield walk.error(error, row.sequence_number)
     walk.head = claimed
@@ -176,8 +274,24 @@ def _head_that_fits(record: LogRecord, sequence_number: int) -> Head:
     return Head(sequence_number - 1, Digest(record.entry.prev_entry_digest), record.entry.from_state, bound)
 
 
+def _verify_signature(walk: _Walk, record: LogRecord) -> None:
+    """A decision of a person, or a withdrawal, is signed by a key that the system stream knows for whoever decided."""
+    decision = record.artifact
+    if not isinstance(decision, SupervisorDecision) or decision.decided_by.type not in ("person", "withdrawal"):
+        return
+    if decision.signature is None:
+        raise SignatureInvalid("the decision is not signed", expected="a signature", found="none")
+    tenant = DEFAULT_TENANT if walk.request is None else walk.request.principal.tenant
+    known = walk.keys.find(tenant, decision.signature.key_id)
+    if known is None:
+        raise SignatureInvalid("no system stream knows the key", found=decision.signature.key_id)
+    verify_decision_signature(decision, known)
+    walk.report.signatures += 1
+
+
 def _note_claim(walk: _Walk, record: LogRecord) -> None:
     if isinstance(record.artifact, ActionRequest):
+        walk.request = record.artifact
         walk.claim = claim_of_request(record.artifact)
     elif isinstance(record.artifact, SupervisorDecision):
         walk.claim_may_lack = may_lack_claim(record.artifact)
@@ -218,7 +332,7 @@ def _verify_end(walk: _Walk) -> Iterator[TgaError]:
     last_place = walk.head.sequence_number or None
     for error in _head_errors(walk):
         yield walk.error(error, last_place)
-    for error in (*_leftover_checkpoints(walk), *_claim_errors(walk)):
+    for error in (*_leftover_checkpoints(walk), *_claim_errors(walk), *_summary_errors(walk), *_erasure_errors(walk)):
         yield error.at(stream=stored.stream, sequence_number=last_place)
     listed = walk.attempts_listed
     attempts = 1 + len(stored.dispatch_attempts)
@@ -269,6 +383,54 @@ def _head_errors(walk: _Walk) -> Iterator[TgaError]:
                 expected=_WAITS_FOR.get(last.state, "nobody"),
                 found=walk.stored.waiting,
             )
+
+
+def _summary_errors(walk: _Walk) -> Iterator[TgaError]:
+    """Lists and expiry go by what the head says of the birth; it must be what the birth says."""
+    found, request = walk.stored.summary, walk.request
+    if found is None or request is None or not walk.is_sound:
+        return
+    said = request.principal
+    expected = Summary(said.tenant, said.principal_id, request.server_id, request.tool_name, request.expires_at)
+    if found != expected:
+        yield RecoveryFailed(
+            "the head says another thing of the trace than its request", expected=expected, found=found
+        )
+
+
+def _erasure_errors(walk: _Walk) -> Iterator[TgaError]:
+    """Payloads may be gone only if a system stream says so, of exactly this stream as it stands."""
+    stored = walk.stored.erasure
+    if stored is None:
+        return
+    walk.report.erased_streams += 1
+    try:
+        if stored.erasure is None:
+            raise RecoveryFailed(
+                "the erasure is not on the record", expected=f"{stored.system_stream}, entry {stored.sequence_number}"
+            )
+        erasure = Erasure.from_bytes(stored.erasure)
+        expected = (walk.stored.stream, walk.head.sequence_number, walk.head.entry_digest)
+        found = (erasure.erased_stream, erasure.last_sequence_number, erasure.last_entry_digest)
+        if found != expected:
+            raise RecoveryFailed("the erasure is of something else", expected=expected, found=found)
+        if walk.is_sound and erasure.artifact_digests != walk.artifact_digests:
+            raise RecoveryFailed(
+                "the erasure names other payloads", expected=walk.artifact_digests, found=erasure.artifact_digests
+            )
+        tenant = None if walk.stored.summary is None else walk.stored.summary.tenant
+        if tenant is not None and stored.system_stream != SYSTEM.stream(tenant):
+            raise RecoveryFailed(
+                "another tenant's system stream has the erasure",
+                expected=SYSTEM.stream(tenant),
+                found=stored.system_stream,
+            )
+    except TgaError as error:
+        yield error
+    if walk.is_sound and walk.stored.claim is not None and walk.stored.claim_effect != walk.effect_digest:
+        yield RecoveryFailed(
+            "claim and log disagree on the effect", expected=walk.effect_digest, found=walk.stored.claim_effect
+        )
 
 
 def _leftover_checkpoints(walk: _Walk) -> Iterator[TgaError]:

@@ -1,0 +1,268 @@
+"""What people do to traces: decide, withdraw, recover, resolve; and accept a tool's changed definition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import Field, StringConstraints, ValidationError
+from starlette.responses import Response
+
+from app.api.access import Action, require
+from app.api.answers import accepted, moved
+from app.api.body import read_body
+from app.api.edge import Edge
+from app.api.handover import HandedOver
+from app.api.openapi import DECISION_EXAMPLE, MOVED, PIN_STATE, request_body
+from app.api.parameters import trace_seen_by
+from app.api.problems import documented
+from app.api.tool_calls import WaitMs
+from app.core import errors
+from app.core.errors import InputMalformed, OutcomeUnknown, SchemaViolation
+from app.core.limits import CALL_WAIT_MS
+from app.domain.tga.drive import Answer
+from app.domain.tga.models import (
+    JsonOutput,
+    Name,
+    Part,
+    Principal,
+    Sha256,
+    Signature,
+    Text,
+    Time,
+    TraceId,
+)
+from app.domain.tga.supervision import Ruling
+from app.domain.tga.transitions import TRACE
+
+_OF_TRACES: Final = (
+    errors.TraceNotFound,
+    errors.ConcurrentExecution,
+    errors.ChecksumMismatch,
+    errors.SequenceGap,
+    errors.InvalidTransition,
+    errors.RecoveryFailed,
+    errors.SecretMissing,
+    errors.ToolNotFound,
+    errors.ToolQuarantined,
+    errors.TraceErased,
+    errors.SchemaViolation,
+    errors.RequestTimeout,
+    errors.LockAcquireFailed,
+    errors.StoreBusy,
+    errors.OutcomeUnknown,
+)
+
+
+class DecisionBody(Part):
+    """`signature`, `key_id` and `decided_at` come together or not at all: without them the gateway signs."""
+
+    decision: Literal["APPROVE", "DENY"]
+    action_request_digest: Sha256
+    rationale: Text | None = None
+    signature: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]{86}==$")] | None = None
+    key_id: Name | None = None
+    decided_at: Time | None = None
+    wait_ms: WaitMs = CALL_WAIT_MS
+
+
+class ResolutionBody(Part):
+    """`output`: what the tool answered, where the operator knows; only with `succeeded`."""
+
+    action: Literal["redispatch", "succeeded", "failed"]
+    tool_call_digest: Sha256
+    rationale: Text
+    output: Annotated[Any, Field(description="Any JSON value.")] = None
+    wait_ms: WaitMs = CALL_WAIT_MS
+
+
+class WithdrawalBody(Part):
+    rationale: Text | None = None
+
+
+class RecoveryBody(Part):
+    wait_ms: WaitMs = CALL_WAIT_MS
+
+
+class PinBody(Part):
+    definition_digest: Sha256
+
+
+class Actions:
+    """Each looks first whether the principal can see the trace at all, then whether it may do this."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    async def decide(self, request: Request) -> Response:
+        async with self._edge.admitted(request) as principal:
+            trace = await self._visible(request, principal, "decide")
+            body = await read_body(request.scope, request.receive, DecisionBody)
+            ruling = Ruling(
+                decision=body.decision,
+                approver=principal,
+                action_request_digest=body.action_request_digest,
+                rationale=body.rationale,
+                signature=_signature(body),
+                decided_at=body.decided_at,
+            )
+            return await self._moved(trace, self._edge.runtime.decide(trace, ruling, wait_ms=body.wait_ms))
+
+    async def withdraw(self, request: Request) -> Response:
+        async with self._edge.admitted(request) as principal:
+            trace = await self._visible(request, principal, "withdraw")
+            body = await read_body(request.scope, request.receive, WithdrawalBody, is_optional=True)
+            answering = self._edge.runtime.withdraw(trace, principal, rationale=body.rationale)
+            return await self._moved(trace, answering)
+
+    async def recover(self, request: Request) -> Response:
+        async with self._edge.admitted(request) as principal:
+            trace = await self._visible(request, principal, "recover")
+            body = await read_body(request.scope, request.receive, RecoveryBody, is_optional=True)
+            return await self._moved(trace, self._recovered(trace, body.wait_ms))
+
+    async def resolve(self, request: Request) -> Response:
+        async with self._edge.admitted(request) as principal:
+            trace = await self._visible(request, principal, "resolve")
+            body = await read_body(request.scope, request.receive, ResolutionBody)
+            has_output = "output" in body.model_fields_set
+            if has_output and body.action != "succeeded":
+                raise SchemaViolation(
+                    "the body at /output", expected="an output only with `succeeded`", found=body.action
+                )
+            answering = self._edge.runtime.resolve(
+                trace,
+                action=body.action,
+                tool_call_digest=body.tool_call_digest,
+                resolved_by=principal.principal_id,
+                rationale=body.rationale,
+                output=JsonOutput(encoding="json", value=body.output) if has_output else None,
+                wait_ms=body.wait_ms,
+            )
+            return await self._moved(trace, answering)
+
+    async def accept_pin(self, request: Request) -> Response:
+        server_id, tool_name = request.path_params["server_id"], request.path_params["tool_name"]
+        async with self._edge.admitted(request) as principal:
+            require(principal, "pin")
+            body = await read_body(request.scope, request.receive, PinBody)
+            tool = self._edge.registry.resolve_for(principal.tenant, server_id, tool_name)
+            state = await self._edge.pins.accept(tool, definition_digest=body.definition_digest, accepted_by=principal)
+            document = {
+                "server_id": server_id,
+                "tool_name": tool_name,
+                "status": state.status,
+                "pinned_digest": state.pinned_digest,
+                "found_digest": state.found_digest,
+                "since": state.since,
+            }
+            return Response(orjson.dumps(document), media_type="application/json")
+
+    async def _recovered(self, trace_id: TraceId, wait_ms: int) -> Answer:
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                return await self._edge.runtime.recover(trace_id)
+        except TimeoutError:  # the drive goes on without us
+            return await self._as_it_stands(trace_id)
+
+    async def _as_it_stands(self, trace_id: TraceId) -> Answer:
+        stored = await self._edge.traces.load_trace(trace_id)
+        return Answer(trace_id, stored.state.state, stored.state.tool_call_id, None, None, stored.waiting)
+
+    async def _visible(self, request: Request, principal: Principal, action: Action) -> TraceId:
+        """The id of a trace that the principal sees and may do this to; a foreign one is as good as none."""
+        trace_id = await trace_seen_by(self._edge, principal, request)
+        require(principal, action)
+        return trace_id
+
+    async def _moved(self, trace_id: TraceId, answering: Awaitable[Answer]) -> Response:
+        try:
+            return moved(await self._edge.handover.wait(answering))
+        except HandedOver:
+            answer = await self._as_it_stands(trace_id)
+            if answer.waiting is not None:  # what was asked for may still come to pass, or not
+                raise OutcomeUnknown("the gateway is stopping", stream=TRACE.stream(trace_id)) from None
+            return accepted(trace_id, answer.state, answer.waiting)
+
+
+def _signature(body: DecisionBody) -> Signature | None:
+    given = [body.signature is not None, body.key_id is not None, body.decided_at is not None]
+    if not any(given):
+        return None
+    if body.signature is None or body.key_id is None or body.decided_at is None:
+        raise InputMalformed(
+            "an incomplete signature",
+            expected="signature, key_id and decided_at together, or none of them",
+            found=f"{sum(given)} of the three",
+        )
+    try:
+        return Signature(algorithm="Ed25519", key_id=body.key_id, value=body.signature)
+    except ValidationError:
+        raise SchemaViolation("the body at /signature", expected="an Ed25519 signature in base64") from None
+
+
+def router(edge: Edge) -> APIRouter:
+    actions, made = Actions(edge), APIRouter()
+    of_trace = "/v1/traces/{trace_id}"
+
+    def add(
+        path: str, endpoint: Any, body: type[Part], example: Any, summary: str, *kinds: type[errors.TgaError]
+    ) -> None:
+        made.add_api_route(
+            of_trace + path,
+            endpoint,
+            methods=["POST"],
+            summary=summary,
+            tags=["traces"],
+            response_class=Response,
+            responses={**MOVED, **documented(*_OF_TRACES, *kinds)},
+            openapi_extra=request_body(body, example, in_path=("trace_id",)),
+        )
+
+    add(
+        "/decision",
+        actions.decide,
+        DecisionBody,
+        DECISION_EXAMPLE,
+        "Approve or deny exactly this request, once",
+        errors.AlreadyDecided,
+        errors.RequestMismatch,
+        errors.ApprovalExpired,
+        errors.SignatureInvalid,
+    )
+    add(
+        "/withdraw",
+        actions.withdraw,
+        WithdrawalBody,
+        {"rationale": "no longer needed"},
+        "Take back one's own waiting request",
+        errors.AlreadyDecided,
+        errors.ApprovalExpired,
+    )
+    add("/recover", actions.recover, RecoveryBody, {}, "Continue a trace whose executor is gone")
+    add(
+        "/resolve",
+        actions.resolve,
+        ResolutionBody,
+        {"action": "failed", "tool_call_digest": "0" * 64, "rationale": "the bank has no such charge"},
+        "Say what became of a call whose outcome nobody knows",
+        errors.TraceNotHeld,
+        errors.InputTooLarge,
+    )
+    made.add_api_route(
+        "/v1/tools/{server_id}/{tool_name:path}/pin",
+        actions.accept_pin,
+        methods=["POST"],
+        summary="Accept a tool's changed definition",
+        tags=["tools"],
+        response_class=Response,
+        responses={
+            **PIN_STATE,
+            **documented(errors.ToolNotFound, errors.RequestMismatch, errors.SchemaViolation, errors.RequestTimeout),
+        },
+        openapi_extra=request_body(PinBody, {"definition_digest": "0" * 64}, in_path=("server_id", "tool_name")),
+    )
+    return made

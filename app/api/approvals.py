@@ -1,0 +1,44 @@
+"""What waits for a person."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.access import require, scope_of
+from app.api.cursors import list_cursor, list_position
+from app.api.documents import ApprovalPage
+from app.api.edge import Edge
+from app.api.parameters import documented_parameters, limit_in, own_name, parameters
+from app.api.problems import documented
+from app.api.traces import json_answer
+from app.postgres.listing import list_approvals
+
+
+def router(edge: Edge) -> APIRouter:
+    routes = APIRouter(tags=["approvals"])
+
+    @routes.get(
+        "/v1/approvals",
+        summary="List requests that wait for a person, oldest first",
+        response_model=None,
+        responses={200: {"model": ApprovalPage}, **documented()},
+        openapi_extra=documented_parameters("cursor", "limit"),
+    )
+    async def list_of_approvals(request: Request) -> Response:
+        async with edge.admitted(request) as principal:
+            require(principal, "read")
+            given = parameters(request, "cursor", "limit")
+            page = await list_approvals(
+                edge.sessions,
+                scope_of(principal),
+                after=list_position("approvals", given.get("cursor")),
+                limit=limit_in(given),
+            )
+            items = [{**asdict(item), "server_id": own_name(principal.tenant, item.server_id)} for item in page.items]
+            return json_answer({"items": items, "next": list_cursor("approvals", page.next)})
+
+    return routes

@@ -1,0 +1,303 @@
+"""The shapes of what reading routes answer, for OpenAPI and for those who check answers against it."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.domain.tga.models import IdempotencyKey, Name, Sha256, Text, Time, ToolClass, Uuid7
+from app.domain.tga.transitions import State
+
+Waiting = Literal["supervisor", "operator"]
+
+_TRACE: Final = "019b76da-a800-7000-8000-000000000001"
+_TIME: Final = "2026-01-01T00:00:00.000Z"
+_DIGEST: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+_REQUEST: Final[dict[str, Any]] = {
+    "schema_id": "tga/v1/action_request",
+    "schema_version": "1.0",
+    "trace_id": _TRACE,
+    "requested_at": _TIME,
+    "expires_at": None,
+    "principal": {"principal_id": "agent-1", "tenant": "default"},
+    "server_id": "pay",
+    "tool_name": "charge",
+    "tool_class": "write",
+    "tool_definition_digest": _DIGEST,
+    "arguments": {"amount": 7},
+    "idempotency_key": "order-17",
+    "intent": None,
+}
+_ENTRY: Final[dict[str, Any]] = {
+    "schema_id": "tga/v1/execution_log_entry",
+    "schema_version": "1.0",
+    "trace_id": _TRACE,
+    "sequence_number": 1,
+    "prev_entry_digest": "0" * 64,
+    "from_state": "PENDING",
+    "to_state": "PENDING",
+    "artifact_type": "action_request",
+    "artifact_digest": _DIGEST,
+    "executor_id": "019b76da-a800-7000-8000-0000000000ff",
+    "recorded_at": _TIME,
+}
+_ITEM: Final[dict[str, Any]] = {"sequence_number": 1, "entry_digest": _DIGEST, "entry": _ENTRY, "artifact": _REQUEST}
+_LISTED: Final[dict[str, Any]] = {
+    "trace_id": _TRACE,
+    "state": "PENDING",
+    "waiting": "supervisor",
+    "server_id": "pay",
+    "tool_name": "charge",
+    "principal_id": "agent-1",
+    "requested_at": _TIME,
+    "updated_at": _TIME,
+    "expires_at": "2026-01-02T00:00:00.000Z",
+}
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _page(example: Any, *, next_cursor: str | None = None) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"example": {"items": [example], "next": next_cursor}})
+
+
+class ListPage(Shape):
+    next: str | None = Field(description="The cursor of the next page; null when there is none.")
+
+
+class TraceItem(Shape):
+    trace_id: Uuid7
+    state: State
+    waiting: Waiting | None = Field(description="For whom it rests.")
+    server_id: Name | None
+    tool_name: Name | None
+    principal_id: Name | None
+    requested_at: Time | None = Field(description="The time in the trace's id, by which the list is ordered.")
+    updated_at: Time
+    expires_at: Time | None
+
+
+class TracePage(ListPage):
+    model_config = _page(_LISTED)
+    items: list[TraceItem]
+
+
+class TraceArtifacts(Shape):
+    """Each as recorded, byte for byte; null where there is none yet. Secret arguments are commitments."""
+
+    action_request: dict[str, Any] | None
+    supervisor_decision: dict[str, Any] | None
+    tool_call: dict[str, Any] | None
+    tool_effect: dict[str, Any] | None
+
+
+class LaterAttempt(Shape):
+    attempt: int
+    started_at: Time
+
+
+class TraceDocument(Shape):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                **{name: value for name, value in _LISTED.items() if name not in ("requested_at", "updated_at")},
+                "idempotency_key": "order-17",
+                "sequence_number": 1,
+                "entry_digest": _DIGEST,
+                "action_request_digest": _DIGEST,
+                "tool_call_digest": None,
+                "tool_call_id": None,
+                "attempts": [],
+                "artifacts": {
+                    "action_request": _REQUEST,
+                    "supervisor_decision": None,
+                    "tool_call": None,
+                    "tool_effect": None,
+                },
+                "erased": False,
+            }
+        }
+    )
+    trace_id: Uuid7
+    state: State
+    waiting: Waiting | None
+    server_id: Name | None
+    tool_name: Name | None
+    principal_id: Name | None
+    idempotency_key: IdempotencyKey | None
+    sequence_number: int
+    entry_digest: Sha256
+    action_request_digest: Sha256
+    tool_call_digest: Sha256 | None
+    tool_call_id: Uuid7 | None
+    expires_at: Time | None
+    attempts: list[LaterAttempt] = Field(
+        description="Sends after the first, as they were begun; a tool effect lists all attempts."
+    )
+    artifacts: TraceArtifacts | None = Field(description="Null when the payloads were erased.")
+    erased: bool
+
+
+class EntryItem(Shape):
+    """`entry` and `artifact` are the stored canonical bytes: SHA-256 over the bytes of `entry` is `entry_digest`, over
+    those of `artifact` the entry's `artifact_digest`."""
+
+    sequence_number: int
+    entry_digest: Sha256
+    entry: dict[str, Any]
+    artifact: dict[str, Any] | None = Field(description="Null when its payload is gone.")
+
+
+class EntryPage(ListPage):
+    model_config = _page(_ITEM)
+    next: str | None = Field(description="The `after_seq` of the next page; null when there is none now.")
+    items: list[EntryItem]
+
+
+class FeedProblem(Shape):
+    code: str
+    detail: str
+
+
+class FeedItem(Shape):
+    stream: str
+    sequence_number: int
+    entry_digest: Sha256
+    entry: dict[str, Any] | None
+    artifact: dict[str, Any] | None
+    problem: FeedProblem | None = Field(description="What is stored is not what was recorded, so it is not shown.")
+
+
+class FeedPage(Shape):
+    model_config = _page({"stream": f"trace:{_TRACE}", **_ITEM, "problem": None}, next_cursor="Zjc0Mi40")
+    items: list[FeedItem]
+    next: str = Field(description="Where to go on, always there. The same as `after`: nothing more for now.")
+
+
+class ApprovalItem(Shape):
+    trace_id: Uuid7
+    action_request_digest: Sha256
+    server_id: Name | None
+    tool_name: Name | None
+    principal_id: Name | None
+    tool_class: ToolClass | None
+    arguments: dict[str, Any] | None = Field(description="As recorded: secret arguments are commitments.")
+    intent: Text | None
+    requested_at: Time | None
+    expires_at: Time | None
+    problem: str | None = Field(description="A code: the request is not the recorded one, and nobody can decide on it.")
+
+
+class ApprovalPage(ListPage):
+    model_config = _page(
+        {
+            "trace_id": _TRACE,
+            "action_request_digest": _DIGEST,
+            "server_id": "pay",
+            "tool_name": "charge",
+            "principal_id": "agent-1",
+            "tool_class": "write",
+            "arguments": {"amount": 7},
+            "intent": None,
+            "requested_at": _TIME,
+            "expires_at": "2026-01-02T00:00:00.000Z",
+            "problem": None,
+        }
+    )
+    items: list[ApprovalItem]
+
+
+class HealthDocument(Shape):
+    """What the last dispatches showed, since this gateway started."""
+
+    dispatching: int
+    waiting: int
+    answered: int
+    failed: int
+    last_answer_at: Time | None
+    last_failure_at: Time | None
+    last_failure_kind: str | None
+
+
+class ServerItem(Shape):
+    server_id: Name
+    transport: str
+    base_url: str | None = Field(description="For those who see the whole tenant; null for others.")
+    timeout_ms: int
+    max_attempts: int
+    max_concurrency: int
+    max_in_flight: int
+    tools: list[Name]
+    health: HealthDocument
+
+
+class ServerPage(ListPage):
+    model_config = _page(
+        {
+            "server_id": "pay",
+            "transport": "http",
+            "base_url": "http://127.0.0.1:9001",
+            "timeout_ms": 5000,
+            "max_attempts": 5,
+            "max_concurrency": 16,
+            "max_in_flight": 64,
+            "tools": ["charge"],
+            "health": {
+                "dispatching": 0,
+                "waiting": 0,
+                "answered": 12,
+                "failed": 0,
+                "last_answer_at": _TIME,
+                "last_failure_at": None,
+                "last_failure_kind": None,
+            },
+        }
+    )
+    items: list[ServerItem]
+
+
+class PinDocument(Shape):
+    status: Literal["pinned", "quarantined"]
+    pinned_digest: Sha256 | None
+    found_digest: Sha256
+    since: Time | None
+
+
+class ToolItem(Shape):
+    server_id: Name
+    tool_name: Name
+    tool_class: ToolClass
+    description: str | None
+    tags: list[Name]
+    input_schema: dict[str, Any]
+    secret_arguments: list[str] = Field(description="JSON pointers to arguments that are never recorded in clear.")
+    on_unknown_outcome: Literal["redispatch", "reconcile", "hold"]
+    timeout_ms: int
+    max_attempts: int
+    approval_timeout_ms: int
+    definition_digest: Sha256
+    pin: PinDocument
+
+
+class ToolPage(ListPage):
+    model_config = _page(
+        {
+            "server_id": "pay",
+            "tool_name": "charge",
+            "tool_class": "write",
+            "description": "Charge a card.",
+            "tags": ["approval"],
+            "input_schema": {"type": "object"},
+            "secret_arguments": ["/card"],
+            "on_unknown_outcome": "redispatch",
+            "timeout_ms": 5000,
+            "max_attempts": 5,
+            "approval_timeout_ms": 86400000,
+            "definition_digest": _DIGEST,
+            "pin": {"status": "pinned", "pinned_digest": _DIGEST, "found_digest": _DIGEST, "since": _TIME},
+        }
+    )
+    items: list[ToolItem]

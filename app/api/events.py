@@ -1,0 +1,152 @@
+"""Following a trace, and following the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.access import require, scope_of
+from app.api.cursors import feed_cursor, feed_position
+from app.api.documents import FeedPage
+from app.api.edge import Edge, header_of
+from app.api.entries import entry_items, feed_item
+from app.api.parameters import documented_parameters, limit_in, parameters, sequence_in, trace_seen_by
+from app.api.problems import documented
+from app.api.streaming import MEDIA_TYPE, Events, EventStream, event, mark
+from app.api.traces import UNSOUND, json_answer
+from app.api.watching import FeedWatch, TraceWatch
+from app.core.errors import InputMalformed, SequenceGap, StoreUnfit, TraceNotFound
+from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_SEND_WAIT_MS, LIST_ITEMS_MAX
+from app.domain.tga.models import Principal, TraceId
+from app.domain.tga.transitions import TRACE
+from app.postgres.feed import Position, load_feed
+from app.postgres.listing import EntryPage, Scope, load_entries
+from app.postgres.sessions import Sessions
+
+_ENTRY: Final = "entry"
+_TRACE_STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "One event `entry` for each entry, its id the sequence number, its data as an item of "
+        "`/v1/traces/{trace_id}/entries`; after the last entry of a finished trace an event `end`. An event `problem` "
+        "says why the stream breaks off.",
+        "content": {
+            MEDIA_TYPE: {"schema": {"type": "string"}, "example": 'event: end\ndata: {"state":"COMPLETED"}\n\n'}
+        },
+    },
+    204: {"description": "The trace is finished and all its entries were received: there is nothing to come back for."},
+}
+_FEED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "model": FeedPage,
+        "description": "A page; or, for `Accept: text/event-stream`, one event `entry` for each item and whatever "
+        "comes later, its id a cursor.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+    }
+}
+
+
+def router(
+    edge: Edge, *, heartbeat_ms: int = EVENTS_HEARTBEAT_MS, send_wait_ms: int = EVENTS_SEND_WAIT_MS
+) -> APIRouter:
+    routes = APIRouter(tags=["events"])
+    traces, feed = TraceWatch(edge.sessions), FeedWatch(edge.sessions)
+    times = {"heartbeat_ms": heartbeat_ms, "send_wait_ms": send_wait_ms}
+
+    @routes.get(
+        "/v1/traces/{trace_id}/events",
+        summary="Follow a trace as server-sent events, from any entry on",
+        response_model=None,
+        responses={**_TRACE_STREAM, **documented(TraceNotFound, *UNSOUND)},
+        openapi_extra=documented_parameters("trace_id", "after_seq", "Last-Event-ID"),
+    )
+    async def events_of_trace(request: Request) -> Response:
+        async def opens(principal: Principal) -> Events | None:
+            trace_id = await trace_seen_by(edge, principal, request)
+            after_seq = sequence_in(request, parameters(request, "after_seq"))
+            page = await load_entries(edge.sessions, trace_id, after_seq=after_seq, limit=LIST_ITEMS_MAX)
+            if page is None:
+                raise TraceNotFound("no such trace")
+            if after_seq > page.head:
+                raise InputMalformed("the trace has not come so far", expected=f"at most {page.head}", found=after_seq)
+            if after_seq == page.head and not page.is_open:
+                return None
+            return _trace_events(edge.sessions, traces, trace_id, page, after_seq)
+
+        return EventStream(edge, request, opens, **times)
+
+    @routes.get(
+        "/v1/events",
+        summary="Every entry that one may see, in the order of the ledger, from any place on",
+        response_model=None,
+        responses={**_FEED, **documented(StoreUnfit)},
+        openapi_extra=documented_parameters("after", "limit", "Last-Event-ID"),
+    )
+    async def events_of_ledger(request: Request) -> Response:
+        if _wants_events(request):
+
+            async def opens(principal: Principal) -> Events | None:
+                require(principal, "read")
+                given = parameters(request, "after", "limit")
+                last = header_of(request.scope, b"last-event-id")
+                after = feed_position(given.get("after") if last is None else last)
+                return _feed_events(edge.sessions, feed, scope_of(principal), after, limit_in(given))
+
+            return EventStream(edge, request, opens, **times)
+        async with edge.admitted(request) as principal:
+            require(principal, "read")
+            given = parameters(request, "after", "limit")
+            after = feed_position(given.get("after"))
+            page = await load_feed(edge.sessions, scope_of(principal), after=after, limit=limit_in(given))
+            items = [feed_item(item.stored) for item in page.items]
+            return json_answer({"items": items, "next": feed_cursor(page.next)})
+
+    return routes
+
+
+async def _trace_events(
+    sessions: Sessions, watch: TraceWatch, trace_id: TraceId, page: EntryPage, after_seq: int
+) -> AsyncGenerator[bytes, None]:
+    """From `after_seq` on without gap or repeat: the next entry is always the one after the last that was sent."""
+    with watch.watching(trace_id, page.head) as watched:
+        while True:
+            for item in entry_items(page.items, after_seq=after_seq):
+                after_seq = item["sequence_number"]
+                yield event(_ENTRY, item, identity=str(after_seq))
+            if after_seq >= page.head:
+                if not page.is_open:
+                    yield event("end", {"state": page.state, "sequence_number": page.head})
+                    return
+                shared = await watched.beyond(after_seq)
+                if shared is not None:
+                    page = shared
+                    continue
+            read = await load_entries(sessions, trace_id, after_seq=after_seq, limit=LIST_ITEMS_MAX)
+            if read is None or not read.items:
+                raise SequenceGap("the head stands further than the log", expected=page.head, found=after_seq).at(
+                    stream=TRACE.stream(trace_id)
+                )
+            page = read
+
+
+async def _feed_events(
+    sessions: Sessions, watch: FeedWatch, scope: Scope, after: Position, limit: int
+) -> AsyncGenerator[bytes, None]:
+    while True:
+        page = await load_feed(sessions, scope, after=after, limit=limit)
+        for item in page.items:
+            after = item.position
+            yield event(_ENTRY, feed_item(item.stored), identity=feed_cursor(after))
+        if page.next == after and not page.items:
+            await watch.beyond(after.xid)
+        elif page.next != after:  # past what this follower may not see: it need not be looked at again
+            after = page.next
+            yield mark(feed_cursor(after))
+
+
+def _wants_events(request: Request) -> bool:
+    accepted = ",".join(value for name, value in request.headers.items() if name == "accept").lower()
+    return any(media_range.partition(";")[0].strip() == MEDIA_TYPE for media_range in accepted.split(","))

@@ -1,0 +1,90 @@
+"""Is it alive, and can it work? For whoever starts, watches and routes to it; no authentication."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.api.edge import Edge
+from app.api.problems import documented_alone, problem
+from app.core import errors
+from app.core.errors import ShuttingDown, StoreUnavailable, TgaError
+from app.core.limits import READY_BELIEVED_MS, READY_CHECK_MS
+
+_JSON: Final = "application/json"
+
+
+class Readiness:
+    """Whether the store answers and this executor can own traces. Looked up at most every so often, however often
+    it is asked: the question needs no authentication, and must not be a way to keep the store busy."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._looking: asyncio.Task[TgaError | None] | None = None
+        self._found: TgaError | None = None
+        self._believed_until = 0.0
+
+    async def verify(self) -> None:
+        """Raise what stands in the way."""
+        if self._edge.stopping.is_set():
+            raise ShuttingDown("the gateway is stopping")
+        if time.monotonic() >= self._believed_until:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+            await asyncio.shield(self._looking)
+        if self._found is not None:
+            raise self._found
+
+    async def _look(self) -> TgaError | None:
+        try:
+            async with asyncio.timeout(READY_CHECK_MS / 1000):
+                self._edge.traces.executor_id()
+                await self._edge.sessions.fetch("SELECT FROM tga.heads LIMIT 1")
+            self._found = None
+        except TgaError as error:
+            self._found = error
+        except TimeoutError:
+            self._found = StoreUnavailable("the store did not answer in time")
+        finally:
+            self._believed_until = time.monotonic() + READY_BELIEVED_MS / 1000
+            self._looking = None
+        return self._found
+
+
+def router(edge: Edge) -> APIRouter:
+    made, readiness = APIRouter(), Readiness(edge)
+    fine = {"content": {_JSON: {"example": {"status": "ok"}}}}
+    broken = (errors.InputMalformed, errors.RequestTimeout, errors.HeadersTooLarge)
+
+    @made.get(
+        "/healthz",
+        summary="Is the process alive",
+        tags=["health"],
+        response_class=Response,
+        responses={200: {"description": "It is.", **fine}, **documented_alone(*broken)},
+    )
+    async def healthz() -> Response:
+        return Response(b'{"status":"ok"}', media_type=_JSON)
+
+    @made.get(
+        "/readyz",
+        summary="Can it take calls",
+        tags=["health"],
+        response_class=Response,
+        responses={
+            200: {"description": "It can: the store answers.", **fine},
+            **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown),
+        },
+    )
+    async def readyz() -> Response:
+        try:
+            await readiness.verify()
+        except TgaError as error:
+            return problem(error)
+        return Response(b'{"status":"ok"}', media_type=_JSON)
+
+    return made

@@ -1,0 +1,86 @@
+"""The tenant's tool servers and tools, with pins and health."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.access import may, require
+from app.api.documents import ServerPage, ToolPage
+from app.api.edge import Edge
+from app.api.parameters import documented_parameters, name_in, own_name, parameters
+from app.api.problems import documented
+from app.api.traces import json_answer
+from app.config import qualify
+from app.domain.tga.ports import Tool
+
+
+def router(edge: Edge) -> APIRouter:
+    routes = APIRouter(tags=["tools"])
+
+    @routes.get(
+        "/v1/servers",
+        summary="List the tenant's tool servers, with their health",
+        response_model=None,
+        responses={200: {"model": ServerPage}, **documented()},
+    )
+    async def list_of_servers(request: Request) -> Response:
+        async with edge.admitted(request) as principal:
+            require(principal, "read")
+            parameters(request)
+            sees_addresses = may(principal, "read_tenant")
+            tools = edge.registry.tools(principal.tenant)
+            items = [
+                {
+                    "server_id": server.name,
+                    "transport": server.transport,
+                    "base_url": server.base_url if sees_addresses else None,
+                    "timeout_ms": server.timeout_ms,
+                    "max_attempts": server.max_attempts,
+                    "max_concurrency": server.max_concurrency,
+                    "max_in_flight": server.max_in_flight,
+                    "tools": [tool.tool_name for tool in tools if tool.server_id == server.server_id],
+                    "health": asdict(server.health),
+                }
+                for server in edge.registry.servers(principal.tenant)
+            ]
+            return json_answer({"items": items, "next": None})
+
+    @routes.get(
+        "/v1/tools",
+        summary="List the tenant's tools, with what is pinned",
+        response_model=None,
+        responses={200: {"model": ToolPage}, **documented()},
+        openapi_extra=documented_parameters("server_id"),
+    )
+    async def list_of_tools(request: Request) -> Response:
+        async with edge.admitted(request) as principal:
+            require(principal, "read")
+            server_id = name_in(parameters(request, "server_id"), "server_id")
+            wanted = None if server_id is None else qualify(principal.tenant, server_id)
+            tools = [tool for tool in edge.registry.tools(principal.tenant) if wanted in (None, tool.server_id)]
+            return json_answer({"items": [_tool(edge, tool) for tool in tools], "next": None})
+
+    return routes
+
+
+def _tool(edge: Edge, tool: Tool) -> dict[str, Any]:
+    return {
+        "server_id": own_name(tool.tenant, tool.server_id),
+        "tool_name": tool.tool_name,
+        "tool_class": tool.tool_class,
+        "description": tool.description,
+        "tags": sorted(tool.tags),
+        "input_schema": tool.input_schema,
+        "secret_arguments": list(tool.secret_arguments),
+        "on_unknown_outcome": tool.on_unknown_outcome,
+        "timeout_ms": tool.timeout_ms,
+        "max_attempts": tool.max_attempts,
+        "approval_timeout_ms": tool.approval_timeout_ms,
+        "definition_digest": tool.definition_digest,
+        "pin": asdict(edge.pins.state_of(tool)),
+    }

@@ -1,0 +1,160 @@
+"""POST /v1/tool-calls: the hot route. It authenticates, admits, parses and asks the runtime; nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from app.api.access import require
+from app.api.answers import accepted, denied, send_effect
+from app.api.body import checked, read_body
+from app.api.edge import Edge, header_of
+from app.api.handover import HandedOver
+from app.config import qualify
+from app.core.errors import (
+    CallInFlight,
+    ConcurrentExecution,
+    InputMalformed,
+    SequenceGap,
+    ShuttingDown,
+    TgaError,
+    TraceNotFound,
+)
+from app.core.limits import CALL_WAIT_MS, CALL_WAIT_MS_MAX
+from app.domain.tga.drive import Answer
+from app.domain.tga.models import IdempotencyKey, Name, Part, Principal, Text, TraceId, Uuid7
+from app.domain.tga.runtime import CheckedCall
+from app.domain.tga.transitions import TRACE
+
+PATH: Final = "/v1/tool-calls"
+_TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+WaitMs = Annotated[int, Field(ge=0, le=CALL_WAIT_MS_MAX)]
+
+
+class ToolCallBody(Part):
+    """What a caller asks for. `wait_ms`: how long to wait for the effect before 202."""
+
+    server_id: Name
+    tool_name: Name
+    arguments: dict[str, Any]
+    idempotency_key: IdempotencyKey | None = None
+    intent: Text | None = None
+    trace_id: Uuid7 | None = None
+    wait_ms: WaitMs = CALL_WAIT_MS
+
+
+class _KeyHeader(Part):
+    idempotency_key: IdempotencyKey
+
+
+class ToolCalls:
+    """Plain ASGI: what a framework adds to a route costs more than all that is done here."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._in_flight_max = {info.server_id: info.max_in_flight for info in edge.registry.servers()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._edge.admitted(_Scoped(scope)) as principal:
+            require(principal, "call")
+            body = await read_body(scope, receive, ToolCallBody)
+            call = self._checked_call(scope, body, principal)
+            in_flight_max = self._in_flight_max.get(call.server_id)
+            if in_flight_max is None:
+                # Not a server of this configuration; the call may still be a repeat of a finished one.
+                answer = await self._answer(call, body)
+            else:
+                answer = await self._answer_in_line(call, body, in_flight_max)
+            if answer.effect is not None:
+                await send_effect(send, answer)
+            elif answer.state == "DENIED":
+                await denied(answer)(scope, receive, send)
+            else:
+                await accepted(answer.trace_id, answer.state, answer.waiting)(scope, receive, send)
+
+    def _checked_call(self, scope: Scope, body: ToolCallBody, principal: Principal) -> CheckedCall:
+        traceparent = None
+        for name, value in scope["headers"]:
+            if name == b"traceparent":
+                traceparent = value.decode("latin-1")
+                break
+        return CheckedCall(
+            server_id=qualify(principal.tenant, body.server_id),
+            tool_name=body.tool_name,
+            arguments=body.arguments,
+            idempotency_key=_key(scope, body),
+            principal=principal,
+            intent=body.intent,
+            # Chosen here, so that a call without a key can be found again when the gateway has to stop.
+            trace_id=TraceId(body.trace_id or self._edge.clock.new_id()),
+            traceparent=traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None,
+        )
+
+    async def _answer_in_line(self, call: CheckedCall, body: ToolCallBody, in_flight_max: int) -> Answer:
+        admission = self._edge.admission
+        health = self._edge.registry.of(call.server_id).health()
+        # Callers who no longer wait are not counted at the door, but their calls are still in the line.
+        admission.enter_server(call.server_id, in_flight_max, at_work=health.dispatching + health.waiting)
+        try:
+            return await self._answer(call, body)
+        finally:
+            admission.leave_server(call.server_id)
+
+    async def _answer(self, call: CheckedCall, body: ToolCallBody) -> Answer:
+        try:
+            return await self._edge.handover.wait(self._edge.runtime.call(call, wait_ms=body.wait_ms))
+        except (SequenceGap, ConcurrentExecution) as error:
+            if body.trace_id is None or error.stream not in (None, TRACE.stream(body.trace_id)):
+                raise
+            # Whose it is, and how far it is, is nobody's business but its owner's.
+            raise ConcurrentExecution(
+                "a trace with this trace_id exists", remedy="Leave trace_id out, or choose a new one."
+            ) from None
+        except HandedOver:
+            return await self._handed_over(call)
+
+    async def _handed_over(self, call: CheckedCall) -> Answer:
+        """What is durable of the call; never an acknowledgement of what is not."""
+        trace_id = call.trace_id
+        if call.idempotency_key is not None:
+            try:
+                return await self._edge.runtime.call(call, wait_ms=0)
+            except CallInFlight as error:
+                trace_id = _trace_of(error)
+        if trace_id is None:
+            raise ShuttingDown("the gateway is stopping")
+        try:
+            stored = await self._edge.traces.load_trace(trace_id)
+        except TraceNotFound:
+            raise ShuttingDown("the gateway is stopping") from None
+        return Answer(trace_id, stored.state.state, stored.state.tool_call_id, None, None, stored.waiting)
+
+
+class _Scoped:
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+
+def routes(edge: Edge) -> list[BaseRoute]:
+    return [Route(PATH, ToolCalls(edge), methods=["POST"], name="call_tool")]
+
+
+def _key(scope: Scope, body: ToolCallBody) -> str | None:
+    header = header_of(scope, b"idempotency-key")
+    if header is None:
+        return body.idempotency_key
+    key = checked(_KeyHeader, {"idempotency_key": header}).idempotency_key
+    if body.idempotency_key not in (None, key):
+        raise InputMalformed("two idempotency keys", expected="one key, or the same one twice", found="two")
+    return key
+
+
+def _trace_of(error: TgaError) -> TraceId | None:
+    return TraceId(error.stream.removeprefix(f"{TRACE.name}:")) if error.stream else None

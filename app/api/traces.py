@@ -1,0 +1,210 @@
+"""Reading traces: the list, one trace with its artifacts, its entries."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.access import require, scope_of
+from app.api.cursors import list_cursor, list_position
+from app.api.documents import EntryPage, TraceDocument, TracePage
+from app.api.edge import Edge
+from app.api.entries import entry_items
+from app.api.parameters import (
+    documented_parameters,
+    limit_in,
+    name_in,
+    own_name,
+    parameters,
+    sequence_in,
+    state_in,
+    trace_seen_by,
+)
+from app.api.problems import documented
+from app.config import qualify
+from app.core.chain import Head
+from app.core.digest import Digest
+from app.core.errors import (
+    ChecksumMismatch,
+    InputMalformed,
+    InputTooLarge,
+    InvalidTransition,
+    RecoveryFailed,
+    SchemaViolation,
+    SequenceGap,
+    TgaError,
+    TraceErased,
+    TraceNotFound,
+)
+from app.core.limits import LIST_ENTRIES_MAX
+from app.domain.tga.models import ActionRequest, TraceId
+from app.domain.tga.ports import StoredTrace
+from app.domain.tga.replay import LogRecord, record_from_bytes, verify_next
+from app.domain.tga.transitions import TRACE
+from app.postgres.listing import list_traces, load_entries, load_head
+from app.postgres.sessions import Sessions
+
+UNSOUND = (ChecksumMismatch, SequenceGap, InvalidTransition, RecoveryFailed)
+
+
+def json_answer(document: Any) -> Response:
+    return Response(orjson.dumps(document), media_type="application/json")
+
+
+def router(edge: Edge) -> APIRouter:
+    routes = APIRouter(tags=["traces"])
+
+    @routes.get(
+        "/v1/traces",
+        summary="List traces, newest first",
+        response_model=None,
+        responses={200: {"model": TracePage}, **documented()},
+        openapi_extra=documented_parameters("state", "server_id", "tool_name", "principal_id", "cursor", "limit"),
+    )
+    async def list_of_traces(request: Request) -> Response:
+        async with edge.admitted(request) as principal:
+            require(principal, "read")
+            given = parameters(request, "state", "server_id", "tool_name", "principal_id", "cursor", "limit")
+            server_id = name_in(given, "server_id")
+            page = await list_traces(
+                edge.sessions,
+                scope_of(principal),
+                state=state_in(given),
+                server_id=None if server_id is None else qualify(principal.tenant, server_id),
+                tool_name=name_in(given, "tool_name"),
+                principal_id=name_in(given, "principal_id"),
+                before=list_position("traces", given.get("cursor")),
+                limit=limit_in(given),
+            )
+            items = [{**asdict(item), "server_id": own_name(principal.tenant, item.server_id)} for item in page.items]
+            return json_answer({"items": items, "next": list_cursor("traces", page.next)})
+
+    @routes.get(
+        "/v1/traces/{trace_id}",
+        summary="A trace, verified, with its artifacts as recorded",
+        response_model=None,
+        responses={200: {"model": TraceDocument}, **documented(TraceNotFound, *UNSOUND)},
+        openapi_extra=documented_parameters("trace_id"),
+    )
+    async def one_trace(request: Request) -> Response:
+        async with edge.admitted(request) as principal:
+            trace_id = await trace_seen_by(edge, principal, request)
+            parameters(request)
+            try:
+                document = await _loaded(edge, trace_id)
+            except (SchemaViolation, InputMalformed, InputTooLarge) as error:  # what is stored, not what was asked
+                raise ChecksumMismatch(
+                    "a stored document cannot be read",
+                    found=f"{error.code}: {error.what}",
+                    stream=TRACE.stream(trace_id),
+                    sequence_number=error.sequence_number,
+                ) from None
+            return json_answer({**document, "server_id": own_name(principal.tenant, document["server_id"])})
+
+    @routes.get(
+        "/v1/traces/{trace_id}/entries",
+        summary="A trace's entries and artifacts, byte for byte as they are stored",
+        response_model=None,
+        responses={200: {"model": EntryPage}, **documented(TraceNotFound, *UNSOUND)},
+        openapi_extra=documented_parameters("trace_id", "after_seq", "limit"),
+    )
+    async def entries_of_trace(request: Request) -> Response:
+        async with edge.admitted(request) as principal:
+            trace_id = await trace_seen_by(edge, principal, request)
+            given = parameters(request, "after_seq", "limit")
+            after_seq = sequence_in(request, given)
+            page = await load_entries(edge.sessions, trace_id, after_seq=after_seq, limit=limit_in(given))
+            if page is None:
+                raise TraceNotFound("no such trace")
+            if not page.items and page.head > after_seq:
+                raise SequenceGap("the head stands further than the log", expected=page.head, found=after_seq).at(
+                    stream=TRACE.stream(trace_id)
+                )
+            items = entry_items(page.items, after_seq=after_seq)
+            last = page.last
+            return json_answer({"items": items, "next": str(last) if last is not None and last < page.head else None})
+
+    return routes
+
+
+async def _loaded(edge: Edge, trace_id: TraceId) -> dict[str, Any]:
+    try:
+        return _document(await edge.traces.load_trace(trace_id))
+    except TraceErased:
+        return await _erased(edge.sessions, trace_id)
+
+
+def _document(stored: StoredTrace) -> dict[str, Any]:
+    state = stored.state
+    artifacts: dict[str, Any] = dict.fromkeys(TRACE.rule_of)
+    principal_id = expires_at = None
+    for record in stored.records:
+        if isinstance(record.artifact, ActionRequest):
+            principal_id, expires_at = record.artifact.principal.principal_id, record.artifact.expires_at
+        if record.artifact is not None:
+            artifacts[record.entry.artifact_type] = orjson.Fragment(record.artifact.to_bytes())
+    return {
+        "trace_id": state.trace_id,
+        "state": state.state,
+        "waiting": stored.waiting,
+        "server_id": state.server_id,
+        "tool_name": state.tool_name,
+        "principal_id": principal_id,
+        "idempotency_key": state.idempotency_key,
+        "sequence_number": state.sequence_number,
+        "entry_digest": state.entry_digest,
+        "action_request_digest": state.action_request_digest,
+        "tool_call_digest": state.tool_call_digest,
+        "tool_call_id": state.tool_call_id,
+        "expires_at": expires_at,
+        "attempts": [{"attempt": n, "started_at": at} for n, at in enumerate(stored.attempt_times, 2)],
+        "artifacts": artifacts,
+        "erased": False,
+    }
+
+
+async def _erased(sessions: Sessions, trace_id: TraceId) -> dict[str, Any]:
+    """What entries and head still say: chain and digests are verified, what the payloads said is gone."""
+    head = await load_head(sessions, trace_id)
+    page = await load_entries(sessions, trace_id, after_seq=0, limit=LIST_ENTRIES_MAX)
+    if head is None or page is None:
+        raise TraceNotFound("no such trace")
+    place, digests = Head.unborn(TRACE), dict[str, str]()
+    for stored in page.items:
+        try:
+            record = record_from_bytes(stored.entry, None, entry_digest=Digest(stored.entry_digest))
+            place = verify_next(place, LogRecord(record.entry, None))
+        except TgaError as error:
+            raise error.at(stream=stored.stream, sequence_number=stored.sequence_number) from None
+        digests[record.entry.artifact_type] = record.entry.artifact_digest
+    if (place.sequence_number, place.entry_digest, place.state) != (
+        head.sequence_number,
+        head.entry_digest,
+        head.state,
+    ):
+        raise SequenceGap("the log does not end where its head stands", expected=head.sequence_number).at(
+            stream=TRACE.stream(trace_id)
+        )
+    return {
+        "trace_id": trace_id,
+        "state": head.state,
+        "waiting": head.waiting,
+        "server_id": head.server_id,
+        "tool_name": head.tool_name,
+        "principal_id": head.principal_id,
+        "idempotency_key": head.idempotency_key,
+        "sequence_number": head.sequence_number,
+        "entry_digest": head.entry_digest,
+        "action_request_digest": digests.get("action_request"),
+        "tool_call_digest": digests.get("tool_call"),
+        "tool_call_id": None,
+        "expires_at": head.expires_at,
+        "attempts": [],
+        "artifacts": None,
+        "erased": True,
+    }

@@ -1,0 +1,181 @@
+"""`tga keys`, `tga tenants` and `tga policy`: who may do what. Directly on the store and the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from app.cli import access, keys
+from app.cli.calls import parse_arguments
+from app.cli.explaining import explain_call
+from app.cli.gateway_commands import ArgumentPairs, ServerArgument, ToolArgument
+from app.cli.policy import check_policy
+from app.cli.running import AsJson, context_of, refuse, run, run_in_gateway
+from app.domain.system.models import DEFAULT_TENANT
+from app.domain.tga.models import Role
+
+Tenant = Annotated[str, typer.Option("--tenant", help="Of this tenant.")]
+KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; the public half goes to FILE.pub.")]
+_ROLES = ", ".join(get_args(Role))
+
+keys_commands = typer.Typer(help="API keys, and keys that sign and seal.", no_args_is_help=True)
+tenants_commands = typer.Typer(help="Tenants: whose traces, keys and tools are apart.", no_args_is_help=True)
+policy_commands = typer.Typer(help="The Cedar policy: check a file, and ask why.", no_args_is_help=True)
+
+
+def add_to(application: typer.Typer) -> None:
+    application.add_typer(keys_commands, name="keys")
+    application.add_typer(tenants_commands, name="tenants")
+    application.add_typer(policy_commands, name="policy")
+
+
+@keys_commands.command("create")
+def create_key_command(
+    context: typer.Context,
+    principal: Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Whose key it is.")],
+    role: Annotated[list[str], typer.Option("--role", help=f"One of {_ROLES}; more than once for several.")],
+    name: Annotated[str | None, typer.Option("--name", help="To tell it from others; else the principal's.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    expires_in_days: Annotated[int | None, typer.Option("--expires-in-days", help="Else it does not expire.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create an API key. It goes to stdout, once: only its hash is stored."""
+    settings = context_of(context).settings
+    run(
+        access.create_key(
+            settings,
+            name=name or principal,
+            principal=principal,
+            roles=role,
+            tenant=tenant,
+            expires_in_days=expires_in_days,
+            as_json=as_json,
+        )
+    )
+
+
+@keys_commands.command("list")
+def list_keys_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Every API key, without its secret."""
+    run(access.list_keys(context_of(context).settings, as_json=as_json))
+
+
+@keys_commands.command("revoke")
+def revoke_key_command(
+    context: typer.Context, key_id: Annotated[str, typer.Argument(metavar="KEY", help="As `tga keys list` names it.")]
+) -> None:
+    """Revoke an API key, at once and for ever."""
+    run(access.revoke_key(context_of(context).settings, key_id))
+
+
+@keys_commands.command("make")
+def make_key_command(file: KeyFile) -> None:
+    """Make a signing key of your own, for `tga approve --sign-with`. Nothing is sent anywhere."""
+
+    async def work() -> bool:
+        return keys.make_signing_key(file)
+
+    run(work())
+
+
+@keys_commands.command("register")
+def register_key_command(
+    context: typer.Context,
+    principal: Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Whose decisions it signs.")],
+    public_key: Annotated[Path, typer.Option("--public-key", metavar="FILE", help="The public half, in base64.")],
+    tenant: Tenant = DEFAULT_TENANT,
+) -> None:
+    """Register a supervisor's own signing key on the system stream: decisions that it signs count from here on."""
+    settings = context_of(context).settings
+    run_in_gateway(context, lambda gateway: keys.register_key(gateway, settings, principal, public_key, tenant))
+
+
+@keys_commands.command("retire")
+def retire_key_command(
+    context: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="The signing key's id, ed25519:...")],
+    tenant: Tenant = DEFAULT_TENANT,
+) -> None:
+    """Retire a signing key: it signs nothing new, and what it signed stays good."""
+    settings = context_of(context).settings
+    run_in_gateway(context, lambda gateway: keys.retire_key(gateway, settings, key_id, tenant))
+
+
+@keys_commands.command("rotate")
+def rotate_key_command(
+    context: typer.Context,
+    which: Annotated[str, typer.Argument(metavar="KIND", help="signing or sealing.")],
+) -> None:
+    """A new signing or sealing key for the gateway. The old one is kept: it verifies, or opens, what it made."""
+    settings = context_of(context).settings
+    if which == "signing":
+        run_in_gateway(context, lambda gateway: keys.rotate_signing(gateway, settings))
+    if which != "sealing":
+        refuse("KIND is signing or sealing")
+
+    async def work() -> bool:
+        return keys.rotate_sealing(settings)
+
+    run(work())
+
+
+@tenants_commands.command("create")
+def create_tenant_command(
+    context: typer.Context, tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Its name.")]
+) -> None:
+    """Create a tenant. One that exists stays as it is."""
+    run(access.create_tenant(context_of(context).settings, tenant))
+
+
+@tenants_commands.command("list")
+def list_tenants_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Every tenant."""
+    run(access.list_tenants(context_of(context).settings, as_json=as_json))
+
+
+@policy_commands.command("check")
+def check_policy_command(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The policy; else the packaged one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether the gateway would take this policy, and what is in it; exit 1 if it would not."""
+
+    async def work() -> bool:
+        return check_policy(file, as_json=as_json)
+
+    run(work())
+
+
+@policy_commands.command("explain")
+def explain_policy_command(
+    context: typer.Context,
+    server: ServerArgument,
+    tool: ToolArgument,
+    argument: ArgumentPairs = None,
+    text: Annotated[
+        str | None, typer.Option("--arguments", help="All arguments as one JSON object; - reads stdin.")
+    ] = None,
+    principal: Annotated[str, typer.Option("--principal", help="Who would ask.")] = "someone",
+    role: Annotated[list[str] | None, typer.Option("--role", help=f"With which roles: {_ROLES}.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    intent: Annotated[str | None, typer.Option("--intent", help="What it would be for.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which policy decides this call, and why. Nothing is called; exit 1 if it would be denied."""
+    if argument and text is not None:
+        refuse("give arguments with -a or with --arguments, not both")
+
+    async def work() -> bool:
+        return await explain_call(
+            context_of(context).settings,
+            server,
+            tool,
+            parse_arguments(argument or [], text),
+            principal_fields={"principal_id": principal, "tenant": tenant, "roles": role or ["agent"]},
+            intent=intent,
+            as_json=as_json,
+        )
+
+    run(work())

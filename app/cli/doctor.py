@@ -1,0 +1,192 @@
+"""`tga doctor`: everything that must be right for the gateway to work, each with what to do if it is not.
+
+It changes nothing but this: the embedded database is started if it is not running, and stopped again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from app.cli.client import GatewayClient
+from app.cli.context import config_path
+from app.cli.showing import output, print_json, printable
+from app.clock import SystemClock
+from app.config import Config, load_config
+from app.connectors.registry import Registry
+from app.core.errors import TgaError
+from app.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
+from app.policy_file import load_policy
+from app.postgres.access import PostgresAccess
+from app.postgres.database import Database, open_database
+from app.postgres.guards import find_problems
+from app.postgres.ledger import PostgresLedger
+from app.postgres.migrate import load_status
+from app.postgres.sessions import Sessions
+from app.postgres.system import PostgresSystemLog
+from app.settings import Settings
+
+_CLOCKS_APART_MS_MAX: Final = 2_000
+_WAITING: Final = "SELECT waiting, count(*) AS many FROM tga.heads WHERE waiting IS NOT NULL GROUP BY waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `remedy` is what to do when it is wrong, or what might be worth doing."""
+
+    what: str
+    is_right: bool
+    found: str
+    remedy: str | None = None
+
+
+async def examine(settings: Settings, *, as_json: bool) -> bool:
+    """True when everything is right."""
+    findings = []
+    async for finding in _findings(settings):
+        findings.append(finding)
+        if not as_json:
+            _show(finding)
+    if as_json:
+        print_json([{"ok": finding.is_right, **_told(finding)} for finding in findings])
+    wrong = sum(not finding.is_right for finding in findings)
+    if not as_json:
+        output.print("Everything is as it must be." if not wrong else f"{wrong} of {len(findings)} are wrong.")
+    return wrong == 0
+
+
+def _told(finding: Finding) -> dict[str, object]:
+    told = asdict(finding)
+    del told["is_right"]
+    return told
+
+
+def _show(finding: Finding) -> None:
+    output.print("[green]ok   [/]" if finding.is_right else "[bold red]wrong[/]", end="  ")
+    output.print(printable(f"{finding.what}: {finding.found}"), markup=False)
+    if finding.remedy is not None:
+        output.print(f"       {printable(finding.remedy)}", markup=False)
+
+
+async def _findings(settings: Settings) -> AsyncIterator[Finding]:
+    config: Config | None = None
+    try:
+        config = load_config(config_path(settings))
+        await Registry.from_config(config).close()
+        servers = len(config.servers)
+        yield Finding("configuration", True, f"{config_path(settings)}, {_count(servers, 'server')}")
+    except TgaError as error:
+        yield _wrong("configuration", error)
+    if config is not None:
+        yield _policy(config)
+    yield _keys(settings)
+    async for finding in _database(settings):
+        yield finding
+    yield await _gateway(settings)
+
+
+def _policy(config: Config) -> Finding:
+    try:
+        policy = load_policy(config.policy.file if config.policy else None)
+    except TgaError as error:
+        return _wrong("policy", error)
+    where = str(config.policy.file) if config.policy else "the packaged one"
+    remedy = f"Warnings: {'; '.join(policy.warnings)}" if policy.warnings else None
+    return Finding("policy", True, f"{where}, digest {policy.digest[:16]}…", remedy)
+
+
+def _keys(settings: Settings) -> Finding:
+    given = [bool(os.environ.get(name)) for name in (SIGNING_VARIABLE, SEALING_VARIABLE)]
+    there = [(settings.keys / name).exists() for name in ("signing.key", "sealing.key")]
+    if not all(one or other for one, other in zip(given, there, strict=True)):
+        # Opening the keyring would make them, and a folder that was lost must not be replaced unseen.
+        remedy = "They are made at the first start. If this is not the first one: put them back from your backup."
+        return Finding("keys", not any(there) and not settings.admin_key_file.exists(), "none yet", remedy)
+    try:
+        keyring = Keyring.open(settings.keys)
+    except TgaError as error:
+        return _wrong("keys", error)
+    return Finding("keys", True, f"signing {keyring.key_id}, sealing {keyring.sealing_key_id}")
+
+
+async def _database(settings: Settings) -> AsyncIterator[Finding]:
+    try:
+        async with open_database(settings.home, settings.database_url) as database:
+            which = f"embedded, in {settings.home}" if database.is_embedded else "TGA_DATABASE_URL"
+            status = await load_status(database.admin_url)
+            yield Finding("database", True, which)
+            pending = [f"{migration.version:04}_{migration.name}" for migration in status.pending]
+            yield Finding(
+                "schema",
+                not pending,
+                f"pending: {', '.join(pending)}" if pending else f"{len(status.applied)} migrations applied",
+                "Run `tga db migrate`." if pending else None,
+            )
+            problems = await find_problems(database.admin_url)
+            for problem in problems:
+                yield Finding(
+                    problem.what, False, f"expected {problem.expected}, found {problem.found}", problem.remedy
+                )
+            if not problems:
+                yield Finding("guards", True, "settings, triggers, owners and grants are as they must be")
+            if not pending:
+                async with await Sessions.open(database.gateway_url, sessions_max=2) as sessions:
+                    yield await _clock(sessions)
+                    async for finding in _system(sessions, database):
+                        yield finding
+                    yield await _waiting(sessions)
+    except TgaError as error:
+        yield _wrong("database", error)
+
+
+async def _clock(sessions: Sessions) -> Finding:
+    before = datetime.now(UTC)
+    (row,) = await sessions.fetch("SELECT clock_timestamp() AS now")
+    after = datetime.now(UTC)
+    # The question took its time: what lies within it is no difference.
+    apart = max((before - row["now"]).total_seconds(), (row["now"] - after).total_seconds(), 0.0) * 1000
+    is_right = apart <= _CLOCKS_APART_MS_MAX
+    remedy = None if is_right else "Set both clocks by NTP: requests expire by the database's, and are dated by ours."
+    return Finding("clock", is_right, f"{apart:.0f} ms from the database's", remedy)
+
+
+async def _system(sessions: Sessions, database: Database) -> AsyncIterator[Finding]:
+    log = PostgresSystemLog(sessions, PostgresLedger(sessions), SystemClock(), lambda: "")
+    for tenant in await PostgresAccess(sessions, database.gateway_url).list_tenants():
+        what = f"system stream of {tenant.tenant}"
+        try:
+            state = await log.refresh(tenant.tenant)
+            keys = sum(not key.is_retired for key in state.keys.values())
+            found = f"{_count(state.head.sequence_number, 'entry', 'entries')}, {_count(keys, 'key')} in use"
+            yield Finding(what, True, found)
+        except TgaError as error:
+            yield _wrong(what, error)
+
+
+async def _waiting(sessions: Sessions) -> Finding:
+    many = {row["waiting"]: row["many"] for row in await sessions.fetch(_WAITING)}
+    held, asked = many.get("operator", 0), many.get("supervisor", 0)
+    remedy = "See `tga traces --state executing`, then `tga resolve`." if held else None
+    return Finding("waiting", True, f"{asked} for a supervisor, {held} held for an operator", remedy)
+
+
+async def _gateway(settings: Settings) -> Finding:
+    what = f"gateway at {settings.url.rpartition('@')[2]}"
+    try:
+        async with GatewayClient.open(settings) as client:
+            await client.get("/readyz")
+            await client.get("/v1/traces", limit=1)
+    except TgaError as error:
+        return _wrong(what, error)
+    return Finding(what, True, "ready, and takes the key")
+
+
+def _wrong(what: str, error: TgaError) -> Finding:
+    return Finding(what, False, str(error).removesuffix(f". {error.next_step}"), error.next_step)
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,46 @@
+"""Server-sent events as they come in (the format of the HTML standard, section 9.2.6)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from app.core.errors import InputTooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    name: str
+    data: str
+    last_id: str | None
+
+
+async def events_in(chunks: AsyncIterator[bytes], *, bytes_max: int) -> AsyncIterator[Event]:
+    """Every whole event, in order. What a broken connection leaves half is no event."""
+    name, data, last_id = "", list[str](), None
+    async for line in _lines(chunks, bytes_max=bytes_max):
+        if not line:
+            if data:
+                yield Event(name or "message", "\n".join(data), last_id)
+            name, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id" and "\0" not in value:
+            last_id = value
+
+
+async def _lines(chunks: AsyncIterator[bytes], *, bytes_max: int) -> AsyncIterator[str]:
+    pending = bytearray()
+    async for chunk in chunks:
+        pending += chunk
+        *whole, rest = pending.split(b"\n")
+        if len(rest) > bytes_max:
+            raise InputTooLarge("an event without end", expected=f"at most {bytes_max} bytes")
+        for line in whole:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+        pending = bytearray(rest)

@@ -1,0 +1,139 @@
+"""How a command runs: what it works with, and how what happens becomes words and an exit code.
+
+0 fine; 1 found something wrong, or was refused; 2 bad usage; 3 cannot reach what it needs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+import uvloop
+from rich.console import Console
+
+from app.cli.client import GatewayClient
+from app.cli.context import Context, Gateway
+from app.core.errors import (
+    ArgumentsInvalid,
+    EmbeddedPostgresFailed,
+    GatewayBusy,
+    GatewayUnreachable,
+    InputMalformed,
+    InputTooLarge,
+    KeyMissing,
+    LockAcquireFailed,
+    MigrationRefused,
+    OutcomeUnknown,
+    RateLimited,
+    RequestTimeout,
+    SchemaViolation,
+    SettingInvalid,
+    ShuttingDown,
+    StoreBusy,
+    StoreUnavailable,
+    StoreUnfit,
+    TgaError,
+    ToolNotFound,
+    TooManyInFlight,
+)
+from app.domain.tga.transitions import TRACE
+
+EXIT_WRONG: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_UNREACHABLE: Final = 3
+_BAD_USAGE: Final = (
+    SettingInvalid,
+    InputMalformed,
+    InputTooLarge,
+    SchemaViolation,
+    ToolNotFound,
+    ArgumentsInvalid,
+    KeyMissing,
+)
+_UNREACHABLE: Final = (
+    StoreUnavailable,
+    StoreUnfit,
+    StoreBusy,
+    OutcomeUnknown,
+    LockAcquireFailed,
+    MigrationRefused,
+    EmbeddedPostgresFailed,
+    GatewayUnreachable,
+    GatewayBusy,
+    ShuttingDown,
+    RateLimited,
+    TooManyInFlight,
+    RequestTimeout,
+)
+_TRACE_ID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _trace_id(text: str | None) -> str | None:
+    bare = None if text is None else text.removeprefix(f"{TRACE.name}:")
+    if bare is not None and not _TRACE_ID.fullmatch(bare):
+        raise typer.BadParameter("a trace id is a UUID of version 7, as `tga traces` shows it")
+    return bare
+
+
+TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.", callback=_trace_id)]
+MaybeTrace = Annotated[str | None, typer.Argument(metavar="[ID]", help="One trace.", callback=_trace_id)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
+Rationale = Annotated[str | None, typer.Option("-r", "--rationale", help="Why; it goes on the record.")]
+
+
+def show_error(error: TgaError) -> int:
+    """Say it, and return the exit code that it means."""
+    errors.print(f"[bold red]error[/] {error.code}", end="")
+    errors.print(f": {str(error).removeprefix(error.code + ': ')}", markup=False)
+    if isinstance(error, _BAD_USAGE):
+        return EXIT_USAGE
+    return EXIT_UNREACHABLE if isinstance(error, _UNREACHABLE) else EXIT_WRONG
+
+
+def run(work: Coroutine[Any, Any, bool]) -> NoReturn:
+    """Do it, and exit: 0 when it says True, 1 when it says False, else what its error means."""
+    try:
+        is_fine = uvloop.run(work)
+    except TgaError as error:
+        raise typer.Exit(show_error(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+    raise typer.Exit(0 if is_fine else EXIT_WRONG)
+
+
+def run_in_gateway(context: typer.Context, work: Callable[[Gateway], Coroutine[Any, Any, bool]]) -> NoReturn:
+    """On the store, with all that a gateway has: no gateway need be running."""
+
+    async def opened() -> bool:
+        async with context_of(context).open_gateway() as gateway:
+            return await work(gateway)
+
+    run(opened())
+
+
+def run_over_http(context: typer.Context, work: Callable[[GatewayClient], Coroutine[Any, Any, bool]]) -> NoReturn:
+    """Over HTTP, by the gateway that TGA_URL names."""
+
+    async def opened() -> bool:
+        async with GatewayClient.open(context_of(context).settings) as client:
+            return await work(client)
+
+    run(opened())
+
+
+def refuse(what: str) -> NoReturn:
+    errors.print(f"[bold red]usage[/]: {what}. See `tga --help`.")
+    raise typer.Exit(EXIT_USAGE)
+
+
+def context_of(context: typer.Context) -> Context:
+    found = context.find_object(Context)
+    if found is None:
+        raise RuntimeError("the command was called without its context; call app.main.run")
+    return found

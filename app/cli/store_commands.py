@@ -1,0 +1,101 @@
+"""Commands that work on the store itself, whether a gateway runs or not; and the gateway itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.cli.context import Gateway
+from app.cli.db import load_database_status, migrate_database
+from app.cli.doctor import examine
+from app.cli.init import write_config
+from app.cli.recovery import recover
+from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run, run_in_gateway
+from app.cli.serving import serve
+from app.cli.showing import output
+from app.cli.verify import verify
+
+database = typer.Typer(
+    help="The database: bring its schema up to date, and see whether it is fit.", no_args_is_help=True
+)
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("serve")(serve_command)
+    application.command("recover")(recover_command)
+    application.command("verify")(verify_command)
+    application.command("init")(init_command)
+    application.command("doctor")(doctor_command)
+    application.add_typer(database, name="db")
+
+
+def serve_command(context: typer.Context) -> None:
+    """Run the gateway on TGA_HOST and TGA_PORT until SIGINT or SIGTERM.
+
+    It also recovers what was interrupted, lets requests expire, follows the policy file and announces what waits. To
+    authenticate, callers send a key as `Authorization: Bearer`; the first start writes an administrator's key to
+    TGA_HOME/admin.key, and `tga keys create` makes others.
+    """
+
+    async def work(gateway: Gateway) -> bool:
+        return await serve(gateway, context_of(context).settings)
+
+    run_in_gateway(context, work)
+
+
+def recover_command(
+    context: typer.Context,
+    trace_id: MaybeTrace = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every trace that has no living executor.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue traces whose executor is gone; exit 1 if any could not be recovered."""
+    if (trace_id is None) != everything:
+        refuse("name one trace, or say --all")
+    run_in_gateway(context, lambda gateway: recover(gateway, trace_id, dry_run=dry_run, as_json=as_json))
+
+
+def verify_command(
+    context: typer.Context,
+    trace_id: MaybeTrace = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every stream of the ledger.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong."""
+    if (trace_id is None) != everything:
+        refuse("name one trace, or say --all")
+    run(verify(context_of(context).settings, trace_id, as_json=as_json))
+
+
+def init_command(
+    context: typer.Context, force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False
+) -> None:
+    """Write a commented tga.toml and policy.cedar into TGA_HOME, to start from."""
+    settings = context_of(context).settings
+
+    async def work() -> bool:
+        path = write_config(settings.home, force=force)
+        output.print(f"Wrote {path} and {path.with_name('policy.cedar')}. Edit them, then `tga serve`.", markup=False)
+        return True
+
+    run(work())
+
+
+def doctor_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running
+    gateway, and what waits; exit 1 if anything is wrong."""
+    run(examine(context_of(context).settings, as_json=as_json))
+
+
+@database.command("migrate")
+def migrate_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Bring the database's schema up to date. Running it again changes nothing."""
+    run(migrate_database(context_of(context).settings, as_json=as_json))
+
+
+@database.command("status")
+def status_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """What is applied, what is pending, and whether server and guards are fit; exit 1 if not."""
+    run(load_database_status(context_of(context).settings, as_json=as_json))

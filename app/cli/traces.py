@@ -1,0 +1,161 @@
+"""`tga traces` and `tga trace`: what happened, and what happens while one watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any, Final
+
+from rich.markup import escape
+
+from app.cli.client import GatewayClient, error_of, path_to
+from app.cli.showing import (
+    notes,
+    output,
+    output_of,
+    print_json,
+    print_table,
+    printable,
+    shown_json,
+    state_cell,
+    styled_state,
+)
+from app.core.errors import GatewayUnreachable, ShuttingDown, StoreUnavailable
+from app.core.limits import LIST_ENTRIES_MAX
+
+_INDENT: Final = " " * 29
+_AGAIN_S: Final = 1.0
+_PATIENCE_S: Final = 60.0  # how long a watcher waits for a gateway that is being restarted
+
+
+async def show_traces(client: GatewayClient, *, limit: int, as_json: bool, **filters: str | None) -> bool:
+    traces = await client.list_items("/v1/traces", limit=limit, **filters)
+    if as_json:
+        print_json(traces)
+        return True
+    if not traces:
+        output.print("No trace fits." if any(filters.values()) else "No traces yet.")
+        return True
+    print_table(
+        ("trace", "state", "tool", "asked by", "requested at"),
+        (
+            (
+                trace["trace_id"],
+                state_cell(trace["state"], trace["waiting"]),
+                f"{trace['server_id']} {trace['tool_name']}",
+                trace["principal_id"] or "",
+                trace["requested_at"] or "",
+            )
+            for trace in traces
+        ),
+    )
+    return True
+
+
+async def show_trace(client: GatewayClient, trace_id: str, *, as_json: bool) -> bool:
+    trace = await client.get(path_to("v1", "traces", trace_id))
+    entries = await _entries(client, trace_id)
+    if as_json:
+        print_json({**trace, "entries": entries})
+        return True
+    _show_head(trace)
+    for item in entries:
+        _show_entry(item)
+    for attempt in trace["attempts"]:
+        output.print(f"[dim]{attempt['started_at']}[/]     attempt {attempt['attempt']} begun")
+    if trace["waiting"] == "supervisor":
+        output.print(f"\nIt waits for a person until {trace['expires_at']}: `tga approve {trace_id}`.")
+    elif trace["waiting"] == "operator":
+        output.print(f"\nIts outcome is unknown, and it is held: `tga resolve {trace_id} …` ends that.")
+    return True
+
+
+async def watch_trace(client: GatewayClient, trace_id: str, *, as_json: bool) -> bool:
+    """Entries as they come, until the trace is finished. A gateway that restarts meanwhile is waited for."""
+    if not as_json:
+        _show_head(await client.get(path_to("v1", "traces", trace_id)))
+    last_id: str | None = None
+    heard_at = time.monotonic()
+    while True:
+        try:
+            async for event in client.events(path_to("v1", "traces", trace_id, "events"), last_id=last_id):
+                heard_at, last_id = time.monotonic(), event.last_id or last_id
+                item = json.loads(event.data)
+                if event.name == "end":
+                    if not as_json:
+                        output.print(f"{styled_state(item['state'])}")
+                    return True
+                if event.name == "problem":
+                    raise error_of(item)
+                if event.name == "entry":
+                    print_json(item) if as_json else _show_entry(item)
+            if last_id is not None and await _is_finished(client, trace_id, last_id):
+                return True
+        except (GatewayUnreachable, ShuttingDown, StoreUnavailable) as error:
+            if last_id is None or time.monotonic() - heard_at > _PATIENCE_S:
+                raise
+            if not as_json:
+                notes.print(f"[dim]{escape(error.code)}: asking again[/]")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _is_finished(client: GatewayClient, trace_id: str, last_id: str) -> bool:
+    trace = await client.get(path_to("v1", "traces", trace_id))
+    return trace["state"] in ("COMPLETED", "FAILED", "DENIED") and str(trace["sequence_number"]) == last_id
+
+
+async def _entries(client: GatewayClient, trace_id: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    after = "0"
+    while len(items) < LIST_ENTRIES_MAX:
+        page = await client.get(path_to("v1", "traces", trace_id, "entries"), after_seq=after)
+        items += page["items"]
+        if page["next"] is None:
+            break
+        after = page["next"]
+    return items
+
+
+def _show_head(trace: dict[str, Any]) -> None:
+    waiting = f", waits for {trace['waiting']}" if trace["waiting"] else ""
+    key = escape(trace["idempotency_key"] or "(none)")
+    tool = escape(f"{trace['server_id']} {trace['tool_name']}")
+    output.print(f"[bold]{tool}[/]  trace {trace['trace_id']}")
+    erased = "  [yellow]payloads erased[/]" if trace["erased"] else ""
+    output.print(f"{styled_state(trace['state'])}{waiting}  key {key}{erased}", end="\n\n")
+
+
+def _show_entry(item: dict[str, Any]) -> None:
+    entry, artifact = item["entry"], item["artifact"]
+    is_move = entry["from_state"] != entry["to_state"]
+    arrow = f"{entry['from_state']} → {entry['to_state']}" if is_move else entry["to_state"]
+    number = entry["sequence_number"]
+    output.print(f"[dim]{entry['recorded_at']}[/]  {number}  {arrow:<24} {entry['artifact_type']}")
+    for line in _told(artifact):
+        output.print(_INDENT + printable(line), markup=False)
+    output.print(f"{_INDENT}[dim]entry {item['entry_digest'][:16]}…[/]")
+
+
+def _told(artifact: dict[str, Any] | None) -> list[str]:
+    match None if artifact is None else artifact.get("schema_id"), artifact:
+        case "tga/v1/action_request", dict(request):
+            intent = [f"to {shown_json(request['intent'])}"] if request["intent"] else []
+            return [f"{request['principal']['principal_id']} asks for {shown_json(request['arguments'])}", *intent]
+        case "tga/v1/supervisor_decision", dict(decision):
+            by = decision["decided_by"]
+            rationale = f": {decision['rationale']}" if decision["rationale"] else ""
+            policies = f" ({', '.join(decision['policy_ids'])})" if decision["policy_ids"] else ""
+            signed = [f"signed with {decision['signature']['key_id']}"] if decision["signature"] else []
+            return [f"{decision['decision']} by {by['type']} {by['id']}{rationale}{policies}", *signed]
+        case "tga/v1/tool_call", dict(call):
+            return [f"tool call {call['tool_call_id']}, if unknown: {call['on_unknown_outcome']}"]
+        case "tga/v1/tool_effect", dict(effect):
+            told = [f"{effect['outcome']}, known by {effect['basis']}: {output_of(effect)}"]
+            if effect["error"]:
+                told.append(f"{effect['error']['code']}: {effect['error']['message']}")
+            if effect["resolution"]:
+                told.append(f"resolved by {effect['resolution']['resolved_by']}: {effect['resolution']['rationale']}")
+            return told + [f"attempt {a['attempt']}  {a['started_at']}  {a['result']}" for a in effect["attempts"]]
+        case _:
+            return ["(payload missing)"]

@@ -1,0 +1,298 @@
+"""The tables of `tga.toml`, each with its fields, defaults and bounds. What spans tables is checked in `loading`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from yarl import URL
+
+from app.core.limits import (
+    APPROVAL_TIMEOUT_MS,
+    APPROVAL_TIMEOUT_MS_MAX,
+    APPROVAL_TIMEOUT_MS_MIN,
+    CALL_ATTEMPTS_MAX,
+    CALL_TIMEOUT_MS_MAX,
+    CONFIGURED_LIMIT_MAX,
+    CREDENTIALS_PER_SERVER_MAX,
+    NAME_CHARS_MAX,
+    POINTER_CHARS_MAX,
+    SECRET_ARGUMENTS_MAX,
+    SERVER_CONCURRENCY_MAX,
+    TOOL_TAGS_MAX,
+    URL_CHARS_MAX,
+    WEBHOOKS_MAX,
+)
+from app.domain.tga.models import Name, Text, ToolClass
+from app.domain.tga.ports import OnUnknownOutcome
+
+DEFAULT_TENANT: Final = "default"
+Algorithm = Literal["EdDSA", "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"]
+
+_POINTER = re.compile(r"(?:/(?:[^~/]|~[01])+)+")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+# What the gateway itself says in a request, and what would change how the request is framed or carried.
+_GATEWAY_HEADERS = frozenset(
+    {"idempotency-key", "traceparent", "tracestate", "user-agent", "accept", "accept-encoding"}
+    | {"host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect"}
+)
+_GATEWAY_HEADER_PREFIXES = ("tga-", "content-", "proxy-")
+
+
+def qualify(tenant: str, server_id: str) -> str:
+    """The server's id among all tenants': as it is for the default tenant, `tenant/server` for the others.
+
+    Two different pairs never give the same id: no tenant has a `/` in its name, and a `/` in what somebody sent as a
+    server id does not lead into another tenant.
+    """
+    if tenant == DEFAULT_TENANT and "/" not in server_id:
+        return server_id
+    return f"{tenant}/{server_id}"
+
+
+def _unfit(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("unfit", "{expected}", {"expected": expected})
+
+
+def _segment(name: str) -> str:
+    if "/" in name or name in (".", ".."):
+        raise _unfit("a name without /, which separates tenant and server, and not . or ..")
+    return name
+
+
+def _tool_name(name: str) -> str:
+    if name in (".", ".."):
+        raise _unfit("a name that can be a segment of a URL")
+    return name
+
+
+def _url(written: str, *, signs_refused: str, expected: str) -> str:
+    try:
+        url = URL(written)
+        is_fit = url.scheme in ("http", "https") and bool(url.host) and url.port is not None
+    except ValueError:
+        is_fit = False
+    # Compared as written: an empty query or fragment, a space or a backslash is as wrong as a full one.
+    if not is_fit or any(sign in written for sign in signs_refused) or not written.isprintable():
+        raise _unfit(expected)
+    return written
+
+
+def _base_url(written: str) -> str:
+    expected = "http://host[:port][/path] or https://, without user, query or fragment"
+    return _url(written, signs_refused="@?#\\ ", expected=expected)
+
+
+def _url_with_query(written: str) -> str:
+    expected = "http://host[:port][/path][?query] or https://, without user or fragment"
+    _url(written.partition("?")[0], signs_refused="@#\\ ", expected=expected)
+    return _url(written, signs_refused="#\\ ", expected=expected)
+
+
+def _keys_url(written: str) -> str:
+    _url_with_query(written)
+    url = URL(written)
+    # Whoever can answer in the key server's place can sign tokens for anybody.
+    if url.scheme == "http" and not _is_this_machine(url.host or ""):
+        raise _unfit("https://, or http:// to this machine")
+    return written
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _header_name(name: str) -> str:
+    if not _HEADER_NAME.fullmatch(name):
+        raise _unfit("the name of an HTTP header")
+    if name.lower() in _GATEWAY_HEADERS or name.lower().startswith(_GATEWAY_HEADER_PREFIXES):
+        raise _unfit("a header that the gateway does not set itself")
+    return name
+
+
+def _distinct_headers(headers: dict[str, Any]) -> dict[str, Any]:
+    if len({name.lower() for name in headers}) < len(headers):
+        raise _unfit("each header once; case does not tell them apart")
+    return headers
+
+
+def _pointers(pointers: list[str]) -> list[str]:
+    steps = sorted(split_pointer(pointer) for pointer in pointers)
+    for one, other in pairwise(steps):
+        if other[: len(one)] == one:  # in this order, what is inside another follows at once
+            raise _unfit("pointers to different values, none inside another")
+    return pointers
+
+
+def split_pointer(pointer: str) -> tuple[str, ...]:
+    """The steps of a JSON pointer (RFC 6901) that leads to a member: not the root, and no step without a name."""
+    if not _POINTER.fullmatch(pointer):
+        # "/" and "/card/" name members called "": surely meant otherwise, and then the value would stand in clear.
+        raise _unfit('JSON pointers to members of the arguments, such as "/card"')
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in pointer[1:].split("/"))
+
+
+def _path(written: object, info: ValidationInfo) -> Path:
+    if isinstance(written, Path):
+        return written
+    if not isinstance(written, str) or not written or not written.isprintable():
+        raise _unfit("a path, absolute or from the folder of this file")
+    return ((info.context or {}).get("path") or Path()).parent / written
+
+
+SegmentName = Annotated[Name, AfterValidator(_segment)]
+ToolName = Annotated[Name, AfterValidator(_tool_name)]
+BaseUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_base_url)]
+QueryUrl = Annotated[str, Field(max_length=URL_CHARS_MAX, repr=False), AfterValidator(_url_with_query)]
+KeysUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_keys_url)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+ConfigPath = Annotated[Path, PlainValidator(_path)]
+Pointers = Annotated[
+    list[Annotated[str, Field(max_length=POINTER_CHARS_MAX)]],
+    Field(max_length=SECRET_ARGUMENTS_MAX),
+    AfterValidator(_pointers),
+]
+Claim = Annotated[str, StringConstraints(min_length=1, max_length=NAME_CHARS_MAX)]
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX)]
+Limit = Annotated[int, Field(ge=1, le=CONFIGURED_LIMIT_MAX)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class ToolConfig(_Table):
+    """`[servers.X.tools.Y]`"""
+
+    tool_class: ToolClass = Field(alias="class")
+    on_unknown_outcome: OnUnknownOutcome = "redispatch"
+    reconcile_tool: Name | None = None
+    tags: Annotated[list[Name], Field(max_length=TOOL_TAGS_MAX)] = []
+    approval_timeout_ms: Annotated[int, Field(ge=APPROVAL_TIMEOUT_MS_MIN, le=APPROVAL_TIMEOUT_MS_MAX)] = (
+        APPROVAL_TIMEOUT_MS
+    )
+    secret_arguments: Pointers = []
+    input_schema: dict[str, Any] = {"type": "object"}
+    description: Text | None = None
+
+
+class CredentialConfig(_Table):
+    """A header of `[servers.X.credentials]`: where its value comes from. The value itself is never in the file."""
+
+    env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = None
+    file: ConfigPath | None = None
+    prefix: Annotated[str, StringConstraints(max_length=64, pattern=r"^[ -~]*$")] = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            raise _unfit("either env or file")
+        return self
+
+
+class ServerConfig(_Table):
+    """`[servers.X]`. `max_concurrency`: calls sent to it at once. `max_in_flight`: accepted for it, not finished."""
+
+    transport: Literal["http"]
+    base_url: BaseUrl
+    timeout_ms: Annotated[int, Field(ge=1, le=CALL_TIMEOUT_MS_MAX)] = 30_000
+    max_attempts: Annotated[int, Field(ge=1, le=CALL_ATTEMPTS_MAX)] = 5
+    max_concurrency: Annotated[int, Field(ge=1, le=SERVER_CONCURRENCY_MAX)] = 32
+    max_in_flight: Limit = 1024
+    tenant: SegmentName = DEFAULT_TENANT
+    credentials: Annotated[
+        dict[HeaderName, CredentialConfig],
+        Field(max_length=CREDENTIALS_PER_SERVER_MAX),
+        AfterValidator(_distinct_headers),
+    ] = {}
+    tools: dict[ToolName, ToolConfig] = {}
+
+
+class PolicyConfig(_Table):
+    """`[policy]`"""
+
+    file: ConfigPath
+
+
+class WebhookConfig(_Table):
+    """`[webhooks.X]`. The URL is not shown: its query may hold a token."""
+
+    url: QueryUrl
+
+
+class TenantConfig(_Table):
+    """`[tenants.X]`: that it exists."""
+
+
+class JwtConfig(_Table):
+    """`[auth.jwt]`: whose tokens are believed, and which claims say who calls."""
+
+    issuer: Identifier
+    audience: Identifier
+    algorithms: Annotated[list[Algorithm], Field(min_length=1)]
+    jwks_url: KeysUrl | None = None
+    jwks_file: ConfigPath | None = None
+    principal_claim: Claim = "sub"
+    tenant_claim: Claim = "tenant"
+    roles_claim: Claim = "roles"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.jwks_url is None) == (self.jwks_file is None):
+            raise _unfit("either jwks_url or jwks_file")
+        return self
+
+
+class AuthConfig(_Table):
+    """`[auth]`"""
+
+    jwt: JwtConfig | None = None
+
+
+class LimitsConfig(_Table):
+    """`[limits]`: where back-pressure begins. Rate and burst are of one principal."""
+
+    requests_per_second: Limit = 200
+    burst: Limit = 400
+    in_flight_per_principal: Limit = 256
+    in_flight: Limit = 2048
+    event_subscribers: Limit = 256
+
+
+class Config(_Table):
+    """All of `tga.toml`, checked. Paths in it are complete."""
+
+    servers: dict[SegmentName, ServerConfig] = {}
+    policy: PolicyConfig | None = None
+    webhooks: Annotated[dict[Name, WebhookConfig], Field(max_length=WEBHOOKS_MAX)] = {}
+    tenants: dict[SegmentName, TenantConfig] = {}
+    auth: AuthConfig = AuthConfig()
+    limits: LimitsConfig = LimitsConfig()
+    _path: Path = PrivateAttr(default=Path("tga.toml"))
+
+    def model_post_init(self, context: Any) -> None:
+        if isinstance(context, dict):
+            self._path = context["path"]
+
+    @property
+    def path(self) -> Path:
+        """The file that it was read from."""
+        return self._path

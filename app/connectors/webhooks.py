@@ -1,0 +1,226 @@
+"""Tells webhooks which requests wait for a supervisor: from the outbox, signed, at least once.
+
+Each row of the outbox is one POST of JSON, repeated until it is answered with 2xx or the trace waits no longer. The
+headers follow Standard Webhooks: `webhook-id` (the same for every repeat, so that receivers can tell repeats),
+`webhook-timestamp` (seconds, of this attempt) and `webhook-signature`: `v1a,` and the gateway's Ed25519 signature, in
+base64, over `{id}.{timestamp}.{body}`. `tga-key-id` names the key.
+
+A repeat comes after a failure, and after a lease ran out: that of a deliverer which died, or was cut off, between the
+POST and noting it. Order is not promised.
+
+Rows of a webhook that is no longer configured stay, and are delivered when it is configured again; they go, like all
+others, when their trace waits no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from typing import TypeAlias
+
+import aiohttp
+from yarl import URL
+
+from app import __version__
+from app.core.canonical import canonical_bytes
+from app.core.errors import SettingInvalid, TgaError
+from app.core.limits import (
+    OUTBOX_CLEAN_EVERY_MS,
+    OUTBOX_CLEAN_ROWS_MAX,
+    WEBHOOK_BACKOFF_FIRST_MS,
+    WEBHOOK_BACKOFF_MAX_MS,
+    WEBHOOK_LEASE_MS,
+    WEBHOOK_POLL_MS,
+    WEBHOOK_POSTS_AT_ONCE_MAX,
+    WEBHOOK_TIMEOUT_MS,
+)
+from app.domain.tga.announcements import Announcement, Outbox, OutboxRow
+from app.domain.tga.models import Signature, TraceId
+from app.domain.tga.ports import Clock
+
+Load: TypeAlias = Callable[[TraceId], Awaitable[Announcement | None]]
+Sign: TypeAlias = Callable[[bytes], Signature]
+
+_EVENT = "approval_requested"
+_UNPRINTABLE = re.compile(r"[^ -~]")
+_ERROR_CHARS_MAX = 256
+_log = logging.getLogger(__name__)
+
+
+class Webhooks:
+    """Delivers what is due. Any number of them, in any number of processes, may share an outbox."""
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        outbox: Outbox,
+        *,
+        load: Load,
+        sign: Sign,
+        clock: Clock,
+        timeout_ms: int = WEBHOOK_TIMEOUT_MS,
+        lease_ms: int = WEBHOOK_LEASE_MS,
+    ) -> None:
+        """`load` gives what a trace that still waits announces, and None when it waits no longer."""
+        if timeout_ms >= lease_ms:
+            raise SettingInvalid(
+                "a lease must outlast a delivery, or every slow one is made twice",
+                expected=f"more than {timeout_ms} ms",
+                found=f"{lease_ms} ms",
+            )
+        self._urls = {name: _verified_url(name, url) for name, url in urls.items()}
+        self._outbox = outbox
+        self._load = load
+        self._sign = sign
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._lease_ms = lease_ms
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self) -> None:
+        """Deliver until cancelled. No webhook waits for another, and no failure ends it."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name in self._urls:
+                    tasks.create_task(self._repeat(partial(self._deliver_due, name), WEBHOOK_POLL_MS))
+                tasks.create_task(self._repeat(self.drop_decided, OUTBOX_CLEAN_EVERY_MS))
+        finally:
+            await self.close()
+
+    async def deliver_due(self) -> int:
+        """One pass: everything that is due, once. Returns how many rows were delivered or had become needless."""
+        return await _all(self._deliver_due(name) for name in self._urls)
+
+    async def drop_decided(self) -> int:
+        """Remove the rows of traces that wait no longer, also those of webhooks that are not configured."""
+        return await self._outbox.drop_decided(at_most=OUTBOX_CLEAN_ROWS_MAX)
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _repeat(self, work: Callable[[], Awaitable[int]], every_ms: int) -> None:
+        while True:
+            try:
+                await work()
+            except TgaError as error:  # the store is away; the rows are still there when it comes back
+                _log.warning("webhooks wait for the store: %s", error.code)
+            except Exception:
+                _log.exception("a defect in the delivery of webhooks; it goes on")
+            await self._clock.sleep(every_ms / 1000)
+
+    async def _deliver_due(self, name: str) -> int:
+        settled = 0
+        # Only as many are taken as are sent at once: a row that waits its turn here would wait away its lease.
+        while rows := await self._outbox.take([name], lease_ms=self._lease_ms, at_most=WEBHOOK_POSTS_AT_ONCE_MAX):
+            settled += await _all(self._deliver(row) for row in rows)
+        return settled
+
+    async def _deliver(self, row: OutboxRow) -> bool:
+        """Whether the row is settled. However the delivery fails, the others are not touched."""
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                announcement = await self._load(row.trace_id)
+                failure = None if announcement is None else await self._post(row, announcement)
+        except TimeoutError:
+            failure = f"no answer within {self._timeout_ms} ms"
+        except TgaError as error:
+            failure = f"the request could not be read: {error.code}"
+        except Exception as error:  # aiohttp and the codecs beneath raise more than ClientError
+            failure = _reason(error)
+        if failure is None:
+            # A crash before this line has the receiver told again: at least once.
+            await self._outbox.done([row])
+            return True
+        retry_ms = backoff_ms(row.attempts, self._clock.jitter())
+        _log.warning(
+            "webhook %s: attempt %d for %s: %s; again in %d ms",
+            row.webhook,
+            row.attempts,
+            row.trace_id,
+            failure,
+            retry_ms,
+        )
+        await self._outbox.failed(row, failure, retry_ms=retry_ms)
+        return False
+
+    async def _post(self, row: OutboxRow, announcement: Announcement) -> str | None:
+        """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
+        nothing in it matters, and nobody can keep us with it."""
+        delivery_id = delivery_id_of(row)
+        body = canonical_bytes({"event": _EVENT, "delivery_id": delivery_id, **asdict(announcement)})
+        request = self._opened_session().post(
+            self._urls[row.webhook], data=body, headers=self._headers(delivery_id, body), allow_redirects=False
+        )
+        async with request as response:
+            return None if 200 <= response.status < 300 else f"the receiver answered {response.status}"
+
+    def _headers(self, delivery_id: str, body: bytes) -> dict[str, str]:
+        timestamp = str(int(datetime.fromisoformat(self._clock.now()).timestamp()))
+        signature = self._sign(f"{delivery_id}.{timestamp}.".encode("ascii") + body)
+        return {
+            "webhook-id": delivery_id,
+            "webhook-timestamp": timestamp,
+            "webhook-signature": f"v1a,{signature.value}",
+            "tga-key-id": signature.key_id,
+        }
+
+    def _opened_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                # A connection for each POST: on a kept one, an answer that nobody asked for would pass for this one's.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),  # `_deliver` keeps the time
+                auto_decompress=False,
+                trust_env=False,
+                headers={"User-Agent": f"tga/{__version__}", "Content-Type": "application/json"},
+            )
+        return self._session
+
+
+def delivery_id_of(row: OutboxRow) -> str:
+    """The same for every attempt; the trace id keeps the rows of different databases apart."""
+    return f"{row.trace_id}-{row.id}"
+
+
+def backoff_ms(attempts: int, jitter: float) -> int:
+    """How long after the n-th attempt to wait: doubling up to ten minutes, with jitter over half of it."""
+    whole = min(WEBHOOK_BACKOFF_FIRST_MS << min(attempts - 1, 20), WEBHOOK_BACKOFF_MAX_MS)
+    return int(whole * (0.5 + jitter / 2))
+
+
+async def _all(deliveries: Iterable[Awaitable[int]]) -> int:
+    """The sum when all have ended; then the first error, if there was one. None is left running unseen."""
+    results = await asyncio.gather(*deliveries, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return sum(result for result in results if not isinstance(result, BaseException))
+
+
+def _verified_url(name: str, written: str) -> URL:
+    # The address is not shown: receivers put tokens into paths and queries.
+    try:
+        url = URL(written)
+        is_usable = url.scheme in ("http", "https") and bool(url.host)
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise SettingInvalid(
+            f"the url of webhook {name} cannot be used", expected="http://host/... or https://host/..."
+        )
+    return url
+
+
+def _reason(error: Exception) -> str:
+    # Only what kind of error it was: messages of aiohttp may quote the address, and with it a token.
+    cause = getattr(error, "os_error", error)
+    detail = f": {cause.strerror}" if isinstance(cause, OSError) and cause.strerror else ""
+    return _UNPRINTABLE.sub("?", f"{type(error).__name__}{detail}")[:_ERROR_CHARS_MAX]

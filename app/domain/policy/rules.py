@@ -1,0 +1,225 @@
+"""What the policies of a file say, read from Cedar's JSON form: names, scopes, and mistakes that Cedar lets pass.
+
+Cedar takes an action, role or attribute that does not exist for one that never matches. A `forbid` with such a slip
+forbids nothing and says nothing, so the slip is an error here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from app.core.limits import NAME_CHARS_MAX
+from app.domain.policy.encoding import CEDAR_KEYS, JSON_TYPE
+from app.domain.policy.source import Statement
+from app.domain.tga.models import Role
+
+Action = Literal["call", "call_unattended", "approve"]
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+
+_SCOPE_TYPES: Final = {"principal": ("Principal", "Role"), "resource": ("Tool", "Server"), "action": ("Action",)}
+_TYPES: Final = ("Principal", "Role", "Tool", "Server", "Action", JSON_TYPE)
+_ATTRIBUTES: Final = {
+    "principal": ("id", "tenant", "roles"),
+    "resource": ("server", "name", "class", "tags", "tenant"),
+    "context": ("arguments", "intent", "idempotency_key", "tool_definition_digest", "requester"),
+}
+_ARGUMENTS: Final = {".": {"left": {"Var": "context"}, "attr": "arguments"}}
+_REQUESTER: Final = {".": {"left": {"Var": "context"}, "attr": "requester"}}
+# A request may lack these; a policy that reads one without `has` cannot be evaluated for it, and so denies it.
+_OPTIONAL: Final = ("intent", "idempotency_key", "tool_definition_digest")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One policy. `name` goes on the record: its `@id`, else the id that Cedar gives it by its place."""
+
+    place: int
+    name: str
+    effect: Literal["permit", "forbid"]
+    statement: Statement
+    body: Mapping[str, Any]
+
+    @property
+    def line(self) -> int:
+        return self.statement.line
+
+    @property
+    def cedar_id(self) -> str:
+        return f"policy{self.place}"
+
+    def names_action(self, action: Action) -> bool:
+        """Whether the scope names it; a policy about all actions names none."""
+        return any(entity["id"] == action for entity in _entities(self.body["action"]))
+
+
+def read_rules(policies: Mapping[str, Any], statements: list[Statement]) -> list[Rule]:
+    """The rules, in the order of the file. `policies` is Cedar's JSON form of it: ids there count statements."""
+    rules = []
+    for place, statement in enumerate(statements):
+        cedar_id = f"policy{place}"
+        body = policies["staticPolicies"][cedar_id]
+        stated = body.get("annotations", {}).get("id") or cedar_id
+        rules.append(Rule(place, _record_name(stated), body["effect"], statement, body))
+    return rules
+
+
+def _record_name(stated: str) -> str:
+    """As the record can hold it: printable ASCII without spaces."""
+    return re.sub(r"[^!-~]", "-", stated)[:NAME_CHARS_MAX]
+
+
+def find_mistakes(rules: Iterable[Rule]) -> Iterator[str]:
+    """What makes a policy other than its author means, with the line of the policy."""
+    lines: dict[str, int] = {}
+    for rule in rules:
+        if rule.name in lines:
+            yield f"line {rule.line}: the id {rule.name} is taken by the policy at line {lines[rule.name]}"
+        lines.setdefault(rule.name, rule.line)
+        for variable, types in _SCOPE_TYPES.items():
+            for entity_type in _scope_types(rule.body[variable]):
+                if entity_type not in types:
+                    yield f"line {rule.line}: {variable} is never a {entity_type}; there is {_listed(types)}"
+            for entity in _entities(rule.body[variable]):
+                yield from _unknown_entity(rule, entity)
+        for node in _nodes(rule.body["conditions"]):
+            yield from _mistakes_of_node(rule, node)
+
+
+def _mistakes_of_node(rule: Rule, node: Mapping[str, Any]) -> Iterator[str]:
+    value = node.get("Value")
+    if isinstance(value, dict) and isinstance(value.get("__entity"), dict):
+        yield from _unknown_entity(rule, value["__entity"])
+    test = node.get("is")
+    if isinstance(test, dict) and isinstance(test.get("entity_type"), str) and test["entity_type"] not in _TYPES:
+        yield f"line {rule.line}: there is no entity type {test['entity_type']}; there is {_listed(_TYPES)}"
+    for owner, attribute in _attributes(node):
+        known = _ATTRIBUTES.get(owner)
+        if known is not None and attribute not in known:
+            yield f"line {rule.line}: {owner} has no attribute {attribute}; there is {_listed(known)}"
+        if known is None and attribute in CEDAR_KEYS:
+            yield f'line {rule.line}: the argument {attribute} stands in the context as "${attribute}"'
+
+
+def _unknown_entity(rule: Rule, entity: Mapping[str, str]) -> Iterator[str]:
+    known: dict[str, tuple[str, ...]] = {"Action": ACTIONS, "Role": get_args(Role)}
+    if entity["type"] not in _TYPES:
+        yield f"line {rule.line}: there is no entity type {entity['type']}; there is {_listed(_TYPES)}"
+    elif entity["type"] in known and entity["id"] not in known[entity["type"]]:
+        yield (
+            f'line {rule.line}: there is no {entity["type"]}::"{entity["id"]}"; there is '
+            + _listed(known[entity["type"]])
+        )
+
+
+def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
+    """What is allowed and probably not meant."""
+    for rule in rules:
+        read, tested = set[str](), set[str]()
+        for node in _nodes(rule.body["conditions"]):
+            for owner, attribute in _attributes(node):
+                if owner == "context":
+                    (tested if "has" in node else read).add(attribute)
+        named = [action for action in ACTIONS if rule.names_action(action)]
+        if "requester" in read - tested and named != ["approve"]:
+            yield (
+                f"line {rule.line}: {rule.name} reads context.requester, which only approve has: "
+                'calls it looks at are denied. Write action == Action::"approve".'
+            )
+        for attribute in sorted((read - tested) & set(_OPTIONAL)):
+            yield (
+                f"line {rule.line}: {rule.name} reads context.{attribute}, which a request may lack: such requests "
+                f"are denied. Ask `context has {attribute}` first."
+            )
+
+
+def arguments_read(rules: Iterable[Rule]) -> frozenset[str] | None:
+    """The names of the arguments that the rules look at; None: all of them.
+
+    Nothing else decides: an argument that no rule names need not be put to Cedar. Whatever is not plainly
+    `context.arguments.name` counts as all.
+    """
+    names = set[str]()
+    for rule in rules:
+        for node in _nodes(rule.body["conditions"]):
+            for child in _children(node):
+                if _is_variable(child, "context") and _attribute(node) is None:
+                    return None
+                if _is_arguments(child):
+                    name = _attribute(node)
+                    if name is None:
+                        return None
+                    names.add(name)
+    return frozenset(names)
+
+
+def _nodes(conditions: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Every object in the conditions, expressions among them; a stack, as they nest deeper than Python recurses."""
+    waiting: list[Any] = [{"": condition["body"]} for condition in conditions]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+
+
+def _children(node: dict[str, Any]) -> Iterator[Any]:
+    for value in node.values():
+        if isinstance(value, list):
+            yield from value
+        else:
+            yield value
+
+
+def _attribute(operands: dict[str, Any]) -> str | None:
+    """The attribute, if these are the operands of `.` or `has`: {"left": …, "attr": name}, and nothing else."""
+    attribute = operands.get("attr")
+    return attribute if operands.keys() == {"left", "attr"} and isinstance(attribute, str) else None
+
+
+def _is_variable(node: Any, name: str) -> bool:
+    return isinstance(node, dict) and node.get("Var") == name
+
+
+def _is_arguments(node: Any) -> bool:
+    return bool(node == _ARGUMENTS)
+
+
+def _attributes(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of `owner.attribute` and `owner has attribute`: both. Owners without a name of their own are ""."""
+    for operator in (".", "has"):
+        operands = node.get(operator)
+        if isinstance(operands, dict) and (attribute := _attribute(operands)) is not None:
+            yield _owner(operands["left"]), attribute
+
+
+def _owner(expression: Any) -> str:
+    # No recursion: a chain of attributes is longer than Python's stack.
+    if isinstance(expression, dict) and isinstance(expression.get("Var"), str):
+        return str(expression["Var"])
+    return "principal" if expression == _REQUESTER else ""
+
+
+def _entities(scope: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    """The entities that a scope names: `==`, `in`, `in [..]`, `is .. in`."""
+    for part in (scope, scope.get("in")):
+        if isinstance(part, dict):
+            if "entity" in part:
+                yield part["entity"]
+            yield from part.get("entities", ())
+
+
+def _scope_types(scope: Mapping[str, Any]) -> Iterator[str]:
+    if "entity_type" in scope:
+        yield scope["entity_type"]
+    for entity in _entities(scope):
+        if entity["type"] in _TYPES:
+            yield entity["type"]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,1 @@
+"""The system stream: what the gateway itself does and relies on, on the record."""

@@ -1,0 +1,155 @@
+"""A system stream, read and continued: every link verified, and what it says folded into what counts now."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from dataclasses import dataclass, field, replace
+
+from app.core.canonical import JsonValue
+from app.core.chain import Artifact, Head, verify_link
+from app.core.digest import Digest, digest_of_bytes
+from app.core.errors import ChecksumMismatch, SchemaViolation, TgaError
+from app.domain.ledger import Plan, PlannedEntry
+from app.domain.system.models import (
+    SYSTEM,
+    SYSTEM_MODELS,
+    PolicySet,
+    SigningKey,
+    SystemDocument,
+    SystemLogEntry,
+    ToolPin,
+)
+from app.domain.tga.signatures import key_id_of
+
+ToolKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What is pinned for a tool, and every definition that was refused in its place since."""
+
+    definition_digest: str
+    since: str
+    quarantined_digests: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    public_key: bytes
+    principal_id: str | None
+    is_retired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SystemState:
+    """A system stream up to its head, folded."""
+
+    system_id: str
+    head: Head = field(default_factory=lambda: Head.unborn(SYSTEM))
+    pins: dict[ToolKey, Pin] = field(default_factory=dict)
+    keys: dict[str, KnownKey] = field(default_factory=dict)
+    policy_digest: str | None = None
+
+    @property
+    def stream(self) -> str:
+        return SYSTEM.stream(self.system_id)
+
+
+def fold_system(
+    state: SystemState, raw_entry: bytes, raw_artifact: bytes | None, *, entry_digest: Digest
+) -> SystemState:
+    """The state after one more stored row, or the error of the first check that fails, naming stream and entry.
+
+    A system stream's artifacts are never erased: a missing one means that someone removed it.
+    """
+    try:
+        found = digest_of_bytes(raw_entry)
+        if found != entry_digest:  # I5
+            raise ChecksumMismatch("the stored entry does not hash to its digest", expected=entry_digest, found=found)
+        entry = SystemLogEntry.from_body_bytes(raw_entry)
+        if raw_artifact is None:
+            raise ChecksumMismatch("the artifact is missing", expected=entry.artifact_digest, found="nothing")
+        found = digest_of_bytes(raw_artifact)
+        if found != entry.artifact_digest:
+            raise ChecksumMismatch(
+                "the stored artifact is not the one that the entry commits to",
+                expected=entry.artifact_digest,
+                found=found,
+            )
+        document = SYSTEM_MODELS[entry.artifact_type].from_bytes(raw_artifact)
+    except TgaError as error:
+        raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
+    return fold_next(state, entry, document)
+
+
+def fold_next(state: SystemState, entry: SystemLogEntry, document: SystemDocument) -> SystemState:
+    """The state after one more entry with its artifact, or the error of the first check that fails."""
+    try:
+        if entry.system_id != state.system_id:
+            raise SchemaViolation("the entry is of another stream", expected=state.system_id, found=entry.system_id)
+        if document.artifact_type != entry.artifact_type:
+            raise SchemaViolation(
+                "the artifact is of another type", expected=entry.artifact_type, found=document.artifact_type
+            )
+        artifact = Artifact(document.__dict__, document.digest())
+        head = verify_link(SYSTEM, state.head, entry.link(), artifact, identity=state.system_id)
+        _verify_names(document)
+    except TgaError as error:
+        raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
+    return _after(replace(state, head=head), document)
+
+
+def _verify_names(document: SystemDocument) -> None:
+    """Decisions name a key and a policy by what is made from them: none may stand here under another's name."""
+    match document:
+        case SigningKey():
+            found, expected = document.key_id, key_id_of(b64decode(document.public_key))
+        case PolicySet():
+            found, expected = document.policy_digest, digest_of_bytes(document.text.encode("utf-8"))
+        case _:
+            return
+    if found != expected:
+        raise ChecksumMismatch("a key or policy stands under another's name", expected=expected, found=found)
+
+
+def _after(state: SystemState, document: SystemDocument) -> SystemState:
+    match document:
+        case ToolPin():
+            key = (document.server_id, document.tool_name)
+            return replace(state, pins={**state.pins, key: _pin_after(state.pins.get(key), document)})
+        case SigningKey():
+            known = KnownKey(b64decode(document.public_key), document.principal_id, document.change == "retired")
+            return replace(state, keys={**state.keys, document.key_id: known})
+        case PolicySet():
+            return replace(state, policy_digest=document.policy_digest)
+        case _:
+            return state
+
+
+def _pin_after(pin: Pin | None, document: ToolPin) -> Pin:
+    if document.change == "quarantined" and pin is not None:
+        return replace(pin, quarantined_digests=pin.quarantined_digests | {document.definition_digest})
+    return Pin(document.definition_digest, document.recorded_at)
+
+
+def plan_system(state: SystemState, documents: list[SystemDocument], *, executor_id: str, recorded_at: str) -> Plan:
+    """One plan that appends these documents where the stream stands now; owned by nobody, before and after."""
+    planned, head = [], state.head
+    for document in documents:
+        body: dict[str, JsonValue] = {
+            "schema_id": SYSTEM.entry_schema_id,
+            "schema_version": document.schema_version,
+            "system_id": state.system_id,
+            "sequence_number": head.sequence_number + 1,
+            "prev_entry_digest": head.entry_digest,
+            "from_state": "OPEN",
+            "to_state": "OPEN",
+            "artifact_type": document.artifact_type,
+            "artifact_digest": document.digest(),
+            "executor_id": executor_id,
+            "recorded_at": recorded_at,
+        }
+        entry = SystemLogEntry.of_body(body)
+        head = Head(entry.sequence_number, Digest(entry.entry_digest), "OPEN", document.digest())
+        planned.append(PlannedEntry(entry.body_bytes(), document.to_bytes()))
+    return Plan(stream=state.stream, executor_id=executor_id, owner_after=None, entries=planned)

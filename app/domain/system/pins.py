@@ -1,0 +1,124 @@
+"""Pins: a tool is what it was when it was first seen, until an operator says otherwise.
+
+The first definition of a tool is pinned on its tenant's system stream. Another definition under the same name is put on
+the record and refused from then on (`TOOL_QUARANTINED`) until an operator accepts exactly that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from app.core.errors import RequestMismatch, ToolQuarantined
+from app.domain.system.log import SystemState
+from app.domain.system.models import SystemDocument, ToolPin
+from app.domain.tga.models import Principal
+from app.domain.tga.ports import Clock, Tool
+
+GATEWAY = "gateway"
+
+
+class SystemLog(Protocol):
+    """The system streams, a state in memory for each; several gateways append to them."""
+
+    def state_of(self, tenant: str) -> SystemState:
+        """As last read; `refresh` reads on."""
+        ...
+
+    async def refresh(self, tenant: str) -> SystemState: ...
+
+    async def append(self, tenant: str, decide: Callable[[SystemState], list[SystemDocument]]) -> SystemState:
+        """Append what `decide` says in view of the newest state; asked again when another gateway was faster."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PinState:
+    status: Literal["pinned", "quarantined"]
+    pinned_digest: str | None
+    found_digest: str
+    since: str | None
+
+
+class Pins:
+    """What is pinned, asked before every call; the answer comes from memory unless it would be a refusal."""
+
+    def __init__(self, system: SystemLog, clock: Clock, definition_of: Callable[[Tool], dict[str, Any]]) -> None:
+        self._system = system
+        self._clock = clock
+        self._definition_of = definition_of
+
+    def state_of(self, tool: Tool) -> PinState:
+        pin = self._system.state_of(tool.tenant).pins.get((tool.server_id, tool.tool_name))
+        if pin is None:
+            return PinState("quarantined", None, tool.definition_digest, None)
+        status: Literal["pinned", "quarantined"] = (
+            "pinned" if pin.definition_digest == tool.definition_digest else "quarantined"
+        )
+        return PinState(status, pin.definition_digest, tool.definition_digest, pin.since)
+
+    async def see(self, tools: Iterable[Tool]) -> None:
+        """Pin every tool that was never seen; put on the record each that is not what it was."""
+        by_tenant: dict[str, list[Tool]] = {}
+        for tool in tools:
+            by_tenant.setdefault(tool.tenant, []).append(tool)
+        for tenant, of_tenant in by_tenant.items():
+            # In pieces, so that no transaction grows with the configuration.
+            for start in range(0, len(of_tenant), 16):
+                piece = of_tenant[start : start + 16]
+                await self._system.append(tenant, lambda state, piece=piece: self._seen(state, piece))  # type: ignore[misc]
+
+    async def verify(self, tool: Tool) -> None:
+        """Raise ToolQuarantined unless the tool's definition is the pinned one. A refusal is checked with the store
+        first: an operator may have accepted it through another gateway."""
+        if self.state_of(tool).status == "pinned":
+            return
+        await self._system.refresh(tool.tenant)
+        if self.state_of(tool).status != "pinned":
+            await self.see([tool])
+        state = self.state_of(tool)
+        if state.status != "pinned":
+            raise ToolQuarantined(
+                f"the definition of {tool.server_id} {tool.tool_name} has changed",
+                expected=state.pinned_digest,
+                found=state.found_digest,
+            )
+
+    async def accept(self, tool: Tool, *, definition_digest: str, accepted_by: Principal) -> PinState:
+        """An operator's word that exactly this definition is the right one."""
+        if definition_digest != tool.definition_digest:
+            raise RequestMismatch(
+                "that is not the tool's present definition", expected=tool.definition_digest, found=definition_digest
+            )
+
+        def decide(state: SystemState) -> list[SystemDocument]:
+            pin = state.pins.get((tool.server_id, tool.tool_name))
+            if pin is not None and pin.definition_digest == definition_digest:
+                return []
+            return [self._pin(tool, "accepted", accepted_by.principal_id)]
+
+        await self._system.append(tool.tenant, decide)
+        return self.state_of(tool)
+
+    def _seen(self, state: SystemState, tools: list[Tool]) -> list[SystemDocument]:
+        documents: list[SystemDocument] = []
+        for tool in tools:
+            pin = state.pins.get((tool.server_id, tool.tool_name))
+            if pin is None:
+                documents.append(self._pin(tool, "pinned", GATEWAY))
+            elif tool.definition_digest not in (pin.definition_digest, *pin.quarantined_digests):
+                documents.append(self._pin(tool, "quarantined", GATEWAY))
+        return documents
+
+    def _pin(self, tool: Tool, change: Literal["pinned", "quarantined", "accepted"], by: str) -> ToolPin:
+        return ToolPin(
+            system_id=tool.tenant,
+            recorded_at=self._clock.now(),
+            recorded_by=by,
+            server_id=tool.server_id,
+            tool_name=tool.tool_name,
+            change=change,
+            definition_digest=tool.definition_digest,
+            definition=self._definition_of(tool),
+        )

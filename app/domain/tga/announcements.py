@@ -1,0 +1,69 @@
+"""What is told to webhooks when a trace starts to wait for a supervisor, and the outbox that it is told from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from app.core.digest import Digest
+from app.domain.tga.models import ActionRequest, TraceId
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A request that waits. Its arguments are not told: they may be sensitive, and whoever decides reads them under
+    their own name."""
+
+    trace_id: TraceId
+    action_request_digest: Digest
+    server_id: str
+    tool_name: str
+    principal_id: str
+    tenant: str
+    requested_at: str
+    expires_at: str | None
+
+    @classmethod
+    def of(cls, request: ActionRequest) -> Self:
+        return cls(
+            trace_id=TraceId(request.trace_id),
+            action_request_digest=request.digest(),
+            server_id=request.server_id,
+            tool_name=request.tool_name,
+            principal_id=request.principal.principal_id,
+            tenant=request.principal.tenant,
+            requested_at=request.requested_at,
+            expires_at=request.expires_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """One announcement to one webhook. `attempts` counts this one too, and tells one taker of the row from the next."""
+
+    id: int
+    webhook: str
+    trace_id: TraceId
+    attempts: int
+    created_at: str
+
+
+class Outbox(Protocol):
+    """Rows are written in the transaction in which a trace starts to wait, so none is ever lost or made up."""
+
+    async def take(self, webhooks: Sequence[str], *, lease_ms: int, at_most: int) -> list[OutboxRow]:
+        """Due rows, oldest first; nobody else is given them until the lease has run out."""
+        ...
+
+    async def done(self, rows: Sequence[OutboxRow]) -> None:
+        """They are never given out again."""
+        ...
+
+    async def failed(self, row: OutboxRow, error: str, *, retry_ms: int) -> None:
+        """Give it out again after `retry_ms`; nothing happens if another has taken the row meanwhile."""
+        ...
+
+    async def drop_decided(self, *, at_most: int) -> int:
+        """Remove rows, of whatever webhook, whose trace no longer waits for a supervisor; tells how many."""
+        ...

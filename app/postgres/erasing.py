@@ -1,0 +1,149 @@
+"""Erase a finished trace's payloads: the erasure goes onto its tenant's system stream, or nothing is erased.
+
+Entries, digests, claims and the operator's orders to send again stay, and so do the names that heads and claims hold:
+tenant, principal, server, tool, idempotency key.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from app.core.digest import Digest, digest_of_bytes
+from app.core.errors import (
+    BY_CODE,
+    ChecksumMismatch,
+    ConcurrentExecution,
+    OutcomeUnknown,
+    RecoveryFailed,
+    SequenceGap,
+    TraceErased,
+    TraceNotFound,
+    TraceUnfinished,
+)
+from app.core.limits import LOCK_TIMEOUT_MS
+from app.domain.system.log import plan_system
+from app.domain.system.models import SYSTEM, Erasure
+from app.domain.system.pins import SystemLog
+from app.domain.tga.models import ExecutionState, TraceId
+from app.domain.tga.ports import Clock
+from app.domain.tga.replay import LogRecord, fold, record_from_bytes
+from app.domain.tga.transitions import TRACE
+from app.postgres.sessions import Sessions
+from app.postgres.state_store import verify_head
+
+_TRACE = """
+SELECT h.sequence_number, h.entry_digest, h.is_open, h.state, r.stream IS NOT NULL AS is_erased,
+       e.entries, e.digests, e.artifacts
+  FROM tga.heads h
+  LEFT JOIN tga.erasures r USING (stream)
+ CROSS JOIN LATERAL (
+       SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
+              array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
+              array_agg(p.artifact ORDER BY e.sequence_number) AS artifacts
+         FROM tga.entries e LEFT JOIN tga.artifacts p USING (stream, sequence_number)
+        WHERE e.stream = h.stream) AS e
+ WHERE h.stream = $1 AND h.tenant = $2 AND h.sequence_number > 0
+"""
+_RECORDED = """
+SELECT sha256(a.artifact) AS digest FROM tga.erasures e
+  JOIN tga.artifacts a ON (a.stream, a.sequence_number) = (e.system_stream, e.sequence_number)
+ WHERE e.stream = $1
+"""
+_ERASE = "SELECT * FROM tga.erase($1, $2, $3, $4::uuid, $5, $6)"
+_TRIES_MAX = 50
+
+
+async def erase_trace(
+    sessions: Sessions,
+    system: SystemLog,
+    clock: Clock,
+    executor_id: str,
+    trace_id: TraceId,
+    *,
+    tenant: str,
+    erased_by: str,
+    rationale: str,
+) -> None:
+    """Remove the payloads of this tenant's finished trace; durable when it returns.
+
+    Raises TraceNotFound (another tenant's is as good as none), TraceUnfinished, TraceErased. A trace that does not
+    verify is not erased, whatever is wrong with it: its payloads are the evidence.
+    """
+    state, records = await _load_finished(sessions, trace_id, tenant)
+    sent: set[Digest] = set()
+    for _ in range(_TRIES_MAX):
+        now = clock.now()
+        erasure = Erasure.made(
+            system_id=tenant,
+            recorded_at=now,
+            recorded_by=erased_by,
+            erased_stream=TRACE.stream(trace_id),
+            last_sequence_number=state.sequence_number,
+            last_entry_digest=state.entry_digest,
+            artifact_digests=[record.entry.artifact_digest for record in records],
+            rationale=rationale,
+        )
+        if await _is_erased(sessions, system, executor_id, erasure, sent=sent):
+            return
+    raise ConcurrentExecution(
+        "others append to the system stream all the time, or the store does not answer", stream=SYSTEM.stream(tenant)
+    )
+
+
+async def _is_erased(
+    sessions: Sessions, system: SystemLog, executor_id: str, erasure: Erasure, *, sent: set[Digest]
+) -> bool:
+    """One try. False: another gateway was faster on the system stream, or the answer was lost."""
+    before = await system.refresh(erasure.system_id)
+    plan = plan_system(before, [erasure], executor_id=executor_id, recorded_at=erasure.recorded_at)
+    (planned,) = plan.entries
+    sent.add(digest_of_bytes(planned.artifact))
+    try:
+        (row,) = await sessions.commit(
+            _ERASE,
+            LOCK_TIMEOUT_MS,
+            erasure.erased_stream,
+            plan.stream,
+            executor_id,
+            planned.entry,
+            planned.artifact,
+        )
+    except OutcomeUnknown:
+        return False
+    if row["code"] in (SequenceGap.code, ChecksumMismatch.code):
+        return False
+    if row["code"] == TraceErased.code and await _recorded_digest(sessions, erasure.erased_stream) in sent:
+        row = None  # by an earlier try of ours whose answer was lost
+    if row is not None and row["code"] is not None:
+        error = BY_CODE[row["code"]](row["what"], expected=row["expected"], found=row["found"])
+        raise error.at(stream=erasure.erased_stream)
+    await system.refresh(erasure.system_id)
+    return True
+
+
+async def _recorded_digest(sessions: Sessions, stream: str) -> Digest | None:
+    rows = await sessions.fetch(_RECORDED, stream)
+    return Digest(rows[0]["digest"].hex()) if rows else None
+
+
+async def _load_finished(sessions: Sessions, trace_id: TraceId, tenant: str) -> tuple[ExecutionState, list[LogRecord]]:
+    stream = TRACE.stream(trace_id)
+    rows = await sessions.fetch(_TRACE, stream, tenant)
+    if not rows:
+        raise TraceNotFound("no such trace", stream=stream)
+    row = rows[0]
+    if row["is_erased"]:
+        raise TraceErased("the payloads were erased before", stream=stream)
+    if row["is_open"]:
+        raise TraceUnfinished("the trace is not finished", found=row["state"], stream=stream)
+    records = _records(row)
+    state = fold(records)
+    if state is None:
+        raise RecoveryFailed("the log folds to nothing", stream=stream)
+    verify_head(state, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
+    return state, records
+
+
+def _records(row: asyncpg.Record) -> list[LogRecord]:
+    places = zip(row["entries"] or (), row["digests"] or (), row["artifacts"] or (), strict=True)
+    return [record_from_bytes(entry, artifact, entry_digest=Digest(digest.hex())) for entry, digest, artifact in places]

@@ -1,0 +1,133 @@
+"""What a person reads who checks a policy, or asks why a call was denied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.cli.policy import check_policy, explain_policy
+from app.core.errors import SettingInvalid
+from app.policy_file import load_policy, packaged_policy_text
+from tests.policy.asking import request_of, tool_of
+
+POLICY = """// Rules of the bank.
+@id("may-call")
+permit(principal, action == Action::"call", resource);
+
+@id("small-alone")
+permit(principal, action == Action::"call_unattended", resource == Tool::"bank/charge")
+when { context.arguments.amount <= 100 };
+
+@id("no-reports")
+forbid(principal, action, resource == Tool::"bank/report");
+
+@id("not-to-eve") @permit("(;") // a comment with forbid(
+forbid(principal, action, resource)
+when { context.arguments has to && context.arguments.to like "*[eve]*" };
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "policy.cedar"
+    file.write_text(POLICY)
+    return file
+
+
+def test_check_shows_what_a_valid_file_holds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_policy(path, as_json=False)
+    told = capsys.readouterr().out
+    assert f"valid  4 policies, digest {load_policy(path).digest}" in told
+    assert "permit may-call, line 2" in told
+    assert "forbid not-to-eve, line 12" in told
+    assert check_policy(path, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["valid"] is True
+    assert document["policies"][1] == {"id": "small-alone", "effect": "permit", "line": 5}
+
+
+def test_check_names_the_line_of_a_mistake(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text(POLICY.replace('action == Action::"call",', 'action == Action::"cal",'))
+    assert not check_policy(path, as_json=False)
+    assert f'{path}, line 2: there is no Action::"cal"' in capsys.readouterr().out
+    path.write_text(POLICY + "permit(principal action);")
+    assert not check_policy(path, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["valid"] is False
+    assert f"{path}, line 15: unexpected token `action`" in document["error"]
+
+
+def test_check_warns(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text(POLICY + 'permit(principal, action, resource) when { context.intent == "[x]" };')
+    assert check_policy(path, as_json=False)
+    assert "warning  line 15: policy4 reads context.intent" in capsys.readouterr().out
+
+
+def test_check_of_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
+    with pytest.raises(SettingInvalid):
+        check_policy(tmp_path / "none.cedar", as_json=False)
+
+
+def test_the_packaged_policy_is_checked_without_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_policy(None, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert [rule["id"] for rule in document["policies"]] == ["every-tool", "unattended-without-approval-tag"]
+    assert document["warnings"] == []
+    assert packaged_policy_text().isascii()
+
+
+def test_explain_shows_the_rule_that_forbids_with_its_text_and_line(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = request_of({"amount": 5, "to": "to [eve]!"})
+    assert not explain_policy(path, tool_of("money"), request, as_json=False)
+    told = capsys.readouterr().out
+    assert told.startswith("DENY  the call is not made\nbecause forbidden by not-to-eve\n")
+    assert "asked by  default/agent-1 (no roles)" in told
+    assert "tool      bank/charge (write, money)" in told
+    assert '  decides: forbid not-to-eve, line 12\n      12 | @id("not-to-eve") @permit' in told
+    assert 'like "*[eve]*" };' in told
+    assert "applies: permit may-call, line 2" in told
+    assert "2 more not about this request" in told
+    assert "call_unattended  " not in told
+
+
+def test_explain_shows_why_a_person_is_asked(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_policy(path, tool_of(), request_of({"amount": 500}), as_json=False)
+    told = capsys.readouterr().out
+    assert told.startswith("ASK  the call waits for a person\nbecause no policy permits this call unattended\n")
+    assert "condition not met: permit small-alone, line 5" in told
+
+
+def test_explain_shows_what_could_not_be_evaluated(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not explain_policy(path, tool_of(), request_of({"to": 7}), as_json=False)
+    told = capsys.readouterr().out
+    assert "because not-to-eve could not be evaluated: type error: expected string, got long" in told
+    assert "could not be evaluated: forbid not-to-eve, line 12" in told
+
+
+def test_explain_as_json_says_the_same_for_programs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain_policy(path, tool_of(), request_of({"amount": 5}), as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == "allow"
+    assert document["policy_ids"] == ["may-call", "small-alone"]
+    call, unattended = document["actions"]["call"], document["actions"]["call_unattended"]
+    assert {rule["id"]: rule["standing"] for rule in call["policies"]} == {
+        "may-call": "decides",
+        "small-alone": "not about this request",
+        "no-reports": "not about this request",
+        "not-to-eve": "condition not met",
+    }
+    assert {rule["id"]: rule["standing"] for rule in unattended["policies"]}["small-alone"] == "decides"
+    assert not explain_policy(path, tool_of(), request_of({"to": 7}), as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["actions"]["call"]["errors"] == [
+        {"id": "not-to-eve", "reason": "type error: expected string, got long"}
+    ]
+
+
+def test_explain_of_what_cannot_be_put_to_the_policy_says_so(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not explain_policy(path, tool_of(tool_name="refund"), request_of(), as_json=False)
+    assert "because the request is for another tool" in capsys.readouterr().out

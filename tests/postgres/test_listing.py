@@ -1,0 +1,262 @@
+"""Pages of traces and approvals: complete, in order, within their scope, and at a cost that others do not raise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from app.core.limits import LIST_ROWS_LOOKED_AT_MAX
+from app.domain.ledger import Plan
+from app.domain.tga.models import TraceId
+from app.postgres import listing
+from app.postgres.ledger import PostgresLedger
+from app.postgres.listing import Page, Scope, is_visible, list_approvals, list_traces, load_entries
+from app.postgres.sessions import Sessions
+from tests.invariants.plans import plan_of
+from tests.traces import PATHS, completed_trace, pending_trace, trace_id
+
+Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+DEFAULT = Scope("default", None)
+
+
+def principal(name: str = "agent-1", tenant: str = "default") -> dict[str, str]:
+    return {"principal_id": name, "tenant": tenant}
+
+
+def waiting(n: int, **overrides: Any) -> Plan:
+    return replace(plan_of(pending_trace(n, **overrides)), waiting_after="supervisor")
+
+
+async def append(ledger: PostgresLedger, plans: Sequence[Plan]) -> None:
+    for start in range(0, len(plans), 64):
+        batch = plans[start : start + 64]
+        assert await ledger.commit_batch(batch) == [None] * len(batch)
+
+
+async def all_pages(sessions: Sessions, scope: Scope, **filters: Any) -> list[str]:
+    found: list[str] = []
+    before = None
+    while True:
+        page = await list_traces(sessions, scope, before=before, **filters)
+        found += [item.trace_id for item in page.items]
+        if page.next is None:
+            return found
+        before = page.next
+
+
+async def test_traces_come_newest_first_and_each_once(ledger: PostgresLedger, sessions: Sessions) -> None:
+    await append(ledger, [plan_of(completed_trace(n)) for n in range(25)])
+    assert await all_pages(sessions, DEFAULT, limit=7) == [trace_id(n) for n in reversed(range(25))]
+    exact = await list_traces(sessions, DEFAULT, limit=25)
+    assert (len(exact.items), exact.next) == (25, None)
+
+
+async def test_filters_take_out_exactly_what_does_not_fit(ledger: PostgresLedger, sessions: Sessions) -> None:
+    states = sorted(PATHS)
+    plans = [
+        plan_of(
+            PATHS[states[n % len(states)]](
+                n,
+                server_id=f"server-{n % 2}",
+                tool_name=f"tool-{n % 3}",
+                principal=principal(f"agent-{n % 5}"),
+            )
+        )
+        for n in range(60)
+    ]
+    await append(ledger, plans)
+    for state in states:
+        expected = [trace_id(n) for n in reversed(range(60)) if states[n % len(states)] == state]
+        assert await all_pages(sessions, DEFAULT, state=state, limit=4) == expected
+    for filters, fits in (
+        ({"server_id": "server-1"}, lambda n: n % 2 == 1),
+        ({"tool_name": "tool-2"}, lambda n: n % 3 == 2),
+        ({"principal_id": "agent-4"}, lambda n: n % 5 == 4),
+        ({"server_id": "server-0", "tool_name": "tool-1"}, lambda n: n % 2 == 0 and n % 3 == 1),
+        ({"server_id": "nowhere"}, lambda n: False),
+    ):
+        expected = [trace_id(n) for n in reversed(range(60)) if fits(n)]
+        assert await all_pages(sessions, DEFAULT, limit=3, **filters) == expected
+
+
+async def test_a_scope_ends_at_its_tenant_and_its_principal(ledger: PostgresLedger, sessions: Sessions) -> None:
+    owners = {1: ("a", "one"), 2: ("b", "one"), 3: ("a", "two"), 4: ("a", "two!"), 5: ("a", "on")}
+    await append(
+        ledger,
+        [
+            plan_of(completed_trace(n, principal=principal(who, tenant), server_id=f"{tenant}/crm"))
+            for n, (who, tenant) in owners.items()
+        ],
+    )
+    scopes = [Scope(tenant, who) for tenant in ("on", "one", "two", "two!", "none") for who in (None, "a", "b")]
+    for scope in scopes:
+        expected = [
+            trace_id(n)
+            for n, (who, tenant) in reversed(owners.items())
+            if tenant == scope.tenant and scope.principal_id in (None, who)
+        ]
+        assert await all_pages(sessions, scope, limit=1) == expected
+        visible = [n for n in (*owners, 99) if await is_visible(sessions, trace_id(n), scope)]
+        assert [trace_id(n) for n in reversed(visible)] == expected
+
+
+async def test_pages_are_complete_while_traces_are_added(ledger: PostgresLedger, sessions: Sessions) -> None:
+    await append(ledger, [plan_of(completed_trace(2 * n)) for n in range(100)])
+    done = asyncio.Event()
+
+    async def add() -> None:
+        for n in range(100):  # between the old ones, and after them
+            await ledger.commit(plan_of(completed_trace(2 * n + 1)))
+        done.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(add())
+        while not done.is_set():
+            found = await all_pages(sessions, DEFAULT, limit=9)
+            assert found == sorted(set(found), reverse=True)
+            assert {trace_id(2 * n) for n in range(100)} <= set(found)
+    assert len(await all_pages(sessions, DEFAULT, limit=200)) == 200
+
+
+async def test_a_page_looks_at_so_many_rows_and_no_more(
+    ledger: PostgresLedger, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bound at 10: pages that hold nothing lead on, none is skipped, and no cursor names a foreign trace."""
+    for name in ("_TRACES", "_APPROVALS"):
+        statement = getattr(listing, name).replace(str(LIST_ROWS_LOOKED_AT_MAX + 1), "11")
+        monkeypatch.setattr(listing, name, statement.replace(str(LIST_ROWS_LOOKED_AT_MAX), "10"))
+    monkeypatch.setattr(listing, "LIST_ROWS_LOOKED_AT_MAX", 10)
+    mine = {0, 3, 35, 36, 37, 38, 60}
+    plans = [waiting(n, principal=principal("me" if n in mine else "other")) for n in range(64)]
+    await append(ledger, plans)
+    scope = Scope("default", "me")
+    others = {trace_id(n) for n in range(64) if n not in mine}
+    for limit in (1, 2, 10):
+        newest: list[Page[Any]] = [await list_traces(sessions, scope, limit=limit)]
+        while newest[-1].next is not None:
+            newest.append(await list_traces(sessions, scope, before=newest[-1].next, limit=limit))
+        oldest: list[Page[Any]] = [await list_approvals(sessions, scope, limit=limit)]
+        while oldest[-1].next is not None:
+            oldest.append(await list_approvals(sessions, scope, after=oldest[-1].next, limit=limit))
+        for pages, expected in ((newest, sorted(mine, reverse=True)), (oldest, sorted(mine))):
+            assert [item.trace_id for page in pages for item in page.items] == [trace_id(n) for n in expected]
+            assert any(not page.items and page.next for page in pages)
+            assert not others & {str(page.next).removesuffix("~") for page in pages}
+
+
+async def test_approvals_are_what_waits_and_is_in_time(
+    ledger: PostgresLedger, sessions: Sessions, admin: Admin
+) -> None:
+    far, past = "2999-01-01T00:00:00.000Z", "2020-01-01T00:00:00.000Z"
+    await append(
+        ledger,
+        [
+            waiting(1, expires_at=far, intent="buy", arguments={"amount": 7}),
+            waiting(2, expires_at=past),
+            waiting(3, expires_at=None),
+            plan_of(pending_trace(4)),
+            plan_of(completed_trace(5)),
+            waiting(6, principal=principal("x", "two"), server_id="two/crm"),
+        ],
+    )
+    page = await list_approvals(sessions, DEFAULT)
+    assert [item.trace_id for item in page.items] == [trace_id(1), trace_id(3)]
+    first = page.items[0]
+    (record,) = pending_trace(1, expires_at=far, intent="buy", arguments={"amount": 7})
+    assert first.action_request_digest == record.entry.artifact_digest
+    assert (first.arguments, first.intent, first.expires_at, first.problem) == ({"amount": 7}, "buy", far, None)
+    assert (first.server_id, first.tool_name, first.tool_class) == ("crm", "create_ticket", "write")
+
+
+async def test_a_request_that_was_changed_is_not_shown_and_hides_no_other(
+    ledger: PostgresLedger, sessions: Sessions, admin: Admin
+) -> None:
+    await append(ledger, [waiting(n, arguments={"amount": 1}) for n in range(4)])
+    async with admin.transaction():
+        await admin.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER ALL")
+        await admin.execute(
+            "UPDATE tga.artifacts SET artifact = convert_to(replace(convert_from(artifact, 'UTF8'),"
+            " '\"amount\":1', '\"amount\":9'), 'UTF8') WHERE stream = $1",
+            f"trace:{trace_id(1)}",
+        )
+        await admin.execute("DELETE FROM tga.artifacts WHERE stream = $1", f"trace:{trace_id(2)}")
+    items = (await list_approvals(sessions, DEFAULT)).items
+    assert [item.problem for item in items] == [None, "STATE_CHECKSUM_MISMATCH", "STATE_RECOVERY_FAILED", None]
+    assert [item.arguments for item in items] == [{"amount": 1}, None, None, {"amount": 1}]
+
+
+async def test_entries_come_as_stored_and_within_their_bytes(ledger: PostgresLedger, sessions: Sessions) -> None:
+    records = completed_trace(1, arguments={"text": "x" * 1000})
+    await ledger.commit(plan_of(records))
+    page = await load_entries(sessions, trace_id(1), after_seq=0, limit=10)
+    assert page is not None
+    assert (page.head, page.state, page.is_open) == (4, "COMPLETED", False)
+    assert [(e.entry, e.artifact) for e in page.items] == [
+        (r.entry.body_bytes(), r.artifact.to_bytes()) for r in records if r.artifact
+    ]
+    for bytes_max in (1, 1500, 3000, 10_000):
+        after, found, largest = 0, [], 0
+        while (part := await load_entries(sessions, trace_id(1), after_seq=after, limit=3, bytes_max=bytes_max)) and (
+            part.last is not None
+        ):
+            found += [item.sequence_number for item in part.items]
+            largest = max(largest, len(part.items))
+            after = part.last
+        assert found == [1, 2, 3, 4]
+        assert largest == {1: 1, 1500: 2, 3000: 3, 10_000: 3}[bytes_max]
+    assert await load_entries(sessions, TraceId(trace_id(2)), after_seq=0, limit=1) is None
+
+
+async def plan_and_buffers(admin: Admin, statement: str, *arguments: Any) -> tuple[str, int]:
+    """The plan, and the buffers that running it took: a generic plan, as a session settles on."""
+    written = ", ".join("NULL" if a is None else str(a) if isinstance(a, int) else f"'{a}'" for a in arguments)
+    async with admin.transaction():
+        await admin.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        await admin.execute(f"PREPARE asked AS {statement}")
+        raw = await admin.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE asked({written})")
+        await admin.execute("DEALLOCATE asked")
+    plan = json.loads(raw)[0]["Plan"]
+    return json.dumps(plan), plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, sessions: Sessions, admin: Admin) -> None:
+    await append(ledger, [plan_of(completed_trace(10 * n)) for n in range(100)])
+    arguments = ("default", "trace:", "trace;", None, None, None, None, None, 52)
+    approvals = ("default", "trace:", "trace;", None, 52)
+    seen = ("default", f"trace:{trace_id(10)}", None)
+    foreign, missing = ("two", *seen[1:]), ("default", f"trace:{trace_id(11)}", None)
+    before: list[tuple[str, int]] = []
+    after: list[tuple[str, int]] = []
+    for found in (before, after):
+        await admin.execute("ANALYZE tga.heads")
+        for statement, asked in (
+            (listing._TRACES, arguments),
+            (listing._APPROVALS, approvals),
+            (listing._VISIBLE, seen),
+            (listing._VISIBLE, foreign),
+            (listing._VISIBLE, missing),
+        ):
+            found.append(await plan_and_buffers(admin, statement, *asked))
+        if found is before:
+            # As many foreign ones as a test can afford, put there as they are: only heads are read here.
+            async with admin.transaction():
+                await admin.execute("ALTER TABLE tga.heads DISABLE TRIGGER ALL")
+                await admin.execute(
+                    "INSERT INTO tga.heads (stream, sequence_number, entry_digest, state, is_open, waiting, tenant)"
+                    " SELECT stream || n, 1, entry_digest, state, is_open, 'supervisor', 'other-' || n % 7"
+                    " FROM tga.heads, generate_series(1, 300) AS n"
+                )
+    for plan, _ in after:
+        assert "Seq Scan" not in plan
+    assert "heads_tenant" in after[0][0]
+    assert '"Sort"' not in after[0][0]
+    for (_, small), (_, large) in zip(before, after, strict=True):
+        assert large <= small + 8
+    assert after[3][1] == after[4][1], "a foreign trace and a missing one cost the same"

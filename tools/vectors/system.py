@@ -1,0 +1,301 @@
+"""System vectors: streams of pins, keys, policies and erasures; sound ones, and each defect by its name.
+
+A system stream has one state, so no transition can be wrong that fits the schemas. What can be: documents, order,
+links, digests, and a key or policy that stands under another's name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+from vectors.changes import (
+    dropped_fields,
+    flipped_fields,
+    misspelled_fields,
+    nulled_fields,
+    other_members,
+    resealed_digest,
+    unknown_fields,
+)
+from vectors.documents import (
+    EXECUTOR_ID,
+    GENESIS,
+    OTHER_DIGEST,
+    OTHER_EXECUTOR_ID,
+    TRACE_ID,
+    Json,
+    digest,
+    seal,
+    time_at,
+)
+from vectors.logs import CHECKSUM, GAP, SCHEMA, UNICODE_ARGUMENTS
+
+TENANT: Final = "default"
+OTHER_TENANT: Final = "other"
+POLICY: Final = "permit(principal, action, resource);\n// “quoted” \\ and \t tabbed\n"
+Step = tuple[str, Json]
+
+
+def key_of(number: int) -> tuple[str, str]:
+    """The id and the base64 of a made-up public key; nothing is signed here."""
+    public = hashlib.sha256(f"public key {number}".encode()).digest()
+    return f"ed25519:{hashlib.sha256(public).hexdigest()[:16]}", base64.b64encode(public).decode()
+
+
+def _said(schema: str, **fields: Any) -> Json:
+    return {
+        "schema_id": f"tga/v1/{schema}",
+        "schema_version": "1.0",
+        "system_id": TENANT,
+        "recorded_at": time_at(1000),
+        "recorded_by": "gateway",
+        **fields,
+    }
+
+
+def tool_pin(**changes: Any) -> Step:
+    definition = {"name": "pay_invoice", "input_schema": {"type": "object"}}
+    pin: Json = {"server_id": "billing", "tool_name": "pay_invoice", "change": "pinned"}
+    pin |= {"definition_digest": digest(definition), "definition": definition}
+    return "tool_pin", _said("tool_pin", **{**pin, **changes})
+
+
+def signing_key(number: int = 1, **changes: Any) -> Step:
+    key_id, public_key = key_of(number)
+    key: Json = {"change": "announced", "key_id": key_id, "algorithm": "Ed25519", "public_key": public_key}
+    return "signing_key", _said("signing_key", **{**key, "principal_id": "ada", **changes})
+
+
+def policy_set(text: str = POLICY, **changes: Any) -> Step:
+    policy = {"policy_digest": hashlib.sha256(text.encode()).hexdigest(), "text": text}
+    return "policy_set", _said("policy_set", **{**policy, **changes})
+
+
+def erasure(**changes: Any) -> Step:
+    erased: Json = {"erased_stream": f"trace:{TRACE_ID}", "last_sequence_number": 2}
+    erased |= {"last_entry_digest": OTHER_DIGEST, "artifact_digests": [digest("one"), digest("two")]}
+    return "erasure", _said("erasure", **{**erased, "rationale": "Asked for.", **changes})
+
+
+def append(records: list[Json], step: Step, **entry_changes: Any) -> list[Json]:
+    """The stream with one more record, linked and sealed as its fields, changed ones too, demand."""
+    artifact_type, artifact = step
+    entry = {
+        "schema_id": "tga/v1/system_log_entry",
+        "schema_version": "1.0",
+        "system_id": TENANT,
+        "sequence_number": len(records) + 1,
+        "prev_entry_digest": records[-1]["entry"]["entry_digest"] if records else GENESIS,
+        "from_state": "OPEN",
+        "to_state": "OPEN",
+        "artifact_type": artifact_type,
+        "artifact_digest": digest(artifact),
+        "executor_id": EXECUTOR_ID,
+        "recorded_at": time_at(1000 * (len(records) + 1) + 1),
+        **entry_changes,
+    }
+    return [*records, {"entry": seal(entry), "artifact": artifact}]
+
+
+def stream_of(*steps: Step) -> list[Json]:
+    records: list[Json] = []
+    for step in steps:
+        records = append(records, step)
+    return records
+
+
+def whole_stream() -> list[Json]:
+    return stream_of(signing_key(principal_id=None), policy_set(), tool_pin(), erasure())
+
+
+def sound(name: str, records: list[Json], pins: list[Json], keys: list[Json], policy: str | None) -> Json:
+    """`pins`, `keys` and `policy` are what counts after the last record, told by whoever made the vector."""
+    state = {"pins": pins, "keys": keys, "policy_digest": policy}
+    return {"name": f"system_{name}", "expect": {"ok": True, "system_state": state}, "records": records}
+
+
+def refused(name: str, code: str, records: list[Json], *, at: int | None = None, documents_valid: bool = False) -> Json:
+    expect: Json = {"error": code, "at": len(records) if at is None else at}
+    if documents_valid:
+        expect["documents_valid"] = True
+    return {"name": f"system_{name}", "expect": expect, "records": records}
+
+
+def _pin(definition: object, quarantined: list[object], tool: str = "pay_invoice") -> Json:
+    refused_since = sorted(digest(one) for one in quarantined)
+    return {
+        "server_id": "billing",
+        "tool_name": tool,
+        "definition_digest": digest(definition),
+        "quarantined_digests": refused_since,
+    }
+
+
+def _key(number: int, principal_id: str | None, *, is_retired: bool = False) -> Json:
+    return {"key_id": key_of(number)[0], "principal_id": principal_id, "is_retired": is_retired}
+
+
+def sound_streams() -> Iterator[Json]:
+    first = tool_pin()[1]["definition"]
+    changed = {**first, "description": "now with another text"}
+    again = {**first, "description": "and another"}
+    policy = str(policy_set()[1]["policy_digest"])
+
+    def seen(change: str, definition: Json) -> Step:
+        return tool_pin(change=change, definition=definition, definition_digest=digest(definition))
+
+    yield sound("no_entries_yet", [], [], [], None)
+    for step in (tool_pin(), signing_key(), policy_set(), erasure()):
+        pins = [_pin(first, [])] if step[0] == "tool_pin" else []
+        keys = [_key(1, "ada")] if step[0] == "signing_key" else []
+        decides = policy if step[0] == "policy_set" else None
+        yield sound(f"begins_with_{step[0]}", stream_of(step), pins, keys, decides)
+    yield sound("of_every_kind", whole_stream(), [_pin(first, [])], [_key(1, None)], policy)
+    quarantined = stream_of(seen("pinned", first), seen("quarantined", changed), seen("quarantined", again))
+    yield sound("tool_changed_twice", quarantined, [_pin(first, [changed, again])], [], None)
+    yield sound("change_accepted", append(quarantined, seen("accepted", changed)), [_pin(changed, [])], [], None)
+    taken_back = append(append(quarantined, seen("accepted", changed)), seen("quarantined", first))
+    yield sound("first_definition_back_after_another_was_accepted", taken_back, [_pin(changed, [first])], [], None)
+    other = tool_pin(tool_name="a_tool")
+    yield sound("two_tools", stream_of(tool_pin(), other), [_pin(first, [], "a_tool"), _pin(first, [])], [], None)
+    yield sound("accepted_unseen", stream_of(seen("accepted", changed)), [_pin(changed, [])], [], None)
+    yield sound(
+        "unicode_definition", stream_of(seen("pinned", UNICODE_ARGUMENTS)), [_pin(UNICODE_ARGUMENTS, [])], [], None
+    )
+    retired = stream_of(signing_key(1), signing_key(2, principal_id="bob"), signing_key(1, change="retired"))
+    both = [_key(1, "ada", is_retired=True), _key(2, "bob")]
+    yield sound("key_retired", retired, [], sorted(both, key=lambda key: str(key["key_id"])), None)
+    back = append(retired, signing_key(1))
+    both = [_key(1, "ada"), _key(2, "bob")]
+    yield sound("key_announced_again", back, [], sorted(both, key=lambda key: str(key["key_id"])), None)
+    empty = hashlib.sha256(b"").hexdigest()
+    yield sound("policy_replaced_by_an_empty_one", stream_of(policy_set(), policy_set("")), [], [], empty)
+    yield sound("erasure_of_nothing_named", stream_of(erasure(artifact_digests=[], rationale="")), [], [], None)
+    moved = append(stream_of(policy_set()), erasure(), executor_id=OTHER_EXECUTOR_ID)
+    yield sound("continued_by_another_gateway", moved, [], [], policy)
+
+
+def broken_orders() -> Iterator[Json]:
+    whole = whole_stream()
+    one, two, three, four = whole
+    yield refused("starts_at_2", GAP, append([], tool_pin(), sequence_number=2))
+    yield refused("first_entry_missing", GAP, [two, three, four], at=1)
+    yield refused("second_entry_missing", GAP, [one, three, four], at=2)
+    yield refused("last_entry_repeated", GAP, [*whole, four], at=5)
+    yield refused("second_and_third_swapped", GAP, [one, three, two, four], at=2)
+    yield refused("first_entry_links_to_something", CHECKSUM, append([], tool_pin(), prev_entry_digest=OTHER_DIGEST))
+    yield refused("second_entry_links_to_nothing", CHECKSUM, append([one], policy_set(), prev_entry_digest=GENESIS))
+    past = append([one, two], tool_pin(), prev_entry_digest=one["entry"]["entry_digest"])
+    yield refused("entry_links_past_its_predecessor", CHECKSUM, past)
+    rewritten = append([one], policy_set("forbid(principal, action, resource);"))
+    yield refused("policy_rewritten_and_sealed_again", CHECKSUM, [*rewritten, three, four], at=3)
+    yield refused(
+        "erasure_cut_out_in_the_middle", GAP, [one, two, three, *append(whole, tool_pin(tool_name="later"))[4:]], at=4
+    )
+
+
+def foreign_records() -> Iterator[Json]:
+    whole = whole_stream()
+    for place, record in enumerate(whole, start=1):
+        kind = record["entry"]["artifact_type"]
+        elsewhere = {**record["artifact"], "system_id": OTHER_TENANT}
+        yield refused(f"{kind}_of_another_tenant", CHECKSUM, append(whole[: place - 1], (kind, elsewhere)))
+        commits = {**record, "entry": seal({**record["entry"], "artifact_digest": OTHER_DIGEST})}
+        yield refused(f"entry_commits_to_another_{kind}", CHECKSUM, [*whole[: place - 1], commits])
+        other = "erasure" if kind != "erasure" else "tool_pin"
+        misnamed = {**record, "entry": seal({**record["entry"], "artifact_type": other})}
+        yield refused(f"entry_calls_its_{kind}_{other}", SCHEMA, [*whole[: place - 1], misnamed])
+        gone = {**record, "artifact": None}
+        yield refused(f"{kind}_gone", CHECKSUM, [*whole[: place - 1], gone])
+        if place > 1:
+            entry = seal({**record["entry"], "system_id": OTHER_TENANT})
+            moved = [*whole[: place - 1], {**record, "entry": entry}]
+            yield refused(f"entry_{place}_renamed_to_another_tenant", SCHEMA, moved, documents_valid=True)
+    for what in ("execution_log_entry", "tool_pin"):
+        entry = seal({**whole[0]["entry"], "schema_id": f"tga/v1/{what}"})
+        yield refused(f"entry_says_it_is_a_{what}", SCHEMA, [{**whole[0], "entry": entry}])
+    entry = seal({**whole[0]["entry"], "artifact_type": "action_request"})
+    yield refused("entry_of_a_traces_artifact", SCHEMA, [{**whole[0], "entry": entry}])
+    for field in ("from_state", "to_state"):
+        entry = seal({**whole[0]["entry"], field: "PENDING"})
+        yield refused(f"entry_{field}_pending", SCHEMA, [{**whole[0], "entry": entry}])
+
+
+def wrong_names() -> Iterator[Json]:
+    """Sound in form, sealed and linked, but the name is not what it names."""
+    yield refused("key_under_another_keys_id", CHECKSUM, stream_of(signing_key(key_id=key_of(2)[0])))
+    yield refused("another_key_under_the_id", CHECKSUM, stream_of(signing_key(public_key=key_of(2)[1])))
+    yield refused("key_under_a_free_name", CHECKSUM, stream_of(signing_key(key_id="adas-key")))
+    swapped = stream_of(signing_key(1), signing_key(1, public_key=key_of(2)[1]))
+    yield refused("key_replaced_under_its_id", CHECKSUM, swapped)
+    yield refused("policy_under_another_digest", CHECKSUM, stream_of(policy_set(policy_digest=OTHER_DIGEST)))
+    text = POLICY.replace("permit", "forbid")
+    yield refused(
+        "policy_text_not_of_its_digest",
+        CHECKSUM,
+        stream_of(policy_set(text=POLICY, policy_digest=hashlib.sha256(text.encode()).hexdigest())),
+    )
+
+
+def changed_documents() -> Iterator[Json]:
+    documents = (signing_key(), policy_set(), tool_pin(), erasure())
+    for kind, artifact in documents:
+        records = stream_of((kind, artifact))
+        for change in itertools.chain(flipped_fields(artifact), other_members(artifact)):
+            code = CHECKSUM if change.fits else SCHEMA
+            yield refused(f"{kind}_{change.name}", code, [{**records[0], "artifact": change.document}])
+        unfit = itertools.chain(
+            misspelled_fields(artifact), dropped_fields(artifact), unknown_fields(artifact), nulled_fields(artifact)
+        )
+        for change in unfit:
+            if change.fits or change.name == "principal_id_null":  # null says that it is a gateway's own key
+                continue
+            # Sealed again where that is possible, so that nothing but the schema can object.
+            committed = resealed_digest(change.document) or records[0]["entry"]["artifact_digest"]
+            entry = seal({**records[0]["entry"], "artifact_digest": committed})
+            yield refused(f"{kind}_{change.name}", SCHEMA, [{"entry": entry, "artifact": change.document}])
+    rules: dict[str, Step] = {
+        "pin_of_an_unknown_change": tool_pin(change="trusted"),
+        "pin_with_its_definition_in_a_list": tool_pin(definition=[]),
+        "key_of_another_algorithm": signing_key(algorithm="RSA"),
+        "key_in_hex": signing_key(public_key="0" * 64),
+        "key_without_padding": signing_key(public_key="A" * 43),
+        "key_with_a_final_newline": signing_key(public_key="A" * 43 + "=\n"),
+        "erasure_of_a_stream_without_kind": erasure(erased_stream=TRACE_ID),
+        "erasure_of_a_kind_alone": erasure(erased_stream="trace:"),
+        "erasure_of_entry_0": erasure(last_sequence_number=0),
+        "erasure_of_1001_payloads": erasure(artifact_digests=[OTHER_DIGEST] * 1001),
+        "erasure_with_too_long_a_reason": erasure(rationale="r" * 4097),
+    }
+    for name, step in rules.items():
+        yield refused(name, SCHEMA, stream_of(step))
+
+
+def changed_entries() -> Iterator[Json]:
+    whole = whole_stream()[:2]
+    record = whole[1]
+    for change in flipped_fields(record["entry"]):
+        code = CHECKSUM if change.fits else SCHEMA
+        if change.name == "sequence_number_flipped":
+            code = GAP
+        is_other = change.name == "system_id_flipped"
+        records = [whole[0], {**record, "entry": change.document}]
+        yield refused(f"entry_{change.name}", SCHEMA if is_other else code, records, documents_valid=is_other)
+    entry = record["entry"]
+    for change in itertools.chain(
+        misspelled_fields(entry), dropped_fields(entry), unknown_fields(entry), nulled_fields(entry)
+    ):
+        resealed = change.document
+        if "entry_digest" not in change.name and resealed_digest(change.document) is not None:
+            resealed = seal(change.document)
+        yield refused(f"entry_{change.name}", SCHEMA, [whole[0], {**record, "entry": resealed}])
+    yield refused("entry_numbered_from_0", SCHEMA, append([], tool_pin(), sequence_number=0))
+
+
+def system_vectors() -> Iterator[Json]:
+    for part in (sound_streams, broken_orders, foreign_records, wrong_names, changed_documents, changed_entries):
+        yield from part()
