@@ -14,34 +14,29 @@ still opens what it sealed. Key material is in no repr, error or log, and is not
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import os
 import secrets
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from app.core.errors import SecretMissing, SettingInvalid
-from app.core.limits import KEY_FILE_BYTES_MAX
 from app.domain.tga.models import Signature
 from app.domain.tga.signatures import key_id_of
+from app.key_files import decoded, load_or_make, read_key, rotated, verify_private
 
-KEY_BYTES: Final = 32
 SIGNING_VARIABLE: Final = "TGA_SIGNING_KEY"
 SEALING_VARIABLE: Final = "TGA_SEALING_KEY"
 
 _SIGNING_FILE = "signing.key"
 _SEALING_FILE = "sealing.key"
 _RETIRED_SEALING = "sealing.*.retired"
-_LOCK_FILE = ".lock"
-_UNFINISHED = "*.unfinished"
 
 # A sealed value: version, which key, nonce, ciphertext with its tag. The nonce is random, which is safe for 2^32 values
 # under one key: long before that, rotate.
@@ -50,9 +45,6 @@ _KEY_ID_BYTES = 8
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _HEADER_BYTES = len(_VERSION) + _KEY_ID_BYTES
-
-_IdOf: TypeAlias = Callable[[bytes], str]
-_IsKind: TypeAlias = Callable[[int], bool]
 
 
 class Keyring:
@@ -65,15 +57,15 @@ class Keyring:
         self._sealing_is_given = bool(environment.get(SEALING_VARIABLE))
         self._given_openers: dict[bytes, AESGCM] = {}
         if self._signing_is_given:
-            self._use_signing(_decoded(environment[SIGNING_VARIABLE], SIGNING_VARIABLE))
+            self._use_signing(decoded(environment[SIGNING_VARIABLE], SIGNING_VARIABLE))
         else:
-            self._use_signing(_load_or_make(folder, _SIGNING_FILE))
+            self._use_signing(load_or_make(folder, _SIGNING_FILE))
         if self._sealing_is_given:
-            given = _decoded(environment[SEALING_VARIABLE], SEALING_VARIABLE)
+            given = decoded(environment[SEALING_VARIABLE], SEALING_VARIABLE)
             self._sealing_id = _sealing_key_id(given)
             self._given_openers = {self._sealing_id: AESGCM(given)}
         else:
-            self._sealing_id = _sealing_key_id(_load_or_make(folder, _SEALING_FILE))
+            self._sealing_id = _sealing_key_id(load_or_make(folder, _SEALING_FILE))
         self._openers = self._load_openers()
 
     @classmethod
@@ -141,7 +133,7 @@ class Keyring:
         """A new signing key; the old one is kept as retired. Returns the new key id, which is not yet announced."""
         if self._signing_is_given:
             raise _given_elsewhere(SIGNING_VARIABLE)
-        raw = _rotated(self._folder, _SIGNING_FILE, lambda old: key_id_of(_public_of(old)).partition(":")[2])
+        raw = rotated(self._folder, _SIGNING_FILE, lambda old: key_id_of(_public_of(old)).partition(":")[2])
         self._use_signing(raw)
         return self._key_id
 
@@ -149,7 +141,7 @@ class Keyring:
         """A new sealing key; the old one stays beside it and opens what it sealed. Returns the new key's id."""
         if self._sealing_is_given:
             raise _given_elsewhere(SEALING_VARIABLE)
-        raw = _rotated(self._folder, _SEALING_FILE, lambda old: _sealing_key_id(old).hex())
+        raw = rotated(self._folder, _SEALING_FILE, lambda old: _sealing_key_id(old).hex())
         self._openers = self._load_openers()
         self._sealing_id = _sealing_key_id(raw)
         return self._sealing_id.hex()
@@ -162,9 +154,9 @@ class Keyring:
     def _load_openers(self) -> dict[bytes, AESGCM]:
         openers = dict(self._given_openers)
         if self._folder.is_dir():
-            _verify_private(self._folder)
+            verify_private(self._folder)
             for file in (self._folder / _SEALING_FILE, *sorted(self._folder.glob(_RETIRED_SEALING))):
-                raw = _read(file)
+                raw = read_key(file)
                 if raw is not None:
                     openers[_sealing_key_id(raw)] = AESGCM(raw)
         return openers
@@ -189,133 +181,4 @@ def _given_elsewhere(variable: str) -> SettingInvalid:
     return SettingInvalid(
         f"the key comes from {variable} and is rotated there",
         remedy=f"Set {variable} to a new key and start again; keep an old sealing key as sealing.<name>.retired.",
-    )
-
-
-def _load_or_make(folder: Path, name: str) -> bytes:
-    if folder.is_dir():
-        _verify_private(folder)
-    raw = _read(folder / name)
-    if raw is not None:  # also where the folder is read-only
-        return raw
-    _make_folder(folder)
-    with _locked(folder):
-        raw = _read(folder / name)  # another may have been first
-        if raw is None:
-            raw = secrets.token_bytes(KEY_BYTES)
-            _write(folder / name, raw)
-        return raw
-
-
-def _rotated(folder: Path, name: str, id_of: _IdOf) -> bytes:
-    """The new key. There is no moment, and no crash, in which the old key is nowhere or no key is in use."""
-    with _locked(folder):
-        old = _read(folder / name)
-        if old is not None:
-            _write(folder / f"{name.partition('.')[0]}.{id_of(old)}.retired", old)
-        raw = secrets.token_bytes(KEY_BYTES)
-        _write(folder / name, raw)
-        return raw
-
-
-def _make_folder(folder: Path) -> None:
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _verify_private(folder)
-    for made in missing:
-        _sync_folder(made.parent)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One at a time makes keys here; the system lets go of a dead one's lock. What a dead one left half is removed."""
-    descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        for unfinished in folder.glob(_UNFINISHED):
-            unfinished.unlink(missing_ok=True)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _write(file: Path, raw: bytes) -> None:
-    """Whole and durable, or not there: readers do not take the lock."""
-    unfinished = file.with_name(f"{file.name}.unfinished")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(base64.b64encode(raw) + b"\n")
-        opened.flush()
-        os.fsync(opened.fileno())
-    unfinished.replace(file)
-    _sync_folder(file.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _read(file: Path) -> bytes | None:
-    """The key in a file; None when there is no such file."""
-    try:
-        # Not waiting for whoever writes to a pipe that someone put here.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    try:
-        _verify_standing(file, os.fstat(descriptor), is_kind=stat.S_ISREG, kind="file", mode="600")
-        written = os.read(descriptor, KEY_FILE_BYTES_MAX)
-    finally:
-        os.close(descriptor)
-    try:
-        return _decoded(written.decode("ascii"), str(file))
-    except UnicodeDecodeError:
-        raise _no_key(str(file), "bytes that are not ASCII") from None
-
-
-def _verify_private(folder: Path) -> None:
-    _verify_standing(folder, folder.stat(), is_kind=stat.S_ISDIR, kind="folder", mode="700")
-
-
-def _verify_standing(path: Path, found: os.stat_result, *, is_kind: _IsKind, kind: str, mode: str) -> None:
-    if not is_kind(found.st_mode):
-        raise SettingInvalid(f"{path} is no {kind}", expected=f"a {kind}", remedy="Move it out of the way.")
-    if found.st_uid not in (os.geteuid(), 0):
-        raise SettingInvalid(
-            f"the {kind} {path} belongs to another user, who could read or replace it",
-            expected=f"user {os.geteuid()}",
-            found=f"user {found.st_uid}",
-            remedy=f"Run: chown {os.geteuid()} {path}",
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise SettingInvalid(
-            f"others than the owner may use the {kind} {path}",
-            expected=f"mode 0{mode}",
-            found=f"mode {stat.S_IMODE(found.st_mode):04o}",
-            remedy=f"Run: chmod {mode} {path}. If others may have read it, rotate the key.",
-        )
-
-
-def _decoded(written: str, where: str) -> bytes:
-    """The key in one line of base64. What is written there is not shown: it may be a key with a slip in it."""
-    text = written.strip()
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except ValueError:
-        raise _no_key(where, f"{len(text)} characters that are not base64") from None
-    if len(raw) != KEY_BYTES:
-        raise _no_key(where, f"{len(raw)} bytes")
-    return raw
-
-
-def _no_key(where: str, found: str) -> SettingInvalid:
-    return SettingInvalid(
-        f"{where} holds no key",
-        expected=f"{KEY_BYTES} bytes in base64, on one line",
-        found=found,
-        remedy="Put the right key back; a new one cannot open what was sealed, nor sign as the old one.",
     )

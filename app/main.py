@@ -17,6 +17,7 @@ from app.config import Config, load_config
 from app.connectors.registry import Registry
 from app.connectors.webhooks import Webhooks
 from app.core.errors import StoreUnfit, TgaError
+from app.domain.log.announcing import announce_log_key
 from app.domain.system.policies import record_policy
 from app.domain.tga.announcements import Announcement
 from app.domain.tga.drive import request_of
@@ -24,6 +25,7 @@ from app.domain.tga.models import TraceId
 from app.domain.tga.ports import Clock, Ports
 from app.domain.tga.runtime import TgaRuntime
 from app.keyring import Keyring
+from app.log_signer import LogSigner
 from app.policy_file import PolicyFile
 from app.postgres.access import PostgresAccess
 from app.postgres.database import Database, open_database
@@ -31,6 +33,7 @@ from app.postgres.guards import verify_guards
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import load_status, migrate
 from app.postgres.outbox import PostgresOutbox
+from app.postgres.sequencer import Sequencer, TreeSession
 from app.postgres.sessions import Sessions
 from app.postgres.system import system_parts
 from app.postgres.traces import PostgresTraces
@@ -56,6 +59,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     config = load_config(config_path(settings))
     policy = PolicyFile.open(config.policy.file if config.policy else None)
     keyring = Keyring.open(settings.keys)
+    log_signer = LogSigner.open(settings.keys, origin=config.log.origin)
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         registry = Registry.from_config(config)
@@ -71,6 +75,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             sessions, writer, clock, keyring, executor_id=traces.executor_id, definition_of=registry.definition
         )
         await system.signatory.announce()
+        await announce_log_key(system.log, clock, log_signer.public_key)
         await record_policy(system.log, clock, policy.digest, policy.text)
         await system.pins.see(registry.tools())
         for tenant in {*config.tenants, *(server.tenant for server in config.servers.values())}:
@@ -97,6 +102,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             stack.push_async_callback(tokens.close)
         webhooks = _webhooks(config, sessions, traces, keyring, clock)
         stack.push_async_callback(webhooks.close)
+        sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
         yield Gateway(
             runtime=runtime,
             traces=traces,
@@ -105,6 +111,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             system=system.log,
             policy=policy,
             webhooks=webhooks,
+            sequencer=sequencer,
             clock=clock,
             edge=Edge(
                 runtime=runtime,
@@ -115,6 +122,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 authenticator=Authenticator(access, tokens),
                 admission=Admission(config.limits),
                 clock=clock,
+                log=sequencer,
             ),
         )
 

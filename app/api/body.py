@@ -49,23 +49,18 @@ def checked(model: type[_M], fields: dict[str, Any]) -> _M:
 
 async def _read_bytes(receive: Receive) -> bytes:
     message = await receive()
-    body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False):
-        if len(body) > DOCUMENT_BYTES_MAX:
-            raise _too_large()
-        return body
-    pieces, size = [body], len(body)
-    while message["type"] == "http.request" and message.get("more_body", False):
-        if size > DOCUMENT_BYTES_MAX:
-            raise _too_large()
-        message = await receive()
+        return bytes(message.get("body", b""))  # in one piece, as most are; the parser looks at its size
+    pieces, size = [], 0
+    while message["type"] == "http.request":
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
-    if message["type"] != "http.request":
-        raise ClientGone
-    if size > DOCUMENT_BYTES_MAX:
-        raise _too_large()
-    return b"".join(pieces)
+        if size > DOCUMENT_BYTES_MAX:
+            raise _too_large()
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+        message = await receive()
+    raise ClientGone
 
 
 def _verify_headers(scope: Scope) -> None:

@@ -14,7 +14,8 @@ from starlette.types import Scope
 from app.api.admission import Admission
 from app.api.handover import Handover
 from app.connectors.registry import Registry
-from app.core.errors import InputMalformed, Unauthenticated
+from app.core.errors import InputMalformed, TgaError, Unauthenticated
+from app.core.note import VerifierKey
 from app.domain.system.pins import Pins
 from app.domain.tga.models import Principal
 from app.domain.tga.ports import Clock
@@ -34,6 +35,19 @@ class Scoped(Protocol):
     def scope(self) -> Scope: ...
 
 
+class Log(Protocol):
+    """What is known here of the verifiable log: the key of its heads, and what is wrong with it."""
+
+    @property
+    def verifier_key(self) -> VerifierKey: ...
+
+    @property
+    def fault(self) -> TgaError | None: ...
+
+    @property
+    def is_stalled(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """Wired by main.py. `stopping` is set when the gateway takes nothing new."""
@@ -46,6 +60,7 @@ class Edge:
     authenticator: Authenticates
     admission: Admission
     clock: Clock
+    log: Log
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
 

@@ -44,6 +44,8 @@ class Readiness:
             async with asyncio.timeout(READY_CHECK_MS / 1000):
                 self._edge.traces.executor_id()
                 await self._edge.sessions.fetch("SELECT FROM tga.heads LIMIT 1")
+            if self._edge.log.fault is not None:
+                raise self._edge.log.fault
             self._found = None
         except TgaError as error:
             self._found = error
@@ -76,8 +78,12 @@ def router(edge: Edge) -> APIRouter:
         tags=["health"],
         response_class=Response,
         responses={
-            200: {"description": "It can: the store answers.", **fine},
-            **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown),
+            200: {
+                "description": "It can: the store answers. `log` is `stalled` while a transaction that does not end "
+                "keeps entries out of the log; the gateway's own log says whose.",
+                "content": {_JSON: {"example": {"status": "ok", "log": "ok"}}},
+            },
+            **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown, errors.LogForked),
         },
     )
     async def readyz() -> Response:
@@ -85,6 +91,7 @@ def router(edge: Edge) -> APIRouter:
             await readiness.verify()
         except TgaError as error:
             return problem(error)
-        return Response(b'{"status":"ok"}', media_type=_JSON)
+        stalled = edge.log.is_stalled
+        return Response(b'{"status":"ok","log":"%b"}' % (b"stalled" if stalled else b"ok"), media_type=_JSON)
 
     return made

@@ -47,6 +47,12 @@ def parameters(request: Request, *allowed: str) -> dict[str, str]:
     return found
 
 
+def number_in(given: dict[str, str], parameter: str) -> int:
+    if parameter not in given:
+        raise _malformed(f"the parameter {parameter} is missing", "a whole number")
+    return _number(parameter, given[parameter], at_most=SAFE_INTEGER_MAX)
+
+
 def limit_in(given: dict[str, str]) -> int:
     limit = _number("limit", given.get("limit", str(LIST_ITEMS_DEFAULT)), at_most=LIST_ITEMS_MAX)
     if limit < 1:
@@ -131,6 +137,10 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "after", "The `next` of an earlier answer; left out, the feed starts at its beginning.", _CURSOR_SCHEMA
     ),
     "after_seq": _query("after_seq", "Only entries after this sequence number.", _NUMBER_SCHEMA),
+    "index": {**_query("index", "Which leaf, from 0.", _NUMBER_SCHEMA), "required": True},
+    "size": {**_query("size", "Of how many leaves the tree is.", _NUMBER_SCHEMA), "required": True},
+    "old": {**_query("old", "The size of the smaller tree.", _NUMBER_SCHEMA), "required": True},
+    "new": {**_query("new", "The size of the larger tree.", _NUMBER_SCHEMA), "required": True},
     "state": _query("state", "Only traces in this state.", {"type": "string", "enum": list(TRACE.states)}),
     "server_id": _query("server_id", "Only of this server.", _NAME_SCHEMA),
     "tool_name": _query("tool_name", "Only of this tool.", _NAME_SCHEMA),

@@ -36,6 +36,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ToolQuarantined: 409,
     errors.TraceNotHeld: 409,
     errors.TraceUnfinished: 409,
+    errors.NotYetLogged: 409,
     # What is stored is not sound, or cannot go on: asking again does not help, so it is no 5xx.
     errors.InvalidTransition: 409,
     errors.SequenceGap: 409,
@@ -59,6 +60,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.GatewayBusy: 503,
     errors.ShuttingDown: 503,
     errors.StoreUnfit: 503,
+    errors.LogForked: 503,
 }
 # What these found out is about the store and its host: for the log, not for callers.
 _OF_THE_STORE: Final = frozenset(
@@ -68,6 +70,7 @@ _OF_THE_STORE: Final = frozenset(
 RETRY_AFTER_S: Final[dict[type[TgaError], int]] = {
     errors.CallInFlight: 1,
     errors.ConcurrentExecution: 1,
+    errors.NotYetLogged: 1,
     errors.TooManyInFlight: 1,
     errors.LockAcquireFailed: 1,
     errors.StoreBusy: 1,

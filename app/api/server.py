@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from app.api import actions, approvals, events, health, pages, servers, tool_calls, traces
+from app.api import actions, approvals, events, health, log, pages, servers, tool_calls, traces
 from app.api.door import Door, add_exception_handlers
 from app.api.edge import Edge
 from app.api.openapi import TITLE, document_of, tool_call_operation
@@ -47,7 +47,7 @@ def build_app(edge: Edge) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, traces, events, approvals, servers, health):
+    for noun in (actions, traces, events, approvals, log, servers, health):
         app.include_router(noun.router(edge))
     app.include_router(pages.router(document))
     add_exception_handlers(app)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -186,10 +187,9 @@ class GatewayClient:
             return SettingInvalid("TGA_URL is no address", expected="http://host:port", found=_shown_url(self._url))
         # Only the kind of error and the system's word for it: messages of aiohttp quote what was sent.
         cause = getattr(error, "os_error", error)
-        detail = getattr(cause, "strerror", None) or {
-            "TimeoutError": "no answer in time",
-            "ServerTimeoutError": "no answer in time",
-        }.get(type(error).__name__, type(error).__name__)
+        number = getattr(cause, "errno", None)
+        is_late = isinstance(error, TimeoutError)
+        detail = "no answer in time" if is_late else os.strerror(number) if number else type(error).__name__
         return GatewayUnreachable(f"no gateway answers at {_shown_url(self._url)}", found=detail)
 
     def _no_gateway(self, found: str) -> TgaError:

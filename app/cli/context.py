@@ -14,6 +14,7 @@ from app.connectors.webhooks import Webhooks
 from app.domain.tga.ports import Clock
 from app.domain.tga.runtime import TgaRuntime
 from app.policy_file import PolicyFile
+from app.postgres.sequencer import Sequencer
 from app.postgres.sessions import Sessions
 from app.postgres.system import PostgresSystemLog
 from app.postgres.traces import PostgresTraces
@@ -29,6 +30,7 @@ class Gateway:
     system: PostgresSystemLog
     policy: PolicyFile
     webhooks: Webhooks
+    sequencer: Sequencer
     clock: Clock
     edge: Edge
 

@@ -1,8 +1,8 @@
 """`tga serve`: the gateway over HTTP, and all that it does by itself, until it is told to stop.
 
 By itself it recovers what has no living executor, lets requests expire, reads on in the system streams, follows the
-policy file and announces what waits. Each of these is a task of its own: one that fails says so, tries again, and
-stops none of the others. The store being away is no reason to end.
+policy file, announces what waits and sequences the log. Each of these is a task of its own: one that fails says so,
+tries again, and stops none of the others. The store being away is no reason to end.
 
 It ends on SIGINT or SIGTERM: nothing new is taken, what is in flight is answered, what still runs is finished or left
 to recovery. A second signal ends it at once, which loses nothing that was acknowledged.
@@ -25,7 +25,7 @@ from app.cli.context import Gateway
 from app.cli.recovery import tell
 from app.core.digest import Digest
 from app.core.errors import ConcurrentExecution, TgaError
-from app.core.limits import SWEEP_EVERY_MS
+from app.core.limits import LOG_ROUND_MS, SWEEP_EVERY_MS
 from app.domain.system.policies import record_policy
 from app.settings import Settings
 
@@ -105,6 +105,7 @@ class OwnWork:
             self.repeat("system streams", self._gateway.system.refresh_all, _SYSTEM_EVERY_MS),
             self.repeat("policy", self.follow_policy, _POLICY_EVERY_MS),
             self.repeat("webhooks", self._gateway.webhooks.run, SWEEP_EVERY_MS),
+            self.repeat("the log", self._gateway.sequencer.run, LOG_ROUND_MS),
         ]
 
     async def repeat(self, name: str, work: Callable[[], Awaitable[object]], every_ms: int) -> None:

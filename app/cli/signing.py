@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 from pathlib import Path
-from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -18,8 +16,7 @@ from app.core.errors import SettingInvalid
 from app.core.limits import KEY_FILE_BYTES_MAX
 from app.domain.tga.models import Signature, SupervisorDecision
 from app.domain.tga.signatures import key_id_of
-
-_KEY_BYTES: Final = 32
+from app.key_files import decoded, read_key
 
 
 def make_key(path: Path) -> str:
@@ -33,47 +30,28 @@ def make_key(path: Path) -> str:
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
     """SettingInvalid when it cannot be read, is no key, or can be read by others. What it holds is not shown."""
-    return Ed25519PrivateKey.from_private_bytes(_read_key(path, is_private=True))
+    try:
+        raw = read_key(path)
+    except OSError as error:
+        raise SettingInvalid(f"{path} cannot be read", found=error.strerror) from None
+    if raw is None:
+        raise SettingInvalid(f"there is no {path}", remedy="Name the file with your key; `tga keys make` makes one.")
+    return Ed25519PrivateKey.from_private_bytes(raw)
 
 
 def load_public_key(path: Path) -> bytes:
-    return _read_key(path, is_private=False)
+    """The 32 bytes that a `.pub` file holds; whether they are a key is for who registers them to say."""
+    try:
+        with path.open("rb") as file:
+            written = file.read(KEY_FILE_BYTES_MAX)
+    except OSError as error:
+        raise SettingInvalid(f"{path} cannot be read", found=error.strerror) from None
+    return decoded(written.decode("ascii", "replace"), str(path))
 
 
 def signed(decision: SupervisorDecision, key: Ed25519PrivateKey) -> Signature:
     value = base64.b64encode(key.sign(decision.signed_bytes())).decode("ascii")
     return Signature(algorithm="Ed25519", key_id=key_id_of(key.public_key().public_bytes_raw()), value=value)
-
-
-def _read_key(path: Path, *, is_private: bool) -> bytes:
-    try:
-        # Not waiting for whoever writes to a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            standing = os.fstat(descriptor)
-            if not stat.S_ISREG(standing.st_mode):
-                raise SettingInvalid(f"{path} is no file", remedy="Name the file with the key.")
-            if is_private and standing.st_mode & 0o077:
-                raise SettingInvalid(
-                    f"others than its owner may use {path}",
-                    expected="mode 0600",
-                    found=f"mode {stat.S_IMODE(standing.st_mode):04o}",
-                    remedy=f"Run: chmod 600 {path}. If others may have read it, register a new key.",
-                )
-            written = os.read(descriptor, KEY_FILE_BYTES_MAX)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise SettingInvalid(f"{path} cannot be read", found=error.strerror) from None
-    try:
-        raw = base64.b64decode(written.strip(), validate=True)
-    except ValueError:
-        raw = b""
-    if len(raw) != _KEY_BYTES:
-        raise SettingInvalid(
-            f"{path} holds no key", expected=f"{_KEY_BYTES} bytes in base64, on one line", remedy="See `tga keys make`."
-        )
-    return raw
 
 
 def _write_new(path: Path, raw: bytes, *, mode: int) -> None:

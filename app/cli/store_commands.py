@@ -9,12 +9,13 @@ import typer
 from app.cli.context import Gateway
 from app.cli.db import load_database_status, migrate_database
 from app.cli.doctor import examine
+from app.cli.erasing import erase
 from app.cli.init import write_config
 from app.cli.recovery import recover
-from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run, run_in_gateway
-from app.cli.serving import serve
+from app.cli.running import AsJson, MaybeTrace, TraceArgument, Yes, context_of, refuse, run, run_in_gateway
 from app.cli.showing import output
 from app.cli.verify import verify
+from app.domain.system.models import DEFAULT_TENANT
 
 database = typer.Typer(
     help="The database: bring its schema up to date, and see whether it is fit.", no_args_is_help=True
@@ -25,6 +26,7 @@ def add_to(application: typer.Typer) -> None:
     application.command("serve")(serve_command)
     application.command("recover")(recover_command)
     application.command("verify")(verify_command)
+    application.command("erase")(erase_command)
     application.command("init")(init_command)
     application.command("doctor")(doctor_command)
     application.add_typer(database, name="db")
@@ -37,6 +39,9 @@ def serve_command(context: typer.Context) -> None:
     authenticate, callers send a key as `Authorization: Bearer`; the first start writes an administrator's key to
     TGA_HOME/admin.key, and `tga keys create` makes others.
     """
+
+    # Here, because the web framework takes as long to load as all the rest: only who serves waits for it.
+    from app.cli.serving import serve
 
     async def work(gateway: Gateway) -> bool:
         return await serve(gateway, context_of(context).settings)
@@ -67,6 +72,20 @@ def verify_command(
     if (trace_id is None) != everything:
         refuse("name one trace, or say --all")
     run(verify(context_of(context).settings, trace_id, as_json=as_json))
+
+
+def erase_command(
+    context: typer.Context,
+    trace_id: TraceArgument,
+    rationale: Annotated[str, typer.Option("-r", "--rationale", help="Why; it goes on the record.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose trace it is.")] = DEFAULT_TENANT,
+    yes: Yes = False,
+) -> None:
+    """Remove the payloads of a finished trace, for ever. Its entries and digests stand, and so does the erasure.
+
+    On a terminal it asks first. Names stay: tenant, principal, server, tool and idempotency key.
+    """
+    run_in_gateway(context, lambda gateway: erase(gateway, trace_id, tenant=tenant, rationale=rationale, yes=yes))
 
 
 def init_command(

@@ -30,6 +30,7 @@ from app.core.limits import (
     CALL_TIMEOUT_MS_MAX,
     CONFIGURED_LIMIT_MAX,
     CREDENTIALS_PER_SERVER_MAX,
+    LOG_ORIGIN_CHARS_MAX,
     NAME_CHARS_MAX,
     POINTER_CHARS_MAX,
     SECRET_ARGUMENTS_MAX,
@@ -172,6 +173,8 @@ Pointers = Annotated[
 ]
 Claim = Annotated[str, StringConstraints(min_length=1, max_length=NAME_CHARS_MAX)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX)]
+# What C2SP admits in the name of a key, kept to printable ASCII.
+Origin = Annotated[str, StringConstraints(pattern=r"^[!-*,-~]+$", max_length=LOG_ORIGIN_CHARS_MAX)]
 Limit = Annotated[int, Field(ge=1, le=CONFIGURED_LIMIT_MAX)]
 
 
@@ -277,6 +280,12 @@ class LimitsConfig(_Table):
     event_subscribers: Limit = 256
 
 
+class LogConfig(_Table):
+    """`[log]`. The origin names the log in its signed heads, for ever: best a domain of yours and a path."""
+
+    origin: Origin | None = None
+
+
 class Config(_Table):
     """All of `tga.toml`, checked. Paths in it are complete."""
 
@@ -286,6 +295,7 @@ class Config(_Table):
     tenants: dict[SegmentName, TenantConfig] = {}
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
+    log: LogConfig = LogConfig()
     _path: Path = PrivateAttr(default=Path("tga.toml"))
 
     def model_post_init(self, context: Any) -> None:

@@ -20,8 +20,6 @@ import asyncio
 import base64
 import hashlib
 import re
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -31,33 +29,21 @@ import aiohttp
 from yarl import URL
 
 from app import __version__
+from app.connectors.answers import is_retryable, plain, retry_after_ms, storable_json, traceparent_of
 from app.connectors.credentials import Credentials, CredentialUnavailable
-from app.core.canonical import JsonValue, canonical_bytes, parse_json
+from app.core.canonical import canonical_bytes
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
     CONNECTIONS_PER_SERVER_MAX,
-    DEPTH_MAX,
     DOCUMENT_BYTES_MAX,
-    KEYS_MAX,
     NAME_CHARS_MAX,
-    OUTPUT_DEPTH_RESERVED,
-    OUTPUT_KEYS_RESERVED,
     RESPONSE_BYTES_READ_MAX,
     RESPONSE_HEADER_BYTES_MAX,
-    RETRY_AFTER_MS_MAX,
 )
 from app.domain.tga.models import Base64Output, DigestOutput, JsonOutput, ToolCall
 from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
 
-_RETRYABLE_4XX = frozenset({408, 409, 425, 429})
 _MEDIA_TYPE = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
-_RETRY_AFTER_S = re.compile(r"[0-9]{1,9}")
-_HTTP_DATE = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT")
-_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
-_UNPRINTABLE = re.compile(r"[^ -~]")
-_DETAIL_CHARS_MAX = 256
-# RFC 8785 writes 1e15, four characters, as sixteen.
-_CANONICAL_GROWTH_MAX = 4
 
 
 class HttpPool:
@@ -126,7 +112,7 @@ class HttpConnector:
             headers = self._credentials.headers() | _headers(call, traceparent)
             body = canonical_bytes(call.arguments if arguments is None else arguments)
         except CredentialUnavailable as error:
-            return NotSent(_plain(f"no credential: {error}", _DETAIL_CHARS_MAX))
+            return NotSent(plain(f"no credential: {error}"))
         except (InputMalformed, InputTooLarge) as error:  # its text may show a part of them
             return NotSent(f"the arguments cannot be written: {error.code}")
         exchange = _Exchange()
@@ -151,7 +137,7 @@ class HttpConnector:
         async with request as response:
             exchange.response = response
             # An answer that decides nothing is not read: whatever is in it, the call is sent again.
-            if not _is_retryable(response.status):
+            if not is_retryable(response.status):
                 await exchange.body.read(response.content)
 
 
@@ -178,15 +164,15 @@ class _Exchange:
     def _reason(self) -> str:
         if self.error is None:
             return "the server wanted to switch protocols"
-        return _plain(f"{type(self.error).__name__}: {self.error}", _DETAIL_CHARS_MAX)
+        return plain(f"{type(self.error).__name__}: {self.error}")
 
     def _read_answer(self, response: aiohttp.ClientResponse) -> Dispatched:
         status = response.status
-        said = _plain(f"the server answered {status} {response.reason or ''}".rstrip(), _DETAIL_CHARS_MAX)
-        if _is_retryable(status):
+        said = plain(f"the server answered {status} {response.reason or ''}".rstrip())
+        if is_retryable(status):
             # A server that honours keys answers 409 while it still works on the first request with this one.
             at_work = status == HTTPStatus.CONFLICT
-            return Unknown("retryable_answer", said, retry_after_ms=_retry_after_ms(response), is_at_work=at_work)
+            return Unknown("retryable_answer", said, retry_after_ms=retry_after_ms(response), is_at_work=at_work)
         output = self.body.output(_media_type(response))
         if status < 300:
             return Answered("SUCCESS", output)
@@ -233,7 +219,7 @@ class _Body:
             return None
         raw = bytes(self._kept)
         try:
-            return JsonOutput(encoding="json", value=_storable_json(raw))
+            return JsonOutput(encoding="json", value=storable_json(raw))
         except (InputMalformed, InputTooLarge):
             data = base64.b64encode(raw).decode("ascii")
             return Base64Output(encoding="base64", media_type=media_type, data=data)
@@ -266,35 +252,14 @@ async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace
 
 
 def _headers(call: ToolCall, traceparent: str | None) -> dict[str, str]:
-    # W3C Trace Context, version 00: the call is the parent; the trace is the caller's, else the call's own, sampled.
-    known = _TRACEPARENT.fullmatch(traceparent or "")
-    trace, flags = known.groups() if known else (call.trace_id.replace("-", ""), "01")
     headers = {
         "TGA-Tool-Call-Id": call.tool_call_id,
         "TGA-Trace-Id": call.trace_id,
-        "traceparent": f"00-{trace}-{call.tool_call_id.replace('-', '')[-16:]}-{flags}",
+        "traceparent": traceparent_of(call, traceparent),
     }
     if call.idempotency_key is not None:
         headers["Idempotency-Key"] = call.idempotency_key
     return headers
-
-
-def _is_retryable(status: int) -> bool:
-    return status in _RETRYABLE_4XX or status >= 500
-
-
-def _retry_after_ms(response: aiohttp.ClientResponse) -> int | None:
-    """Seconds, or a date by this machine's clock (RFC 9110, section 10.2.3); a date that is over means now."""
-    written = response.headers.get("Retry-After", "").strip()
-    if _RETRY_AFTER_S.fullmatch(written):
-        return min(int(written) * 1000, RETRY_AFTER_MS_MAX)
-    if not _HTTP_DATE.fullmatch(written):
-        return None
-    try:
-        wait_s = (parsedate_to_datetime(written) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError):  # the 31st of February; a zone that is none
-        return None
-    return max(0, min(int(wait_s * 1000), RETRY_AFTER_MS_MAX))
 
 
 def _media_type(response: aiohttp.ClientResponse) -> str:
@@ -303,28 +268,3 @@ def _media_type(response: aiohttp.ClientResponse) -> str:
         return "application/gzip" if coding in ("gzip", "x-gzip") else "application/octet-stream"
     written = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     return written if _MEDIA_TYPE.fullmatch(written) else "application/octet-stream"
-
-
-def _storable_json(raw: bytes) -> JsonValue:
-    """The value, if it is strict JSON that an effect can carry; else InputMalformed or InputTooLarge.
-
-    An effect that cannot be written would leave the outcome unknown, and the call would be sent again for ever.
-    """
-    value = parse_json(raw)
-    may_be_large = (
-        len(raw) * _CANONICAL_GROWTH_MAX > DOCUMENT_BYTES_MAX
-        or raw.count(b":") + OUTPUT_KEYS_RESERVED > KEYS_MAX
-        or raw.count(b"[") + raw.count(b"{") + OUTPUT_DEPTH_RESERVED > DEPTH_MAX
-    )
-    if may_be_large:
-        canonical_bytes(value, bytes_max=DOCUMENT_BYTES_MAX)
-        wrapped: JsonValue = [value, {str(n): None for n in range(OUTPUT_KEYS_RESERVED)}]
-        for _ in range(OUTPUT_DEPTH_RESERVED - 1):
-            wrapped = [wrapped]
-        canonical_bytes(wrapped)
-    return value
-
-
-def _plain(text: str, chars_max: int) -> str:
-    # A server chooses these characters; a lone surrogate or NUL among them could not be stored.
-    return _UNPRINTABLE.sub("?", text[:chars_max])

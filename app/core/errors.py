@@ -373,10 +373,22 @@ class ProofInvalid(TgaError):
     remedy = "Treat the log as tampered with until a proof from it verifies."
 
 
+class NotYetLogged(TgaError):
+    code = "NOT_YET_LOGGED"
+    meaning = "It stands on the record, but no signed tree head covers it yet."
+    remedy = "Ask again in a second. If that lasts, the gateway's log says who holds the sequencer up."
+
+
 class LogForked(TgaError):
     code = "LOG_FORKED"
     meaning = "The ledger does not begin with what a tree head, signed earlier, says it begins with."
     remedy = "Nothing was signed. An old backup was restored, or history was changed: `tga verify --all --head FILE`."
+
+
+class BundleInvalid(TgaError):
+    code = "BUNDLE_INVALID"
+    meaning = "An exported bundle cannot be read, is unfinished, or its files are not what its manifest says."
+    remedy = "Get it again, or finish it with `tga export --resume`; if it stays so, it was changed after its export."
 
 
 ALL_ERRORS: tuple[type[TgaError], ...] = (
@@ -430,6 +442,8 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     GatewayUnreachable,
     NoteInvalid,
     ProofInvalid,
+    NotYetLogged,
     LogForked,
+    BundleInvalid,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

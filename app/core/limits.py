@@ -68,6 +68,32 @@ SHOWN_CHARS_MAX: Final = 64
 CLOSE_WAIT_MS: Final = 30_000
 SWEEP_EVERY_MS: Final = 3_000
 
+# MCP servers. A message beyond the first is only hashed, one line of a child's output beyond the second ends the child:
+# parsed JSON takes up to thirty times its text.
+MCP_MESSAGE_BYTES_MAX: Final = 4_194_304
+MCP_LINE_BYTES_READ_MAX: Final = 67_108_864
+MCP_TOOLS_MAX: Final = 512
+MCP_PAGES_MAX: Final = 64
+MCP_DEFINITION_BYTES_MAX: Final = 131_072
+MCP_DESCRIPTION_CHARS_MAX: Final = 16_384
+MCP_PROBLEMS_MAX: Final = 32
+MCP_COMMAND_WORDS_MAX: Final = 128
+MCP_ENVIRONMENT_MAX: Final = 64
+MCP_STDERR_BYTES_KEPT: Final = 8_192
+MCP_PROBE_MS: Final = 5_000
+MCP_ANSWER_MS: Final = 30_000  # handshake and listing
+MCP_START_WAIT_MS: Final = 10_000
+MCP_READY_WAIT_MS: Final = 5_000
+MCP_BACKOFF_FIRST_MS: Final = 200
+MCP_BACKOFF_MAX_MS: Final = 30_000
+MCP_STEADY_AFTER_MS: Final = 10_000
+MCP_REFRESH_PAUSE_MS: Final = 250
+MCP_REFRESH_EVERY_MS: Final = 60_000
+MCP_CANCEL_GRACE_MS: Final = 2_000
+MCP_STOP_GRACE_MS: Final = 2_000
+MCP_RETRY_MS_MAX: Final = 30_000
+SCHEMA_STEPS_MAX: Final = 100_000
+
 # Keys, secrets and webhooks.
 KEY_FILE_BYTES_MAX: Final = 1_024
 REDACTION_SALT_BYTES: Final = 32
@@ -141,3 +167,22 @@ EVENTS_SEND_WAIT_MS: Final = 30_000
 # Signed notes. Sixteen signatures must be admitted; ours have one.
 NOTE_BYTES_MAX: Final = 65_536
 NOTE_SIGNATURES_MAX: Final = 64
+
+# Exported bundles. A line holds an entry and its artifact as JSON text, which at worst doubles them.
+BUNDLE_LINE_BYTES_MAX: Final = 2_097_152
+BUNDLE_MANIFEST_BYTES_MAX: Final = 262_144
+BUNDLE_FILES_MAX: Final = 256
+BUNDLE_PARTIAL_HEADS_MAX: Final = 64  # with a consistency proof each; a complete bundle carries them all
+BUNDLE_STREAMS_IN_MEMORY_MAX: Final = 10_000
+BUNDLE_FINDINGS_MAX: Final = 1_000  # a bundle with more is as broken as one can be
+EXPORT_PAGE_ENTRIES: Final = 1_024
+
+# The log. Rows looked at in one round; how often one is made; how long an open transaction may hold the log back before
+# it is told who does.
+LOG_BATCH_ROWS_MAX: Final = 2_000
+LOG_ROUND_MS: Final = 200
+LOG_STANDBY_MS: Final = 250
+LOG_STALL_MS: Final = 5_000
+LOG_ORIGIN_CHARS_MAX: Final = 255
+RECEIPT_WAIT_MS: Final = 1_000
+RECEIPT_POLL_MS: Final = 50

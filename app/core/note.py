@@ -110,6 +110,12 @@ def open_note(note: str | bytes, keys: Sequence[VerifierKey], verify: Verify) ->
     return text
 
 
+def read_note(note: str | bytes) -> tuple[str, list[tuple[str, bytes]]]:
+    """The text, and name and key id of each who is said to have signed it. Nothing is verified: see `open_note`."""
+    text, signatures = _split_note(note)
+    return text, [(name, key_id) for name, key_id, _ in signatures]
+
+
 def _split_note(note: str | bytes) -> tuple[str, list[tuple[str, bytes, bytes]]]:
     try:
         written = note.decode("utf-8") if isinstance(note, bytes) else note

@@ -112,9 +112,9 @@ async def _is_erased(
         return False
     if row["code"] in (SequenceGap.code, ChecksumMismatch.code):
         return False
-    if row["code"] == TraceErased.code and await _recorded_digest(sessions, erasure.erased_stream) in sent:
-        row = None  # by an earlier try of ours whose answer was lost
-    if row is not None and row["code"] is not None:
+    # By an earlier try of ours whose answer was lost?
+    is_ours = row["code"] == TraceErased.code and await _recorded_digest(sessions, erasure.erased_stream) in sent
+    if row["code"] is not None and not is_ours:
         error = BY_CODE[row["code"]](row["what"], expected=row["expected"], found=row["found"])
         raise error.at(stream=erasure.erased_stream)
     await system.refresh(erasure.system_id)

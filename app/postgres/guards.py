@@ -23,7 +23,8 @@ LEDGER_TABLES: Final = (
     "migrations",
 )
 # Table to trigger: what must stand, and fire in every mode of a session.
-TRIGGERS: Final = {(table, "append_only") for table in (*LEDGER_TABLES, "heads", "tenants", "api_keys")} | {
+_NEVER_EMPTIED = (*LEDGER_TABLES, "heads", "tenants", "api_keys", "tree_cursor")
+TRIGGERS: Final = {(table, "append_only") for table in _NEVER_EMPTIED} | {
     ("heads", "head_guard"),
     ("artifacts", "erasure_guard"),  # its append_only leaves DELETE to this one
     ("api_keys", "key_guard"),

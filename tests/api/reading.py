@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from app.api import events
 from app.api.admission import Admission
 from app.api.door import Door, add_exception_handlers
-from app.api.edge import Edge
+from app.api.edge import Edge, Log
 from app.api.server import serve_http
 from app.clock import SystemClock
 from app.config import LimitsConfig, load_config
@@ -33,6 +33,7 @@ from app.postgres.sessions import Sessions
 from app.postgres.system import PostgresSystemLog
 from app.postgres.traces import PostgresTraces
 from tests.invariants.plans import plan_of
+from tests.log.standing import QuietLog
 
 CONFIG = """
 [servers.pay]
@@ -202,6 +203,7 @@ class World:
     sessions: Sessions
     ledger: PostgresLedger
     folder: Path
+    log: Log = field(default_factory=QuietLog)
 
     @asynccontextmanager
     async def _parts(self, limits: LimitsConfig) -> AsyncIterator[tuple[Edge, Tokens, aiohttp.ClientSession]]:
@@ -224,6 +226,7 @@ class World:
                     authenticator=tokens,
                     admission=Admission(limits),
                     clock=clock,
+                    log=self.log,
                 )
                 yield edge, tokens, client
         finally:

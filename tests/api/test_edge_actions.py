@@ -12,6 +12,7 @@ import pytest
 
 from app.core.digest import digest_of
 from app.core.errors import ToolNotFound
+from app.domain.ledger import Plan
 from app.domain.tga.models import ToolCall, TraceId
 from app.domain.tga.ports import Dispatched, Tool
 from app.postgres.database import Database
@@ -168,13 +169,16 @@ async def test_a_denial_succeeds_and_its_caller_is_denied_for_ever(database: Dat
         assert house.inside.connector.sent == []
 
 
-@pytest.mark.parametrize(
-    "fields", [{"signature": "A" * 86 + "=="}, {"key_id": "k"}, {"decided_at": "2025-01-01T00:00:00.000Z"}]
-)
-async def test_half_a_signature_is_malformed(database: Database, fields: dict[str, str]) -> None:
+SIGNED = {"signature": "A" * 86 + "==", "key_id": "k", "decided_at": "2025-01-01T00:00:00.000Z"}
+
+
+@pytest.mark.parametrize("left_out", [("signature",), ("key_id",), ("decided_at",), ("key_id", "decided_at")], ids=str)
+async def test_half_a_signature_is_malformed(database: Database, left_out: tuple[str, ...]) -> None:
     async with open_house(database) as house:
         trace_id, digest = await house.asked()
-        body = {"decision": "DENY", "action_request_digest": digest, **fields}
+        body = {"decision": "DENY", "action_request_digest": digest, **SIGNED}
+        for field in left_out:
+            del body[field]
         reply = await house.do(trace_id, "decision", "supervisor", body)
         assert (reply.status, reply.code) == (400, "INPUT_MALFORMED")
 
@@ -188,6 +192,16 @@ async def test_only_its_caller_withdraws_a_request(database: Database) -> None:
         assert (done.status, done.document["state"]) == (200, "DENIED")
         assert done.document["decision"]["decided_by"] == {"type": "withdrawal", "id": "agent-1"}
         assert (await house.do(trace_id, "withdraw", "agent")).code == "ALREADY_DECIDED"
+
+
+async def test_a_caller_that_goes_away_before_its_body_came_has_asked_for_nothing(database: Database) -> None:
+    async with open_house(database) as house:
+        trace_id, _ = await house.asked()
+        async with await house.front.open() as wire:
+            await wire.send(request(f"/v1/traces/{trace_id}/withdraw", {"rationale": "x"})[: -len('{"rationale":"x"}')])
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
+        assert (await house.inside.traces.load_trace(TraceId(trace_id))).state.state == "PENDING"
 
 
 ACTIONS: dict[str, Any] = {
@@ -317,6 +331,39 @@ async def test_what_is_acknowledged_while_stopping_is_finished(database: Databas
             stored = await house.inside.traces.load_trace(TraceId(reply.document["trace_id"]))
             assert stored.state.state == "COMPLETED"
         assert len(house.inside.connector.sent) == 2
+
+
+async def test_a_decision_that_is_under_way_while_stopping_is_told_as_far_as_it_is_known(database: Database) -> None:
+    release = asyncio.Event()
+
+    async def slowly(call: ToolCall) -> Dispatched:
+        await release.wait()
+        return SUCCESS
+
+    async def hold(_: Plan) -> None:
+        await release.wait()
+
+    async with open_house(database, slowly, grace_ms=200) as house:
+        (running, digest), (uncommitted, other_digest) = await house.asked(), await house.asked()
+        async with await house.front.open() as first, await house.front.open() as second:
+            body = {"decision": "APPROVE", "action_request_digest": digest}
+            await first.send(request(f"/v1/traces/{running}/decision", body, who="supervisor"))
+            async with asyncio.timeout(5):
+                while not house.inside.connector.sent:
+                    await asyncio.sleep(0.01)
+            house.inside.ledger.before = hold
+            plans = len(house.inside.ledger.plans)
+            body = {"decision": "APPROVE", "action_request_digest": other_digest}
+            await second.send(request(f"/v1/traces/{uncommitted}/decision", body, who="supervisor"))
+            async with asyncio.timeout(5):
+                while len(house.inside.ledger.plans) == plans:
+                    await asyncio.sleep(0.01)
+            house.front.edge.stopping.set()
+            told, unknown = await first.reply(), await second.reply()
+        release.set()
+        assert (told.status, told.document["state"]) == (202, "EXECUTING")
+        assert (unknown.status, unknown.code) == (503, "STORE_OUTCOME_UNKNOWN")
+        assert unknown.document["trace_id"] == uncommitted
 
 
 async def test_readiness_looks_at_the_store(database: Database) -> None:

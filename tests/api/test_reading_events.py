@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.api import watching
+from app.api.watching import TraceWatch
 from app.config import LimitsConfig
 from app.core.limits import FOLLOW_POLL_MAX_MS
 from app.postgres.database import Database
@@ -157,6 +158,19 @@ async def test_two_hundred_followers_of_one_trace_look_as_one(
     at_rest = looks
     await asyncio.sleep(0.3)
     assert looks == at_rest, "nobody follows, nobody looks"
+
+
+async def test_what_was_brought_for_one_place_is_not_given_to_a_follower_at_another(
+    ledger: PostgresLedger, sessions: Sessions
+) -> None:
+    records = completed_trace(1)
+    await ledger.commit(plan_of(records[:1]))
+    with TraceWatch(sessions).watching(trace_id(1), 1) as watched:
+        await ledger.commit(plan_of(records[1:3]))
+        page = await watched.beyond(1)
+        assert page is not None
+        assert [stored.sequence_number for stored in page.items] == [2, 3]
+        assert await watched.beyond(2) is None, "who has read 2 reads on from the store"
 
 
 async def test_no_more_may_follow_than_the_limit_says(world: World) -> None:

@@ -24,6 +24,7 @@ from app.core.limits import SHUTDOWN_GRACE_MS
 from app.domain.tga.drive import Answer
 from app.domain.tga.models import JsonOutput, Principal, ToolEffect, TraceId
 from app.domain.tga.runtime import CheckedCall
+from tests.log.standing import QuietLog
 
 AGENT = Principal(principal_id="agent-1", tenant="default", roles=["agent"])
 AGENT_2 = Principal(principal_id="agent-2", tenant="default", roles=["agent"])
@@ -239,6 +240,7 @@ async def open_front(
         authenticator=tokens,
         admission=parts.get("admission", Admission(limits or ROOMY)),
         clock=SystemClock(),
+        log=parts.get("log", QuietLog()),
     )
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(

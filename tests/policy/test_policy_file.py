@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from app import policy_file
 from app.core.errors import PolicyInvalid, SettingInvalid
 from app.core.limits import POLICY_BYTES_MAX
+from app.domain.policy.cedar import CedarPolicy
 from app.domain.tga.ports import Supervisor
 from app.policy_file import PolicyFile, Reloaded, packaged_policy_text
 from tests.policy.asking import PERMIT_ALL, principal_of, request_of, tool_of
@@ -109,6 +111,20 @@ async def test_a_broken_file_leaves_the_old_policy_in_force_is_told_once_and_can
     assert await _answer(policy) == "deny"
 
 
+async def test_a_broken_file_is_parsed_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = PolicyFile.open(path)
+    parsed: list[bytes] = []
+
+    def parse(raw: bytes, path: Path) -> CedarPolicy:
+        parsed.append(raw)
+        raise PolicyInvalid("broken")
+
+    monkeypatch.setattr(policy_file, "_parsed", parse)
+    path.write_text(BROKEN)
+    assert await _taken(policy) is not None
+    assert parsed == [BROKEN.encode()]
+
+
 async def test_going_back_to_the_policy_in_force_ends_the_error(path: Path) -> None:
     policy = PolicyFile.open(path)
     path.write_text(BROKEN)
@@ -188,11 +204,13 @@ async def test_a_file_that_is_emptied_leaves_the_old_policy_in_force(path: Path)
 
 async def test_a_file_beyond_the_limit_or_not_text_leaves_the_old_policy_in_force(path: Path) -> None:
     policy = PolicyFile.open(path)
-    for bad in (b"//" + b"x" * POLICY_BYTES_MAX, PERMIT_ALL.encode() + b"\n\xff"):
+    too_large = "//" + "é" * POLICY_BYTES_MAX  # cut at the limit it would end within a character
+    for bad, why in ((too_large.encode(), "too large"), (PERMIT_ALL.encode() + b"\n\xff", "line 3: not UTF-8")):
         path.write_bytes(bad)
         told = await _taken(policy)
         assert told is not None
         assert isinstance(told.error, PolicyInvalid)
+        assert why in told.error.what
         assert await _answer(policy) == "allow"
 
 

@@ -76,7 +76,9 @@ async def test_every_entry_comes_once_in_order_at_every_page_size(ledger: Postgr
     assert await load_latest(sessions) == end.xid
 
 
-async def test_a_scope_sees_its_own_and_what_its_tenants_gateway_did(ledger: PostgresLedger, sessions: Sessions) -> None:
+async def test_a_scope_sees_its_own_and_what_its_tenants_gateway_did(
+    ledger: PostgresLedger, sessions: Sessions
+) -> None:
     owners = {1: ("a", "one"), 2: ("b", "one"), 3: ("a", "two")}
     await append(
         ledger,

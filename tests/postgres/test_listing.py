@@ -231,7 +231,7 @@ async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, session
     arguments = ("default", "trace:", "trace;", None, None, None, None, None, 52)
     approvals = ("default", "trace:", "trace;", None, 52)
     seen = ("default", f"trace:{trace_id(10)}", None)
-    foreign, missing = ("two", *seen[1:]), ("default", f"trace:{trace_id(11)}", None)
+    foreign, missing = ("two", *seen[1:]), ("two", f"trace:{trace_id(11)}", None)
     before: list[tuple[str, int]] = []
     after: list[tuple[str, int]] = []
     for found in (before, after):
@@ -242,6 +242,7 @@ async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, session
             (listing._VISIBLE, seen),
             (listing._VISIBLE, foreign),
             (listing._VISIBLE, missing),
+            (listing._TRACES_IN_STATE, ("default", "trace:", "trace;", None, "FAILED", None, None, None, 52)),
         ):
             found.append(await plan_and_buffers(admin, statement, *asked))
         if found is before:
@@ -256,6 +257,7 @@ async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, session
     for plan, _ in after:
         assert "Seq Scan" not in plan
     assert "heads_tenant" in after[0][0]
+    assert "heads_in_state" in after[5][0]
     assert '"Sort"' not in after[0][0]
     for (_, small), (_, large) in zip(before, after, strict=True):
         assert large <= small + 8

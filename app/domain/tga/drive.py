@@ -205,11 +205,12 @@ class Driver:
 
     async def _dispatch(self, drive: Drive) -> Answer | None:
         """Send the call until its outcome is known or its attempts are used up; append what became of it."""
+        tool, call = self.tool_of(drive), known(drive.call)
         if drive.pending:
+            await self._arguments_to_send(drive, tool)  # what cannot be sent is not said to be under way
             # I7: from here the intent is durable. A crash before the effect is appended leaves the outcome unknown;
             # the loop re-dispatches with the same ids (I3).
             await self._commit(drive, owner_after=drive.executor_id)
-        tool, call = self.tool_of(drive), known(drive.call)
         while True:
             effect: ToolEffect | None = None
             if drive.attempts.may_have_been_sent and drive.redispatch is None:

@@ -15,8 +15,8 @@ UPDATE tga.heads h
  WHERE b.stream = h.stream;
 
 CREATE INDEX heads_tenant ON tga.heads (tenant, stream);
-CREATE INDEX heads_unfinished ON tga.heads (state, stream) WHERE state <> 'COMPLETED';
-CREATE INDEX heads_waiting ON tga.heads (waiting, stream) WHERE waiting IS NOT NULL;
+CREATE INDEX heads_in_state ON tga.heads (tenant, state, stream) WHERE state <> 'COMPLETED';
+CREATE INDEX heads_waiting ON tga.heads (tenant, waiting, stream) WHERE waiting IS NOT NULL;
 CREATE INDEX heads_expiry ON tga.heads (expires_at) WHERE waiting = 'supervisor';
 -- The order of commits, for whoever follows the ledger.
 CREATE INDEX entries_by_commit ON tga.entries (xid, stream, sequence_number);

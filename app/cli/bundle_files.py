@@ -1,0 +1,118 @@
+"""A bundle's folder, read in bounded pieces; and what is remembered of its streams, in a temporary database on disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from app.core.errors import BundleInvalid
+from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_STREAMS_IN_MEMORY_MAX
+from app.domain.log.bundle import MANIFEST
+from app.domain.log.streams import Erased, Standing
+
+
+class FolderFiles:
+    """The BundleFiles of a folder. `seen` is told how many bytes were read, for a progress bar."""
+
+    def __init__(self, folder: Path, *, seen: Callable[[int], None] = lambda _: None) -> None:
+        self._folder = folder
+        self._seen = seen
+
+    def read(self, name: str, *, bytes_max: int) -> bytes:
+        try:
+            with self._file(name).open("rb") as file:
+                raw = file.read(bytes_max + 1)
+        except OSError as error:
+            raise self._unreadable(name, error) from None
+        if len(raw) > bytes_max:
+            raise BundleInvalid(f"{name} is too large", expected=f"at most {bytes_max} bytes")
+        return raw
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        try:
+            with self._file(name).open("rb") as file:
+                while line := file.readline(BUNDLE_LINE_BYTES_MAX + 1):
+                    self._seen(len(line))
+                    yield line
+        except OSError as error:
+            raise self._unreadable(name, error) from None
+
+    def _file(self, name: str) -> Path:
+        path = self._folder / name
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise BundleInvalid(f"{name} is no file")
+        return path
+
+    def _unreadable(self, name: str, error: OSError) -> BundleInvalid:
+        if name == MANIFEST and isinstance(error, FileNotFoundError):
+            return BundleInvalid("the bundle has no manifest: its export did not finish", expected=MANIFEST)
+        return BundleInvalid(f"{name} cannot be read", found=error.strerror)
+
+
+class DiskMemory:
+    """The StreamMemory on disk: a temporary database that vanishes with it, in front of it what was used last."""
+
+    def __init__(self, *, streams_max: int = BUNDLE_STREAMS_IN_MEMORY_MAX) -> None:
+        self._recent: OrderedDict[str, Standing] = OrderedDict()
+        self._streams_max = streams_max
+        # An empty name: a private file, removed when it is closed; little of it is kept in memory.
+        self._disk = sqlite3.connect("", isolation_level=None)
+        self._disk.executescript(
+            """
+            PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
+            CREATE TABLE streams (stream TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
+            CREATE TABLE claims (key TEXT PRIMARY KEY, stream TEXT NOT NULL) WITHOUT ROWID;
+            CREATE TABLE erasures (stream, last_number, last_digest, payloads, system_stream, number);
+            BEGIN;
+            """
+        )
+
+    def load(self, stream: str) -> Standing | None:
+        found = self._recent.get(stream)
+        if found is not None:
+            self._recent.move_to_end(stream)
+            return found
+        row = self._disk.execute("SELECT standing FROM streams WHERE stream = ?", (stream,)).fetchone()
+        return None if row is None else Standing.from_bytes(row[0])
+
+    def store(self, stream: str, standing: Standing) -> None:
+        self._recent[stream] = standing
+        self._recent.move_to_end(stream)
+        if len(self._recent) > self._streams_max:
+            oldest, spilled = self._recent.popitem(last=False)
+            self._spill(oldest, spilled)
+
+    def all(self) -> Iterator[tuple[str, Standing]]:
+        while self._recent:
+            self._spill(*self._recent.popitem())
+        for stream, standing in self._disk.execute("SELECT stream, standing FROM streams ORDER BY stream"):
+            yield stream, Standing.from_bytes(standing)
+
+    def claim(self, key: str, stream: str) -> str:
+        written = self._disk.execute("INSERT OR IGNORE INTO claims VALUES (?, ?)", (key, stream))
+        if written.rowcount == 1:
+            return stream
+        return str(self._disk.execute("SELECT stream FROM claims WHERE key = ?", (key,)).fetchone()[0])
+
+    def remember_erasure(self, erased: Erased) -> None:
+        self._disk.execute("INSERT INTO erasures VALUES (?, ?, ?, ?, ?, ?)", astuple(erased))
+
+    def erasures(self) -> Iterator[Erased]:
+        for row in self._disk.execute("SELECT * FROM erasures ORDER BY rowid"):
+            yield Erased(*row)
+
+    def _spill(self, stream: str, standing: Standing) -> None:
+        self._disk.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (stream, standing.to_bytes()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._disk.close()

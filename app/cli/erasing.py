@@ -1,0 +1,29 @@
+"""`tga erase`: remove the payloads of a finished trace, directly on the store."""
+
+from __future__ import annotations
+
+from app.cli.context import Gateway
+from app.cli.showing import confirmed, notes, output
+from app.domain.tga.models import TraceId
+from app.postgres.erasing import erase_trace
+
+_BY = "cli"
+
+
+async def erase(gateway: Gateway, trace_id: str, *, tenant: str, rationale: str, yes: bool) -> bool:
+    """True when it is erased; what cannot be erased is left as it is."""
+    if not confirmed(f"Erase the payloads of {trace_id} for ever?", yes=yes):
+        notes.print("Nothing was erased.")
+        return False
+    await erase_trace(
+        gateway.sessions,
+        gateway.system,
+        gateway.clock,
+        gateway.traces.executor_id(),
+        TraceId(trace_id),
+        tenant=tenant,
+        erased_by=_BY,
+        rationale=rationale,
+    )
+    output.print(f"The payloads of {trace_id} are erased; its entries and digests stand.", markup=False)
+    return True

@@ -1,0 +1,81 @@
+"""What connectors share in reading answers and in saying who calls: what can be stored, and what can be shown."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import aiohttp
+
+from app.core.canonical import JsonValue, canonical_bytes, parse_json
+from app.core.limits import (
+    DEPTH_MAX,
+    DOCUMENT_BYTES_MAX,
+    KEYS_MAX,
+    OUTPUT_DEPTH_RESERVED,
+    OUTPUT_KEYS_RESERVED,
+    RETRY_AFTER_MS_MAX,
+)
+from app.domain.tga.models import ToolCall
+
+DETAIL_CHARS_MAX: Final = 256
+_RETRYABLE_4XX = frozenset({408, 409, 425, 429})
+_RETRY_AFTER_S = re.compile(r"[0-9]{1,9}")
+_HTTP_DATE = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT")
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
+_UNPRINTABLE = re.compile(r"[^ -~]")
+# RFC 8785 writes 1e15, four characters, as sixteen.
+_CANONICAL_GROWTH_MAX = 4
+
+
+def traceparent_of(call: ToolCall, callers: str | None) -> str:
+    """W3C Trace Context, version 00: the call is the parent; the trace is the caller's, else its own, sampled."""
+    known = _TRACEPARENT.fullmatch(callers or "")
+    trace, flags = known.groups() if known else (call.trace_id.replace("-", ""), "01")
+    return f"00-{trace}-{call.tool_call_id.replace('-', '')[-16:]}-{flags}"
+
+
+def is_retryable(status: int) -> bool:
+    """Whether an HTTP status leaves open what became of the request."""
+    return status in _RETRYABLE_4XX or status >= 500
+
+
+def retry_after_ms(response: aiohttp.ClientResponse) -> int | None:
+    """Seconds, or a date by this machine's clock (RFC 9110, section 10.2.3); a date that is over means now."""
+    written = response.headers.get("Retry-After", "").strip()
+    if _RETRY_AFTER_S.fullmatch(written):
+        return min(int(written) * 1000, RETRY_AFTER_MS_MAX)
+    if not _HTTP_DATE.fullmatch(written):
+        return None
+    try:
+        wait_s = (parsedate_to_datetime(written) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):  # the 31st of February; a zone that is none
+        return None
+    return max(0, min(int(wait_s * 1000), RETRY_AFTER_MS_MAX))
+
+
+def storable_json(raw: bytes) -> JsonValue:
+    """The value, if it is strict JSON that an effect can carry; else InputMalformed or InputTooLarge.
+
+    An effect that cannot be written would leave the outcome unknown, and the call would be sent again for ever.
+    """
+    value = parse_json(raw)
+    may_be_large = (
+        len(raw) * _CANONICAL_GROWTH_MAX > DOCUMENT_BYTES_MAX
+        or raw.count(b":") + OUTPUT_KEYS_RESERVED > KEYS_MAX
+        or raw.count(b"[") + raw.count(b"{") + OUTPUT_DEPTH_RESERVED > DEPTH_MAX
+    )
+    if may_be_large:
+        canonical_bytes(value, bytes_max=DOCUMENT_BYTES_MAX)
+        wrapped: JsonValue = [value, {str(n): None for n in range(OUTPUT_KEYS_RESERVED)}]
+        for _ in range(OUTPUT_DEPTH_RESERVED - 1):
+            wrapped = [wrapped]
+        canonical_bytes(wrapped)
+    return value
+
+
+def plain(text: str, chars_max: int = DETAIL_CHARS_MAX) -> str:
+    """Printable ASCII, not long. A server chooses these characters; a lone surrogate or NUL could not be stored."""
+    return _UNPRINTABLE.sub("?", text[:chars_max])

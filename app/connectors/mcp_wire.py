@@ -1,0 +1,215 @@
+"""JSON-RPC 2.0 as MCP speaks it: messages out, messages in, and what became of a request. No I/O.
+
+A result is kept as the very bytes that the server wrote, so that it can be recorded unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
+from typing import Any, Final, Literal, Protocol
+
+from mcp_types.jsonrpc import METHOD_NOT_FOUND
+
+from app.core.canonical import canonical_bytes
+
+ProgressWatcher = Callable[[dict[str, Any]], None]
+# What a server of this protocol tells of its own accord, and what is done about it.
+TOOLS_CHANGED: Final = "notifications/tools/list_changed"
+PROGRESS: Final = "notifications/progress"
+CANCELLED: Final = "notifications/cancelled"
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A request: what is sent, once. `headers` go with it over HTTP."""
+
+    request_id: int
+    method: str
+    params: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+    on_progress: ProgressWatcher | None = None
+
+    def written(self) -> bytes:
+        """Raises InputMalformed or InputTooLarge for what cannot be written."""
+        return canonical_bytes({"jsonrpc": "2.0", "id": self.request_id, "method": self.method, "params": self.params})
+
+
+def written_notification(method: str, params: dict[str, Any] | None = None) -> bytes:
+    return canonical_bytes({"jsonrpc": "2.0", "method": method} | ({} if params is None else {"params": params}))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a server wrote: its members, and the bytes of its result."""
+
+    members: dict[str, Any]
+    result_bytes: bytes | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        return "method" not in self.members and ("result" in self.members or "error" in self.members)
+
+    @property
+    def result(self) -> Any:
+        return self.members.get("result")
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The error object, an empty one if it is none; None when the answer is a result."""
+        if "error" not in self.members or self.members["error"] is None:
+            return None
+        error = self.members["error"]
+        return error if isinstance(error, dict) else {}
+
+
+class NotAMessage(Exception):
+    """It is not a JSON-RPC message."""
+
+
+def read_message(raw: bytes) -> Message:
+    """Read leniently, so that an answer is recognised even if what is in it could not be stored."""
+    try:
+        text = raw.decode("utf-8").strip()
+        members, result_text = _members(text)
+    except (ValueError, RecursionError, IndexError, TypeError) as error:
+        raise NotAMessage(type(error).__name__) from None
+    return Message(members, None if result_text is None else result_text.encode("utf-8"))
+
+
+def _members(text: str) -> tuple[dict[str, Any], str | None]:
+    """The members of the object, each decoded once, and the text of its `result`."""
+    if not text.startswith("{"):
+        raise ValueError
+    members: dict[str, Any] = {}
+    result_text = None
+    at = _skip(text, 1)
+    while text[at] != "}":
+        name, at = scanstring(text, at + 1) if text[at] == '"' else _fail()
+        at = _skip(text, at)
+        start = _skip(text, at + 1) if text[at] == ":" else _fail()
+        members[name], at = _DECODER.raw_decode(text, start)
+        if name == "result":
+            result_text = text[start:at]
+        at = _skip(text, at)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+        elif text[at] != "}":
+            raise ValueError
+    if at != len(text) - 1:
+        raise ValueError
+    return members, result_text
+
+
+def _skip(text: str, at: int) -> int:
+    return int(WHITESPACE.match(text, at).end())
+
+
+def _fail() -> Any:
+    raise ValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The server's answer to the request; `status` is that of HTTP."""
+
+    message: Message
+    status: int = 200
+    retry_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Oversize:
+    """The server's answer, too large to be read: only what it is recognised by."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An HTTP answer that carries no JSON-RPC answer."""
+
+    status: int
+    detail: str
+    retry_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No answer. `not_sent`: certain that no byte of the request left; otherwise it may have been received."""
+
+    kind: Literal["not_sent", "timed_out", "disconnected"]
+    detail: str
+
+
+Heard = Reply | Oversize | Refusal | Silence
+
+
+class Link(Protocol):
+    """A way to one MCP server. It writes each request once, whatever happens, and raises for nothing it does."""
+
+    async def request(self, outgoing: Outgoing, *, timeout_s: float | None) -> Heard:
+        """CancelledError passes through, and then nothing is known; the server is told that nobody waits."""
+        ...
+
+    async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...
+
+    async def abandon(self, request_id: int) -> None:
+        """Tell the server that its answer is not wanted any more. It may answer all the same."""
+        ...
+
+    async def wait_lost(self) -> str:
+        """Return why, as soon as nothing can be sent any more."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Inbox:
+    """What a server says without being asked."""
+
+    def __init__(self, on_tools_changed: Callable[[], None]) -> None:
+        self._on_tools_changed = on_tools_changed
+        self._watchers: dict[int, ProgressWatcher] = {}
+
+    def watch(self, outgoing: Outgoing) -> None:
+        if outgoing.on_progress is not None:
+            self._watchers[outgoing.request_id] = outgoing.on_progress
+
+    def unwatch(self, outgoing: Outgoing) -> None:
+        self._watchers.pop(outgoing.request_id, None)
+
+    def take(self, message: Message) -> bytes | None:
+        """Note it; what it returns is to be sent back."""
+        method, params = message.members.get("method"), message.members.get("params")
+        if not isinstance(method, str):
+            return None
+        if "id" in message.members:
+            return _answer(method, message.members["id"])
+        if method == TOOLS_CHANGED:
+            self._on_tools_changed()
+        elif method == PROGRESS and isinstance(params, dict):
+            token = params.get("progressToken")
+            watcher = self._watchers.get(token) if isinstance(token, int) else None
+            if watcher is not None:
+                watcher(params)
+        return None
+
+
+def _answer(method: str, request_id: Any) -> bytes | None:
+    # The gateway declares no capabilities: a server has nothing to ask of it but whether it lives.
+    if isinstance(request_id, bool) or not isinstance(request_id, int | str):
+        return None
+    answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id}
+    if method == "ping":
+        answer["result"] = {}
+    else:
+        answer["error"] = {"code": METHOD_NOT_FOUND, "message": "The gateway answers no requests of tool servers."}
+    try:
+        return canonical_bytes(answer)
+    except Exception:  # an id that cannot be written back
+        return None

@@ -1,0 +1,277 @@
+"""The format of an exported bundle: a folder of JSON Lines, and a manifest that is written last.
+
+    manifest.json    what the bundle is, its tree, and the sha256 of every other file; without it, it is unfinished
+    entries.jsonl    the entries in the order of the tree, each with its artifact
+    heads.jsonl      signed tree heads, the smallest first; the last one is the bundle's tree
+    keys.json        the log's verifier keys, for convenience: trust comes from the key that the reader brings
+    schemas/         the JSON Schemas of all documents
+
+A complete bundle holds every leaf of its tree, so that a reader rebuilds the tree. A partial one (a tenant, a trace,
+a time) holds whole traces and the system streams they rest on, and every line proves that it is in the tree.
+System entries that were appended after the last head stand at the end, without a leaf index: an erasure that explains a
+missing payload may be so new that no head covers it.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from app.core.canonical import JsonValue, parse_object
+from app.core.errors import BundleInvalid, InputMalformed, InputTooLarge
+from app.core.limits import (
+    BUNDLE_FILES_MAX,
+    BUNDLE_LINE_BYTES_MAX,
+    BUNDLE_MANIFEST_BYTES_MAX,
+    SAFE_INTEGER_MAX,
+)
+from app.core.merkle import HASH_BYTES, Hash
+
+FORMAT: Final = "tga-bundle/1"
+MANIFEST: Final = "manifest.json"
+ENTRIES: Final = "entries.jsonl"
+HEADS: Final = "heads.jsonl"
+KEYS: Final = "keys.json"
+SCHEMAS: Final = "schemas/"
+PROOF_HASHES_MAX: Final = 128
+_FILE = re.compile(r"entries\.jsonl|heads\.jsonl|keys\.json|schemas/[a-z_]{1,64}\.schema\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLine:
+    """One stored row. No `leaf_index`: after the last head. No `artifact`: erased. No `proof`: a complete bundle."""
+
+    leaf_index: int | None
+    stream: str
+    sequence_number: int
+    entry: bytes
+    artifact: bytes | None
+    proof: Sequence[Hash] | None = None
+
+    def to_line(self) -> bytes:
+        body: dict[str, Any] = {
+            "leaf_index": self.leaf_index,
+            "stream": self.stream,
+            "sequence_number": self.sequence_number,
+            "entry": _written(self.entry),
+            "artifact": None if self.artifact is None else _written(self.artifact),
+        }
+        if self.proof is not None:
+            body["proof"] = [_base64(found) for found in self.proof]
+        return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> EntryLine:
+        body = _parsed(line, "an entry's line", BUNDLE_LINE_BYTES_MAX)
+        _verify_fields(body, {"leaf_index", "stream", "sequence_number", "entry", "artifact"}, {"proof"})
+        leaf_index, stream, sequence_number = body["leaf_index"], body["stream"], body["sequence_number"]
+        if leaf_index is not None and not _is_count(leaf_index):
+            raise _malformed("leaf_index", leaf_index)
+        if not isinstance(stream, str) or not 0 < len(stream) <= 255:
+            raise _malformed("stream", stream)
+        if not _is_count(sequence_number) or sequence_number == 0:
+            raise _malformed("sequence_number", sequence_number)
+        artifact = body["artifact"]
+        return cls(
+            leaf_index,  # type: ignore[arg-type]
+            stream,
+            sequence_number,  # type: ignore[arg-type]
+            _read(body["entry"], "entry"),
+            None if artifact is None else _read(artifact, "artifact"),
+            _proof(body["proof"]) if "proof" in body else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLine:
+    """A signed head; in a partial bundle, all but the first prove that they continue the one before."""
+
+    size: int
+    note: str
+    proof: Sequence[Hash] | None = None
+
+    def to_line(self) -> bytes:
+        body: dict[str, Any] = {"size": self.size, "note": self.note}
+        if self.proof is not None:
+            body["proof"] = [_base64(found) for found in self.proof]
+        return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> HeadLine:
+        body = _parsed(line, "a head's line", BUNDLE_LINE_BYTES_MAX)
+        _verify_fields(body, {"size", "note"}, {"proof"})
+        size, note = body["size"], body["note"]
+        if not _is_count(size):
+            raise _malformed("size", size)
+        if not isinstance(note, str):
+            raise _malformed("note", note)
+        return cls(size, note, _proof(body["proof"]) if "proof" in body else None)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which traces: those that began from `since` on and before `until`, of this tenant, or this one. None: all."""
+
+    since: str | None = None
+    until: str | None = None
+    tenant: str | None = None
+    trace_id: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Filter()
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    sha256: str
+    bytes: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bundle says of itself. Nothing vouches for it: whatever matters in it is compared with a signed head."""
+
+    created_at: str
+    origin: str
+    tree_size: int
+    tree_root: Hash
+    filter: Filter = field(default_factory=Filter)
+    files: Mapping[str, FileFacts] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return self.filter.is_everything
+
+    def to_bytes(self) -> bytes:
+        body = {
+            "format": FORMAT,
+            "created_at": self.created_at,
+            "complete": self.complete,
+            "filter": {
+                "since": self.filter.since,
+                "until": self.filter.until,
+                "tenant": self.filter.tenant,
+                "trace_id": self.filter.trace_id,
+            },
+            "origin": self.origin,
+            "tree": {"size": self.tree_size, "root": _base64(self.tree_root)},
+            "files": {
+                name: {"sha256": facts.sha256, "bytes": facts.bytes, "lines": facts.lines}
+                for name, facts in sorted(self.files.items())
+            },
+        }
+        return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_INDENT_2)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Manifest:
+        body = _parsed(raw, MANIFEST, BUNDLE_MANIFEST_BYTES_MAX)
+        if body.get("format") != FORMAT:
+            raise BundleInvalid("no format that is known here", expected=FORMAT, found=str(body.get("format"))[:64])
+        match body:
+            case {
+                "created_at": str(created_at),
+                "complete": bool(complete),
+                "filter": {
+                    "since": str() | None as since,
+                    "until": str() | None as until,
+                    "tenant": str() | None as tenant,
+                    "trace_id": str() | None as trace_id,
+                },
+                "origin": str(origin),
+                "tree": {"size": size, "root": str(root)},
+                "files": dict(files),
+            } if _is_count(size) and len(files) <= BUNDLE_FILES_MAX:
+                wanted = Filter(since, until, tenant, trace_id)
+                if wanted.is_everything != complete:
+                    raise BundleInvalid("a bundle is complete when nothing is filtered out, always and only")
+                facts = {name: _facts(found) for name, found in files.items()}
+                for name in facts:
+                    if not _FILE.fullmatch(name):  # no way out of the folder
+                        raise BundleInvalid("the manifest names a file that no bundle has", found=ascii(name)[:64])
+                for name in (ENTRIES, HEADS, KEYS):
+                    if name not in facts:
+                        raise BundleInvalid("the manifest lacks a file", expected=name)
+                return cls(created_at, origin, size, _hash(root), wanted, facts)  # type: ignore[arg-type]
+        raise BundleInvalid("the manifest lacks fields, or they are of the wrong type")
+
+
+def _facts(found: JsonValue) -> FileFacts:
+    match found:
+        case {"sha256": str(sha256), "bytes": int(size), "lines": int(lines)}:
+            return FileFacts(sha256, size, lines)
+    raise BundleInvalid("the manifest says too little about a file", expected="sha256, bytes and lines")
+
+
+def _parsed(raw: bytes, what: str, bytes_max: int) -> dict[str, JsonValue]:
+    try:
+        return parse_object(raw, bytes_max=bytes_max)
+    except (InputMalformed, InputTooLarge) as error:
+        raise BundleInvalid(
+            f"{what} cannot be read: {error.what}", expected=error.expected, found=error.found
+        ) from None
+
+
+def _verify_fields(body: dict[str, JsonValue], needed: set[str], allowed: set[str]) -> None:
+    if not needed <= body.keys() or not body.keys() <= needed | allowed:
+        raise BundleInvalid("a line has other fields than it should", expected=", ".join(sorted(needed)))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= SAFE_INTEGER_MAX
+
+
+def _malformed(name: str, found: object) -> BundleInvalid:
+    return BundleInvalid(f"a line's {name} is not what it should be", found=repr(found)[:64])
+
+
+def _written(raw: bytes) -> str | dict[str, str]:
+    """Text as it is; bytes that are none (someone changed them) in a form that carries them."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeError:
+        return {"base64": _base64(raw)}
+    return {"base64": _base64(raw)} if "\x00" in text else text
+
+
+def _read(value: JsonValue, name: str) -> bytes:
+    match value:
+        case str(text):
+            return text.encode("utf-8")
+        case {"base64": str(encoded)}:
+            return _decoded(encoded, name)
+    raise _malformed(name, value)
+
+
+def _proof(value: JsonValue) -> list[Hash]:
+    if not isinstance(value, list) or len(value) > PROOF_HASHES_MAX:
+        raise _malformed("proof", value)
+    return [_hash(found) for found in value]
+
+
+def _hash(value: JsonValue) -> Hash:
+    raw = _decoded(value, "hash") if isinstance(value, str) else b""
+    if len(raw) != HASH_BYTES:
+        raise _malformed("hash", value)
+    return Hash(raw)
+
+
+def _base64(raw: bytes) -> str:
+    return b64encode(raw).decode("ascii")
+
+
+def _decoded(text: str, name: str) -> bytes:
+    try:
+        raw = b64decode(text, validate=True)
+    except (Base64Error, ValueError):
+        raise _malformed(name, text) from None
+    if _base64(raw) != text:
+        raise _malformed(name, text)
+    return raw

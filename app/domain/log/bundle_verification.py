@@ -1,0 +1,271 @@
+"""Verify a bundle with nothing but its files and a public key, in flat memory.
+
+Proves that the entries hang together and are exactly those that the log's key signed. What it cannot prove is said in
+the report. tools/verify.py says the same of every bundle, and shares no line with this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.core.errors import BundleInvalid, NoteInvalid, ProofInvalid, SequenceGap, TgaError
+from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX
+from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
+from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
+from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
+from app.domain.log.streams import StreamJudge, StreamMemory, StreamReport
+
+
+class BundleFiles(Protocol):
+    """The files of a bundle, by the names of its manifest. BundleInvalid where one is missing or no file."""
+
+    def read(self, name: str, *, bytes_max: int) -> bytes: ...
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """Each with its newline, if it has one; none longer than a line may be by more than one byte."""
+        ...
+
+
+@dataclass(slots=True)
+class BundleReport:
+    """What was checked and found. `unknown`: what this bundle cannot show, in plain words."""
+
+    manifest: Manifest | None = None
+    streams: StreamReport = field(default_factory=StreamReport)
+    leaves: int = 0
+    after_head: int = 0
+    heads: int = 0
+    heads_signed: int = 0
+    findings: int = 0
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        return self.manifest is not None and self.findings == 0
+
+
+@dataclass(slots=True)
+class _Verification:
+    files: BundleFiles
+    keys: Sequence[VerifierKey]
+    verify: Verify
+    report: BundleReport
+    manifest: Manifest
+    judge: StreamJudge
+    frontier: Frontier = field(default_factory=Frontier)
+    is_tree_known: bool = True
+    last_matching_size: int = 0
+    last_index: int = -1
+
+
+def verify_bundle(
+    files: BundleFiles,
+    keys: Sequence[VerifierKey],
+    *,
+    verify: Verify,
+    memory: StreamMemory,
+    report: BundleReport,
+    schemas: Mapping[str, bytes],
+) -> Iterator[TgaError]:
+    """Every finding, as it is found, up to a bound; `report` counts along and says at the end what is not known.
+
+    `keys` are whom the reader trusts; those in the bundle count for nothing. `schemas` are this version's own.
+    """
+    try:
+        manifest = Manifest.from_bytes(files.read(MANIFEST, bytes_max=BUNDLE_MANIFEST_BYTES_MAX))
+    except TgaError as error:
+        report.findings += 1
+        yield error
+        return
+    report.manifest = manifest
+    judge = StreamJudge(memory, manifest.complete, report.streams)
+    walk = _Verification(files, keys, verify, report, manifest, judge)
+    for verified in (_verify_small_files(walk, schemas), _verify_heads(walk), _verify_entries(walk), judge.end()):
+        for finding in verified:
+            report.findings += 1
+            yield finding
+            if report.findings >= BUNDLE_FINDINGS_MAX:
+                report.unknown.append("There may be more findings: verification stopped here.")
+                return
+    report.unknown.extend(_unknown(walk))
+
+
+def _verify_small_files(walk: _Verification, schemas: Mapping[str, bytes]) -> Iterator[TgaError]:
+    for name, facts in sorted(walk.manifest.files.items()):
+        if name in (ENTRIES, HEADS):
+            continue
+        try:
+            raw = walk.files.read(name, bytes_max=BUNDLE_MANIFEST_BYTES_MAX)
+            found = FileFacts(hashlib.sha256(raw).hexdigest(), len(raw), raw.count(b"\n"))
+            if found != facts:
+                raise BundleInvalid(f"{name} is not the file that was exported", expected=facts, found=found)
+        except TgaError as error:
+            yield error
+            continue
+        if name.startswith(SCHEMAS) and schemas.get(name.removeprefix(SCHEMAS)) != raw:
+            walk.report.unknown.append(f"{name} is not this version's; documents were judged by this version's.")
+
+
+def _lines(walk: _Verification, name: str) -> Iterator[bytes]:
+    """The file's lines; when all were read, BundleInvalid unless they are what the manifest says."""
+    digest, size, count = hashlib.sha256(), 0, 0
+    for line in walk.files.lines(name):
+        digest.update(line)
+        size += len(line)
+        count += 1
+        yield line
+    found, expected = FileFacts(digest.hexdigest(), size, count), walk.manifest.files[name]
+    if found != expected:
+        raise BundleInvalid(f"{name} is not the file that was exported", expected=expected, found=found)
+
+
+def _heads(walk: _Verification, name: str = HEADS) -> Iterator[tuple[HeadLine, TreeHead]]:
+    """Each larger than the one before. Signatures are not looked at."""
+    last = -1
+    for line in walk.files.lines(name):
+        head = HeadLine.from_line(line)
+        text, _ = read_note(head.note)
+        signed = TreeHead.from_text(text)
+        if signed.size != head.size or head.size <= last:
+            raise BundleInvalid("the heads are not in order", expected=f"more than {last}", found=signed.size)
+        last = head.size
+        yield head, signed
+
+
+def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
+    """Order, signatures, and in a partial bundle that each continues the one before; the last is the bundle's tree."""
+    last: TreeHead | None = None
+    last_is_signed = False
+    try:
+        for _ in _lines(walk, HEADS):
+            pass
+        for line, head in _heads(walk):
+            walk.report.heads += 1
+            last_is_signed = _is_signed(walk, line.note)
+            walk.report.heads_signed += last_is_signed
+            if head.origin != walk.manifest.origin and last_is_signed:
+                raise BundleInvalid("a head is of another log", expected=walk.manifest.origin, found=head.origin[:128])
+            if not walk.manifest.complete and last is not None:
+                if line.proof is None:
+                    raise ProofInvalid("a head comes without proof that it continues the one before", found=head.size)
+                verify_consistency(
+                    old=last.size, new=head.size, old_root=last.root, new_root=head.root, proof=line.proof
+                )
+            last = head
+        tree = (walk.manifest.tree_size, walk.manifest.tree_root)
+        if last is None or (last.size, last.root) != tree:
+            raise BundleInvalid("the last head is not the bundle's tree", expected=tree[0], found=last and last.size)
+        if not last_is_signed:
+            raise NoteInvalid("nobody who is trusted has signed the bundle's tree", found=last.size)
+    except TgaError as error:
+        yield error
+
+
+def _is_signed(walk: _Verification, note: str) -> bool:
+    """Whether a trusted key has signed it; NoteInvalid when a signature under a trusted key does not fit."""
+    _, signers = read_note(note)
+    if not any((key.name, key.key_id) in signers for key in walk.keys):
+        return False
+    open_note(note, walk.keys, walk.verify)
+    return True
+
+
+def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
+    """Every line: its place in the tree, then its place in its stream."""
+    heads = _heads(walk) if walk.manifest.complete else iter(())
+    try:
+        next_head = next(heads, None)
+    except TgaError:  # it was found when the heads were read
+        next_head = None
+    try:
+        for raw in _lines(walk, ENTRIES):
+            line = EntryLine.from_line(raw)
+            yield from _verify_leaf(walk, line)
+            while next_head is not None and next_head[1].size <= walk.frontier.size:
+                yield from _verify_root(walk, next_head[1])
+                try:
+                    next_head = next(heads, None)
+                except TgaError:
+                    next_head = None
+            yield from walk.judge.judge(line)
+    except TgaError as error:
+        yield error
+        return
+    if walk.manifest.complete and walk.frontier.size != walk.manifest.tree_size:
+        yield SequenceGap(
+            "the bundle ends before its tree does", expected=walk.manifest.tree_size, found=walk.frontier.size
+        )
+
+
+def _verify_leaf(walk: _Verification, line: EntryLine) -> Iterator[TgaError]:
+    if line.leaf_index is None:
+        walk.report.after_head += 1
+        if not line.stream.startswith("system:"):
+            yield SequenceGap("only system entries may be newer than the tree").at(
+                stream=line.stream, sequence_number=line.sequence_number
+            )
+        return
+    walk.report.leaves += 1
+    leaf, size = leaf_hash(line.entry), walk.manifest.tree_size
+    error: TgaError | None = None
+    if walk.manifest.complete:
+        if walk.is_tree_known and line.leaf_index != walk.frontier.size:
+            walk.is_tree_known = False
+            error = SequenceGap(
+                "leaves are missing, repeated or out of order", expected=walk.frontier.size, found=line.leaf_index
+            )
+        walk.frontier.append(leaf)
+    elif line.leaf_index <= walk.last_index:
+        error = SequenceGap(
+            "leaves are repeated or out of order", expected=f"more than {walk.last_index}", found=line.leaf_index
+        )
+    elif line.proof is None:
+        error = ProofInvalid("the entry comes without proof that it is in the tree", found=line.leaf_index)
+    else:
+        try:
+            verify_inclusion(leaf, index=line.leaf_index, size=size, proof=line.proof, root=walk.manifest.tree_root)
+        except ProofInvalid as found:
+            error = found
+    walk.last_index = line.leaf_index
+    if error is not None:
+        yield error.at(stream=line.stream, sequence_number=line.sequence_number)
+
+
+def _verify_root(walk: _Verification, head: TreeHead) -> Iterator[TgaError]:
+    """The tree that the entries so far make is the one that was signed. After the first that is not, none can be."""
+    if not walk.is_tree_known or head.size != walk.frontier.size:
+        return
+    found = walk.frontier.root()
+    if found == head.root:
+        walk.last_matching_size = head.size
+        return
+    walk.is_tree_known = False
+    yield ProofInvalid(
+        f"the entries are not those that were signed: one from leaf {walk.last_matching_size} "
+        f"to {head.size - 1} was changed",
+        expected=Hash(head.root).hex(),
+        found=found.hex(),
+    )
+
+
+def _unknown(walk: _Verification) -> Iterator[str]:
+    report, manifest = walk.report, walk.manifest
+    yield (
+        f"What was appended after the head of size {manifest.tree_size}, and whether a newer head exists: "
+        "compare with a head from another source."
+    )
+    if not manifest.complete:
+        yield "Whether more traces fit the filter, or a trace has more entries: a partial bundle cannot show that."
+    if report.after_head:
+        yield f"{report.after_head} system entries are newer than the last head: chained, but covered by no signature."
+    if report.streams.payloads_erased:
+        yield f"{report.streams.payloads_erased} payloads were erased: their digests stand, what they said is gone."
+    if report.heads > report.heads_signed:
+        yield (
+            f"{report.heads - report.heads_signed} heads are signed by keys that were not given: their roots were "
+            "compared, their signatures were not."
+        )
+    yield "Whether everything that happened was recorded, and whether what tools answered is true."

@@ -1,0 +1,252 @@
+"""The sequencer: entries become leaves in the order of their commits, and the tree's heads are signed and published.
+
+One at a time across gateways: the one whose session holds a lock. All that it writes goes through that very session, so
+that whoever has lost the lock has lost its hands too. Others stand by, and follow the published heads.
+
+A round is: places for new entries (committed), hashes of the subtrees that they complete (committed), the head signed
+and remembered beside the key (durable), the head published (committed). A crash between any two of them is finished by
+the next round, which begins by looking at what is there: there is no other way to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+import asyncpg
+
+from app.core.errors import ConcurrentExecution, LogForked, TgaError
+from app.core.limits import LOG_BATCH_ROWS_MAX, LOG_ROUND_MS, LOG_STALL_MS, LOG_STANDBY_MS
+from app.core.merkle import Frontier, Hash, Node, Range
+from app.core.note import VerifierKey
+from app.domain.log.heads import HeadSigner, SignedHead, verify_follows
+from app.postgres.horizon import Stall, load_stall
+from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, connect, unavailable
+from app.postgres.tree import KEPT_LEVEL, PostgresTree
+
+logger = logging.getLogger("tga")
+
+_LOCK = "SELECT pg_try_advisory_lock(tga.tree_lock_key('sequencer')) AS is_held"
+
+
+@dataclass(frozen=True, slots=True)
+class Integrated:
+    """What one batch came to. `horizon`: the oldest transaction that still runs; what follows it has to wait."""
+
+    tree_size: int
+    leaves_added: int
+    has_more: bool
+    horizon: str
+
+
+class TreeSession(Closing):
+    """A session of its own that may hold the sequencer's lock, and all that a sequencer does with it."""
+
+    def __init__(self, session: asyncpg.Connection[asyncpg.Record]) -> None:
+        self._session = session
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        return cls(await connect(url, role=GATEWAY_ROLE))
+
+    async def close(self) -> None:
+        try:
+            await self._session.close(timeout=5.0)
+        except (*LOST, asyncpg.PostgresError):
+            self._session.terminate()
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        try:
+            return await self._session.fetch(statement, *arguments)
+        except (*LOST, asyncpg.PostgresError) as error:
+            raise unavailable(error) from error
+
+    async def try_lock(self) -> bool:
+        """Whether this session is the sequencer's now, until it ends."""
+        return bool((await self.fetch(_LOCK))[0]["is_held"])
+
+    async def integrate(self, rows_max: int) -> Integrated:
+        (row,) = await self.fetch("SELECT * FROM tga.integrate($1)", rows_max)
+        return Integrated(row["tree_size"], row["leaves_added"], row["has_more"], row["horizon"])
+
+    async def add_nodes(self, nodes: Sequence[tuple[Node, Hash]]) -> None:
+        levels, indices = [node.level for node, _ in nodes], [node.index for node, _ in nodes]
+        await self.fetch("SELECT tga.add_tree_nodes($1, $2, $3)", levels, indices, [found for _, found in nodes])
+
+    async def add_head(self, signed: SignedHead) -> None:
+        head = signed.head
+        await self.fetch("SELECT tga.add_tree_head($1, $2, $3)", head.size, head.root, signed.note)
+
+
+OpenTree: TypeAlias = Callable[[], Awaitable[TreeSession]]
+
+
+class Sequencer:
+    """One gateway's sequencer, working or standing by. What it could do wrong the database refuses: an entry is a leaf
+    once, indices have no gaps, a size has one root; and the signer refuses the rest."""
+
+    def __init__(self, open_tree: OpenTree, signer: HeadSigner, *, stall_ms: int = LOG_STALL_MS) -> None:
+        self._open_tree = open_tree
+        self._signer = signer
+        self._stall_ms = stall_ms
+        self._fault: TgaError | None = None
+        self._reign: Reign | None = None
+
+    @property
+    def verifier_key(self) -> VerifierKey:
+        return self._signer.verifier_key
+
+    @property
+    def fault(self) -> TgaError | None:
+        """LogForked while the tree contradicts what was signed; it ends when the tree no longer does."""
+        return self._fault
+
+    @property
+    def is_working(self) -> bool:
+        """Whether this gateway is the one that sequences."""
+        return self._reign is not None
+
+    @property
+    def stall(self) -> Stall | None:
+        """Who holds the log back, if entries have been waiting for it for a while."""
+        return None if self._reign is None else self._reign.stall
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.stall is not None
+
+    async def run(self) -> None:
+        """Stand by, take over, work; until cancelled, or until something fails, which it raises. Call it again."""
+        session = await self._open_tree()
+        try:
+            await self._stand_by(session)
+            reign = Reign(session, self._signer, stall_ms=self._stall_ms)
+            await reign.settle()
+            self._note(None)
+            self._reign = reign
+            while True:
+                if not await reign.make_round():
+                    await asyncio.sleep(LOG_ROUND_MS / 1000)
+        except LogForked as error:
+            self._note(error)
+            raise
+        finally:
+            self._reign = None
+            await session.close()
+
+    async def _stand_by(self, session: TreeSession) -> None:
+        tree = PostgresTree(session)
+        while not await session.try_lock():
+            if await follow(tree, self._signer):
+                self._note(None)
+            await asyncio.sleep(LOG_STANDBY_MS / 1000)
+
+    def _note(self, fault: LogForked | None) -> None:
+        if fault is not None and self._fault is None:
+            logger.critical("the log is forked; nothing is sequenced and nothing is signed: %s", fault)
+        if fault is None and self._fault is not None:
+            logger.warning("the log is whole again")
+        self._fault = fault
+
+
+async def follow(tree: PostgresTree, signer: HeadSigner) -> bool:
+    """Remember the newest published head, so that this signer never contradicts another; LogForked if it does already.
+
+    False when there is nothing to compare with: the memory may be ahead, on its way to being published.
+    """
+    remembered = await asyncio.to_thread(signer.load_remembered)
+    latest = await tree.latest_head()
+    if latest is None or (remembered is not None and latest.head.size < remembered.head.size):
+        return remembered is None
+    if remembered is None:
+        logger.info("the log's signer remembers nothing; it goes on from the newest published head")
+    elif latest.head == remembered.head:
+        return True
+    proof = [] if remembered is None else await tree.consistency_proof(remembered.head.size, latest.head.size)
+    try:
+        await asyncio.to_thread(signer.remember, latest, proof, after=remembered)
+    except ConcurrentExecution:
+        return False  # who shares the folder has signed meanwhile: it knows more than we do
+    return True
+
+
+class Reign:
+    """The time of one session at work. Whatever fails ends it: what it knows of the tree is only true while all went
+    well, and is read again by the next."""
+
+    def __init__(self, session: TreeSession, signer: HeadSigner, *, stall_ms: int) -> None:
+        self._session = session
+        self._tree = PostgresTree(session)
+        self._signer = signer
+        self._stall_ms = stall_ms
+        self._frontier = Frontier()
+        self._published = 0
+        self._horizon = ""
+        self._horizon_since = 0.0
+        self.stall: Stall | None = None
+
+    async def settle(self) -> None:
+        """Finish what a predecessor began, after seeing that the tree is the one that was signed; LogForked if not.
+
+        Before anything is sequenced: a place that is given once stays given, also in the wrong history.
+        """
+        await follow(self._tree, self._signer)
+        remembered, latest = await asyncio.to_thread(self._signer.load_remembered), await self._tree.latest_head()
+        size = await self._tree.size()
+        for known in (remembered, latest):
+            if known is not None and known.head.size > size:
+                raise LogForked("the tree is smaller than one that was signed", expected=known.head.size, found=size)
+        self._frontier = await self._tree.load_frontier()
+        await self._grow(size)
+        for known in (remembered, latest):
+            if known is not None:
+                root = await self._tree.root(known.head.size)
+                verify_follows(replace(known.head, root=root), [], after=known.head)
+        self._published = 0 if latest is None else latest.head.size
+        if remembered is not None and remembered.head.size > self._published:
+            await self._session.add_head(remembered)
+            self._published = remembered.head.size
+
+    async def make_round(self) -> bool:
+        """One batch, and its head; whether there is more to do at once."""
+        step = await self._session.integrate(LOG_BATCH_ROWS_MAX)
+        await self._watch(step.horizon)
+        await self._grow(step.tree_size)
+        if self._frontier.size > self._published:
+            await self._publish()
+        return step.has_more
+
+    async def _grow(self, size: int) -> None:
+        while self._frontier.size < size:
+            end = min(size, self._frontier.size + LOG_BATCH_ROWS_MAX)
+            completed: list[tuple[Node, Hash]] = []
+            for leaf in await self._tree.leaf_hashes(Range(self._frontier.size, end)):
+                completed += [one for one in self._frontier.append(leaf) if one[0].level >= KEPT_LEVEL]
+            if completed:
+                await self._session.add_nodes(completed)
+
+    async def _publish(self) -> None:
+        size, root = self._frontier.size, self._frontier.root()
+        after = await asyncio.to_thread(self._signer.load_remembered)
+        old = min(size, after.head.size if after is not None else 0)
+        proof = await self._tree.consistency_proof(old, size)
+        signed = await asyncio.to_thread(self._signer.sign, size, root, proof, after=after)
+        await self._session.add_head(signed)
+        self._published = size
+
+    async def _watch(self, horizon: str) -> None:
+        now = time.monotonic()
+        if horizon != self._horizon:
+            if self.stall is not None:
+                logger.warning("the log goes on")
+            self._horizon, self._horizon_since, self.stall = horizon, now, None
+        elif now - self._horizon_since > self._stall_ms / 1000:
+            stall = await load_stall(self._session, horizon)
+            if stall is not None and self.stall is None:
+                logger.warning("entries wait to be logged: %s", stall)
+            self.stall = stall
+            self._horizon_since = now  # looked at again after a while, not in every round

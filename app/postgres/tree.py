@@ -1,0 +1,150 @@
+"""The Merkle tree as PostgreSQL keeps it, for those who read it: heads, hashes, proofs.
+
+Kept are the hashes of complete subtrees from 256 leaves on; what is smaller is hashed again from the entries. So a
+proof costs some sixty rows by key and a few hundred entries, whatever the size of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import asyncpg
+
+from app.core.errors import ChecksumMismatch
+from app.core.merkle import (
+    Frontier,
+    Hash,
+    Node,
+    Range,
+    consistency_ranges,
+    fold_nodes,
+    inclusion_ranges,
+    nodes_of,
+)
+from app.domain.log.heads import SignedHead
+
+KEPT_LEVEL: Final = 8  # as in tga.tree_nodes
+
+# Scalar subqueries throughout: a join might be planned as a scan of all entries.
+_NODES: Final = """
+SELECT (SELECT n.hash FROM tga.tree_nodes n WHERE n.level = u.level AND n.node_index = u.node_index) AS hash
+  FROM unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY AS u(level, node_index, place) ORDER BY u.place
+"""
+_LEAVES: Final = """
+SELECT l.leaf_index, (SELECT sha256('\\x00'::bytea || e.entry) FROM tga.entries e
+                       WHERE e.stream = l.stream AND e.sequence_number = l.sequence_number) AS hash
+  FROM unnest($1::bigint[], $2::bigint[]) AS u(first_index, past_index)
+ CROSS JOIN LATERAL (SELECT v.leaf_index, v.stream, v.sequence_number FROM tga.leaves v
+                      WHERE v.leaf_index >= u.first_index AND v.leaf_index < u.past_index ORDER BY v.leaf_index) AS l
+"""
+_SIZE: Final = "SELECT coalesce(max(leaf_index) + 1, 0) AS size FROM tga.leaves"
+_KEPT: Final = "SELECT coalesce(max(node_index) + 1, 0) AS count FROM tga.tree_nodes WHERE level = $1"
+_LATEST: Final = "SELECT note FROM tga.tree_heads ORDER BY size DESC LIMIT 1"
+_LAST_ENTRY: Final = "SELECT max(sequence_number) AS sequence_number FROM tga.entries WHERE stream = $1"
+_PLACE: Final = """
+SELECT l.leaf_index, h.note
+  FROM tga.leaves l, LATERAL (SELECT t.size, t.note FROM tga.tree_heads t ORDER BY t.size DESC LIMIT 1) AS h
+ WHERE l.stream = $1 AND l.sequence_number = $2 AND l.leaf_index < h.size
+"""
+
+
+class Fetches(Protocol):
+    """Sessions, or one session."""
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry stands, and the newest signed head, which covers it."""
+
+    index: int
+    signed: SignedHead
+
+
+class PostgresTree:
+    """Reads the tree. Leaves, nodes and heads are never changed, so no snapshot holds its statements together.
+
+    Nothing read here is believed because it stands there: proofs verify against a signed head, or they do not.
+    """
+
+    def __init__(self, source: Fetches) -> None:
+        self._source = source
+
+    async def size(self) -> int:
+        """Leaves so far; not all of them need be under a head."""
+        return int((await self._source.fetch(_SIZE))[0]["size"])
+
+    async def latest_head(self) -> SignedHead | None:
+        rows = await self._source.fetch(_LATEST)
+        return SignedHead.from_note(rows[0]["note"]) if rows else None
+
+    async def last_sequence_number(self, stream: str) -> int | None:
+        found = (await self._source.fetch(_LAST_ENTRY, stream))[0]["sequence_number"]
+        return None if found is None else int(found)
+
+    async def place_of(self, stream: str, sequence_number: int) -> Place | None:
+        """None as long as no signed head covers the entry."""
+        rows = await self._source.fetch(_PLACE, stream, sequence_number)
+        return Place(rows[0]["leaf_index"], SignedHead.from_note(rows[0]["note"])) if rows else None
+
+    async def inclusion_proof(self, index: int, size: int) -> list[Hash]:
+        """ProofInvalid when there is no such leaf in a tree of this size; the size must be one that was reached."""
+        return await self.hashes_of(inclusion_ranges(index, size))
+
+    async def consistency_proof(self, old: int, new: int) -> list[Hash]:
+        """ProofInvalid when old is beyond new; both must be sizes that were reached."""
+        return await self.hashes_of(consistency_ranges(old, new))
+
+    async def root(self, size: int) -> Hash:
+        return (await self.hashes_of([Range(0, size)]))[0]
+
+    async def hashes_of(self, ranges: Sequence[Range]) -> list[Hash]:
+        """The root of each subtree."""
+        parts = [nodes_of(one) for one in ranges]
+        found = await self._nodes({node for nodes in parts for node in nodes})
+        return [fold_nodes([found[node] for node in nodes]) for nodes in parts]
+
+    async def load_frontier(self) -> Frontier:
+        """The right edge of as much of the tree as is kept in whole subtrees."""
+        size = int((await self._source.fetch(_KEPT, KEPT_LEVEL))[0]["count"]) << KEPT_LEVEL
+        nodes = nodes_of(Range(0, size))
+        found = await self._nodes(nodes)
+        return Frontier(size, [found[node] for node in nodes])
+
+    async def leaf_hashes(self, *spans: Range) -> list[Hash]:
+        """Of the leaves in these spans, one after the other; ChecksumMismatch where a leaf or its entry is missing."""
+        if not spans:
+            return []
+        rows = await self._source.fetch(_LEAVES, [span.start for span in spans], [span.end for span in spans])
+        found = {row["leaf_index"]: row["hash"] for row in rows if row["hash"] is not None}
+        return [_present(found.get(index), Node(0, index)) for span in spans for index in range(span.start, span.end)]
+
+    async def _nodes(self, nodes: Iterable[Node]) -> dict[Node, Hash]:
+        wanted = sorted(nodes)
+        kept = [node for node in wanted if node.level >= KEPT_LEVEL]
+        small = [node for node in wanted if node.level < KEPT_LEVEL]
+        found: dict[Node, Hash] = {}
+        if kept:
+            rows = await self._source.fetch(_NODES, [node.level for node in kept], [node.index for node in kept])
+            found = {node: _present(row["hash"], node) for node, row in zip(kept, rows, strict=True)}
+        leaves = iter(await self.leaf_hashes(*(Range(n.index << n.level, (n.index + 1) << n.level) for n in small)))
+        for node in small:
+            subtree = Frontier()
+            for _ in range(1 << node.level):
+                subtree.append(next(leaves))
+            found[node] = subtree.root()
+        return found
+
+
+def _present(found: bytes | None, node: Node) -> Hash:
+    if found is None:
+        what = "a leaf, or its entry," if node.level == 0 else "a hash of the tree"
+        raise ChecksumMismatch(
+            f"{what} is missing",
+            expected=f"level {node.level}, index {node.index}",
+            remedy="The log was tampered with, or damaged: run `tga verify --all`.",
+        )
+    return Hash(found)
