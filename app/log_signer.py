@@ -115,14 +115,13 @@ class LogSigner:
             if after is not None and after.head.size == size:
                 return after
             signed = SignedHead(head, self._note_of(head, after))
-            write_private(self._folder / _MEMORY_FILE, signed.note.encode("utf-8"))
+            self._write(signed)
             return signed
 
     def remember(self, signed: SignedHead, proof: Sequence[bytes], *, after: SignedHead | None) -> None:
         with self._alone(after):
             verify_follows(signed.head, proof, after=None if after is None else after.head)
-            write_private(self._folder / _MEMORY_FILE, signed.note.encode("utf-8"))
-            self._origin_seen = signed.head.origin
+            self._write(signed)
 
     def rotate(self) -> VerifierKey:
         """A new key; the old one is kept as retired. It is to be announced on the system stream before it signs.
@@ -141,6 +140,10 @@ class LogSigner:
     def _use(self, raw: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(raw)
         self._public_key = _public_of(raw)
+
+    def _write(self, signed: SignedHead) -> None:
+        write_private(self._folder / _MEMORY_FILE, signed.note.encode("utf-8"))
+        self._origin_seen = signed.head.origin
 
     @contextmanager
     def _alone(self, after: SignedHead | None) -> Iterator[None]:

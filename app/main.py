@@ -77,6 +77,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         await system.signatory.announce()
         await announce_log_key(system.log, clock, log_signer.public_key)
         await record_policy(system.log, clock, policy.digest, policy.text)
+        registry.on_discovery = system.pins.see
+        await registry.start()  # their tools are pinned as they are discovered
         await system.pins.see(registry.tools())
         for tenant in {*config.tenants, *(server.tenant for server in config.servers.values())}:
             await access.create_tenant(tenant)

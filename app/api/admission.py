@@ -176,7 +176,7 @@ class Admission:
 
     def enter_server(self, server_id: str, in_flight_max: int, *, at_work: int = 0) -> None:
         """Count one call for a tool server; GatewayBusy when its line is full. `leave_server` gives the place back.
-        `at_work`: how many calls its connector has, whoever waits for them."""
+        `at_work`: how many of its calls are being driven, whoever waits for them."""
         waiting = self._of_server.get(server_id, 0)
         if max(waiting, at_work) >= in_flight_max:
             raise GatewayBusy("the tool server's line is full", expected=f"at most {in_flight_max} calls in flight")

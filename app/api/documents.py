@@ -222,6 +222,18 @@ class HealthDocument(Shape):
     last_failure_kind: str | None
 
 
+class ConnectionDocument(Shape):
+    """How it stands with an MCP server. `problems`: what is wrong with its tools."""
+
+    state: Literal["connecting", "connected", "waiting", "stopped"]
+    protocol_version: str | None
+    server: str | None = Field(description="What it calls itself.")
+    connects: int
+    last_error: str | None = Field(description="For those who see the whole tenant; null for others.")
+    problems: list[str]
+    stderr: str = Field(description="The last of it; for those who see the whole tenant.")
+
+
 class ServerItem(Shape):
     server_id: Name
     transport: str
@@ -232,6 +244,7 @@ class ServerItem(Shape):
     max_in_flight: int
     tools: list[Name]
     health: HealthDocument
+    connection: ConnectionDocument | None = Field(description="Of an MCP server.")
 
 
 class ServerPage(ListPage):
@@ -254,6 +267,7 @@ class ServerPage(ListPage):
                 "last_failure_at": None,
                 "last_failure_kind": None,
             },
+            "connection": None,
         }
     )
     items: list[ServerItem]

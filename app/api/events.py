@@ -44,7 +44,13 @@ _FEED: Final[dict[int | str, dict[str, Any]]] = {
         "model": FeedPage,
         "description": "A page; or, for `Accept: text/event-stream`, one event `entry` for each item and whatever "
         "comes later, its id a cursor.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {"type": "string"},
+                "example": "id: Zjc0Mi40\nevent: entry\n"
+                'data: {"stream":"trace:019b76da-a800-7000-8000-000000000001","sequence_number":1}\n\n',
+            }
+        },
     }
 }
 
@@ -60,6 +66,7 @@ def router(
         "/v1/traces/{trace_id}/events",
         summary="Follow a trace as server-sent events, from any entry on",
         response_model=None,
+        response_class=Response,  # else the document would promise JSON
         responses={**_TRACE_STREAM, **documented(TraceNotFound, *UNSOUND)},
         openapi_extra=documented_parameters("trace_id", "after_seq", "Last-Event-ID"),
     )

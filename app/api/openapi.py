@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from app import __version__
+from app.api.documents import Shape
 from app.api.problems import PROBLEM_SCHEMA, documented
 from app.core import errors
 
@@ -271,6 +272,10 @@ def document_of(app: FastAPI, unseen: dict[str, dict[str, Any]]) -> dict[str, An
     document["paths"] = dict(sorted({**document.get("paths", {}), **unseen}.items()))
     components = document.setdefault("components", {})
     components["schemas"] = dict(sorted({**components.get("schemas", {}), **SCHEMAS}.items()))
+    for name, example in _examples_of(Shape):
+        # Put back as it was: the framework leaves nulls out, and then the example does not fit its own schema.
+        if name in components["schemas"]:
+            components["schemas"][name]["example"] = example
     components["examples"] = EXAMPLES
     components["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a token of a configured issuer."}
@@ -281,3 +286,11 @@ def document_of(app: FastAPI, unseen: dict[str, dict[str, Any]]) -> dict[str, An
             for operation in operations.values():
                 operation["security"] = []
     return document
+
+
+def _examples_of(shape: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    for model in shape.__subclasses__():
+        extra = model.model_config.get("json_schema_extra")
+        if isinstance(extra, dict) and "example" in extra:
+            yield model.__name__, extra["example"]
+        yield from _examples_of(model)

@@ -16,6 +16,7 @@ from app.api.parameters import documented_parameters, name_in, own_name, paramet
 from app.api.problems import documented
 from app.api.traces import json_answer
 from app.config import qualify
+from app.connectors.registry import ServerInfo
 from app.domain.tga.ports import Tool
 
 
@@ -45,6 +46,7 @@ def router(edge: Edge) -> APIRouter:
                     "max_in_flight": server.max_in_flight,
                     "tools": [tool.tool_name for tool in tools if tool.server_id == server.server_id],
                     "health": asdict(server.health),
+                    "connection": _connection(server, sees_all=sees_addresses),
                 }
                 for server in edge.registry.servers(principal.tenant)
             ]
@@ -66,6 +68,14 @@ def router(edge: Edge) -> APIRouter:
             return json_answer({"items": [_tool(edge, tool) for tool in tools], "next": None})
 
     return routes
+
+
+def _connection(server: ServerInfo, *, sees_all: bool) -> dict[str, Any] | None:
+    """What a child wrote to its stderr is the server's own: for those who see the whole tenant."""
+    if server.connection is None:
+        return None
+    said = asdict(server.connection)
+    return said if sees_all else said | {"stderr": "", "last_error": None}
 
 
 def _tool(edge: Edge, tool: Tool) -> dict[str, Any]:

@@ -97,9 +97,8 @@ class ToolCalls:
 
     async def _answer_in_line(self, call: CheckedCall, body: ToolCallBody, in_flight_max: int) -> Answer:
         admission = self._edge.admission
-        health = self._edge.registry.of(call.server_id).health()
-        # Callers who no longer wait are not counted at the door, but their calls are still in the line.
-        admission.enter_server(call.server_id, in_flight_max, at_work=health.dispatching + health.waiting)
+        # Callers who no longer wait are not counted at the door, but their calls are still being driven.
+        admission.enter_server(call.server_id, in_flight_max, at_work=self._edge.runtime.at_work(call.server_id))
         try:
             return await self._answer(call, body)
         finally:

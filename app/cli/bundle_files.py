@@ -6,6 +6,7 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -67,7 +68,7 @@ class DiskMemory:
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
             CREATE TABLE streams (stream TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
             CREATE TABLE claims (key TEXT PRIMARY KEY, stream TEXT NOT NULL) WITHOUT ROWID;
-            CREATE TABLE erasures (stream, last_number, last_digest, payloads, system_stream, number);
+            CREATE TABLE erasures (stream, last_number, last_digest, payloads, system_stream, number, is_covered);
             BEGIN;
             """
         )
@@ -100,11 +101,11 @@ class DiskMemory:
         return str(self._disk.execute("SELECT stream FROM claims WHERE key = ?", (key,)).fetchone()[0])
 
     def remember_erasure(self, erased: Erased) -> None:
-        self._disk.execute("INSERT INTO erasures VALUES (?, ?, ?, ?, ?, ?)", astuple(erased))
+        self._disk.execute("INSERT INTO erasures VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(erased))
 
     def erasures(self) -> Iterator[Erased]:
         for row in self._disk.execute("SELECT * FROM erasures ORDER BY rowid"):
-            yield Erased(*row)
+            yield Erased(*(*row[:6], bool(row[6])))
 
     def _spill(self, stream: str, standing: Standing) -> None:
         self._disk.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (stream, standing.to_bytes()))
@@ -116,3 +117,10 @@ class DiskMemory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disk.close()
+
+
+def own_schemas() -> dict[str, bytes]:
+    """This version's contracts, by file name: they come with the wheel, or stand beside the package in a clone."""
+    packaged = resources.files("app").joinpath("schemas", "tga", "v1")
+    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "schemas" / "tga" / "v1"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(".schema.json")}

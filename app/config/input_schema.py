@@ -17,7 +17,7 @@ from app.core.canonical import canonical_bytes
 from app.core.errors import InputMalformed, InputTooLarge, SettingInvalid
 from app.core.limits import INPUT_SCHEMA_BYTES_MAX
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def validator_of(schema: dict[str, Any]) -> Draft202012Validator:
@@ -27,23 +27,28 @@ def validator_of(schema: dict[str, Any]) -> Draft202012Validator:
 
 def verify_input_schema(at: str, schema: dict[str, Any]) -> None:
     """Raise SettingInvalid unless every call can be checked against it, tomorrow as today."""
-    try:
-        canonical_bytes(schema, bytes_max=INPUT_SCHEMA_BYTES_MAX)
-    except (InputMalformed, InputTooLarge) as error:
-        raise SettingInvalid(f"{at}: {error.what}", expected=error.expected, found=error.found) from None
-    if schema.get("$schema", _DIALECT) != _DIALECT:
-        raise SettingInvalid(f"{at}.$schema", expected=_DIALECT, found=shown(schema["$schema"]))
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        expected, found = mismatch(error)
-        pointer = pointer_to(error.absolute_path) or "the top"
-        raise SettingInvalid(f"{at} at {pointer} is not JSON Schema 2020-12", expected=expected, found=found) from None
-    _verify_references(at, schema)
+    if schema.get("$schema", DIALECT) != DIALECT:
+        raise SettingInvalid(f"{at}.$schema", expected=DIALECT, found=shown(schema["$schema"]))
+    verify_well_formed(at, schema, Draft202012Validator)
+    verify_references(at, schema)
     try:
         validator_of(schema).is_valid({})
     except RecursionError:
         raise SettingInvalid(f"{at}: its references go round in a circle", expected="an end to them") from None
+
+
+def verify_well_formed(at: str, schema: dict[str, Any], kind: Any) -> None:
+    """Raise SettingInvalid unless it can be written, is not large, and is a schema of that kind."""
+    try:
+        canonical_bytes(schema, bytes_max=INPUT_SCHEMA_BYTES_MAX)
+    except (InputMalformed, InputTooLarge) as error:
+        raise SettingInvalid(f"{at}: {error.what}", expected=error.expected, found=error.found) from None
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        expected, found = mismatch(error)
+        pointer = pointer_to(error.absolute_path) or "the top"
+        raise SettingInvalid(f"{at} at {pointer} is not JSON Schema 2020-12", expected=expected, found=found) from None
 
 
 def verify_reachable(at: str, schema: Any, steps: tuple[str, ...]) -> None:
@@ -75,7 +80,7 @@ def mismatch(error: ValidationError | SchemaError) -> tuple[str, str]:
     return f"{error.validator}: {shown(wanted)}", shown(value)
 
 
-def _verify_references(at: str, schema: dict[str, Any]) -> None:
+def verify_references(at: str, schema: dict[str, Any]) -> None:
     resolver = referencing.Registry[Any]().resolver_with_root(
         referencing.Resource.from_contents(schema, default_specification=DRAFT202012)
     )

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from app.config.input_schema import verify_input_schema, verify_reachable
-from app.config.tables import Config, ServerConfig, ToolConfig, qualify, split_pointer
+from app.config.tables import (
+    ADDRESS_FIELDS,
+    TRANSPORTS_OF_FIELD,
+    Config,
+    ServerConfig,
+    ToolConfig,
+    qualify,
+    split_pointer,
+)
 from app.config.wording import listed, one_of, shown
 from app.core.errors import SettingInvalid
 from app.core.limits import CONFIG_BYTES_MAX, NAME_CHARS_MAX
 
-# What SURFACES names and this version cannot do.
-_NOT_YET_TRANSPORTS = ("mcp-stdio", "mcp-http")
 # A password or a token may be in them.
-_NEVER_SHOWN = frozenset({"base_url", "url", "jwks_url", "credentials"})
+_NEVER_SHOWN = frozenset({"base_url", "url", "jwks_url", "credentials", "env", "command"})
 
 
 def load_config(path: Path) -> Config:
@@ -38,7 +43,6 @@ def load_config(path: Path) -> Config:
         tables = tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # bad UTF-8 and bad TOML are both ValueErrors
         raise SettingInvalid(f"{path} is not TOML", found=error) from None
-    _refuse_what_is_not_built(path, tables)
     try:
         config = Config.model_validate(tables, context={"path": path.absolute()})
     except ValidationError as error:
@@ -47,23 +51,6 @@ def load_config(path: Path) -> Config:
     for server_id, server in config.servers.items():
         _verify_server(f"{path}: servers.{server_id}", server_id, server)
     return config
-
-
-def _refuse_what_is_not_built(path: Path, tables: dict[str, Any]) -> None:
-    for server_id, server in _subtables(tables, "servers"):
-        if server.get("transport") in _NOT_YET_TRANSPORTS:
-            raise SettingInvalid(
-                f"{path}: servers.{server_id}.transport is not in this version yet",
-                found=server["transport"],
-                remedy="Remove it, or wait for the version.",
-            )
-
-
-def _subtables(table: dict[str, Any], field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    members = table.get(field)
-    for name, member in members.items() if isinstance(members, dict) else ():
-        if isinstance(member, dict):
-            yield name, member
 
 
 def _verify_files(path: Path, config: Config) -> None:
@@ -81,11 +68,35 @@ def _verify_server(at: str, server_id: str, server: ServerConfig) -> None:
     if len(qualified) > NAME_CHARS_MAX:
         expected = f"a name that makes at most {NAME_CHARS_MAX} characters with its tenant's (tenant/server)"
         raise SettingInvalid(at, expected=expected, found=f"{len(qualified)} characters")
+    _verify_transport(at, server)
     for name, tool in server.tools.items():
         _verify_reconcile(f"{at}.tools.{name}", server, tool)
+        if server.is_mcp:
+            _verify_override(f"{at}.tools.{name}", tool)
+            continue
+        if tool.tool_class is None:
+            raise SettingInvalid(f"{at}.tools.{name}.class", expected="the field", found="nothing")
         verify_input_schema(f"{at}.tools.{name}.input_schema", tool.input_schema)
         for pointer in tool.secret_arguments:
             verify_reachable(f"{at}.tools.{name}.secret_arguments", tool.input_schema, split_pointer(pointer))
+
+
+def _verify_transport(at: str, server: ServerConfig) -> None:
+    address = ADDRESS_FIELDS[server.transport]
+    if getattr(server, address) is None:
+        raise SettingInvalid(f"{at}.{address}", expected="the field", found="nothing")
+    for field, transports in TRANSPORTS_OF_FIELD.items():
+        if field in server.model_fields_set and server.transport not in transports:
+            expected = f"it only where transport is {' or '.join(transports)}"
+            raise SettingInvalid(f"{at}.{field}", expected=expected, found=server.transport)
+
+
+def _verify_override(at: str, tool: ToolConfig) -> None:
+    for field in ("input_schema", "description"):
+        if field in tool.model_fields_set:
+            raise SettingInvalid(
+                f"{at}.{field}", expected="nothing: an MCP server describes its tools", found="a value"
+            )
 
 
 def _verify_reconcile(at: str, server: ServerConfig, tool: ToolConfig) -> None:

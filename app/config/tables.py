@@ -29,8 +29,11 @@ from app.core.limits import (
     CALL_ATTEMPTS_MAX,
     CALL_TIMEOUT_MS_MAX,
     CONFIGURED_LIMIT_MAX,
+    CREDENTIAL_BYTES_MAX,
     CREDENTIALS_PER_SERVER_MAX,
     LOG_ORIGIN_CHARS_MAX,
+    MCP_COMMAND_WORDS_MAX,
+    MCP_ENVIRONMENT_MAX,
     NAME_CHARS_MAX,
     POINTER_CHARS_MAX,
     SECRET_ARGUMENTS_MAX,
@@ -50,9 +53,9 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 # What the gateway itself says in a request, and what would change how the request is framed or carried.
 _GATEWAY_HEADERS = frozenset(
     {"idempotency-key", "traceparent", "tracestate", "user-agent", "accept", "accept-encoding"}
-    | {"host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect"}
+    | {"last-event-id", "host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect"}
 )
-_GATEWAY_HEADER_PREFIXES = ("tga-", "content-", "proxy-")
+_GATEWAY_HEADER_PREFIXES = ("tga-", "content-", "proxy-", "mcp-")
 
 
 def qualify(tenant: str, server_id: str) -> str:
@@ -159,10 +162,26 @@ def _path(written: object, info: ValidationInfo) -> Path:
     return ((info.context or {}).get("path") or Path()).parent / written
 
 
+Transport = Literal["http", "mcp-stdio", "mcp-http"]
+ADDRESS_FIELDS: Final[dict[str, str]] = {"http": "base_url", "mcp-stdio": "command", "mcp-http": "url"}
+TRANSPORTS_OF_FIELD: Final[dict[str, tuple[str, ...]]] = {
+    "base_url": ("http",),
+    "url": ("mcp-http",),
+    "command": ("mcp-stdio",),
+    "folder": ("mcp-stdio",),
+    "env": ("mcp-stdio",),
+    "credentials": ("http", "mcp-http"),
+    "protocol_version": ("mcp-stdio", "mcp-http"),
+    "trust_annotations": ("mcp-stdio", "mcp-http"),
+}
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Value = Annotated[str, StringConstraints(max_length=CREDENTIAL_BYTES_MAX, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX, pattern=r"^[^\x00]*$")]
 SegmentName = Annotated[Name, AfterValidator(_segment)]
 ToolName = Annotated[Name, AfterValidator(_tool_name)]
 BaseUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_base_url)]
-QueryUrl = Annotated[str, Field(max_length=URL_CHARS_MAX, repr=False), AfterValidator(_url_with_query)]
+PlainQueryUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_url_with_query)]
+QueryUrl = Annotated[PlainQueryUrl, Field(repr=False)]
 KeysUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_keys_url)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 ConfigPath = Annotated[Path, PlainValidator(_path)]
@@ -183,9 +202,9 @@ class _Table(BaseModel):
 
 
 class ToolConfig(_Table):
-    """`[servers.X.tools.Y]`"""
+    """`[servers.X.tools.Y]`. Of an MCP server: what is to hold for a tool that the server itself describes."""
 
-    tool_class: ToolClass = Field(alias="class")
+    tool_class: ToolClass | None = Field(alias="class", default=None)
     on_unknown_outcome: OnUnknownOutcome = "redispatch"
     reconcile_tool: Name | None = None
     tags: Annotated[list[Name], Field(max_length=TOOL_TAGS_MAX)] = []
@@ -200,7 +219,7 @@ class ToolConfig(_Table):
 class CredentialConfig(_Table):
     """A header of `[servers.X.credentials]`: where its value comes from. The value itself is never in the file."""
 
-    env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = None
+    env: VariableName | None = None
     file: ConfigPath | None = None
     prefix: Annotated[str, StringConstraints(max_length=64, pattern=r"^[ -~]*$")] = ""
 
@@ -214,8 +233,14 @@ class CredentialConfig(_Table):
 class ServerConfig(_Table):
     """`[servers.X]`. `max_concurrency`: calls sent to it at once. `max_in_flight`: accepted for it, not finished."""
 
-    transport: Literal["http"]
-    base_url: BaseUrl
+    transport: Transport
+    base_url: BaseUrl | None = None  # http
+    url: PlainQueryUrl | None = Field(default=None, repr=False)  # mcp-http
+    command: Annotated[list[Word], Field(min_length=1, max_length=MCP_COMMAND_WORDS_MAX)] | None = None  # mcp-stdio
+    folder: ConfigPath | None = None  # where the command runs; else the folder of this file
+    env: dict[VariableName, CredentialConfig | Value] = Field(default={}, max_length=MCP_ENVIRONMENT_MAX, repr=False)
+    protocol_version: Literal["2026-07-28", "2025-11-25"] | None = None  # else the newest that the server speaks
+    trust_annotations: bool = False
     timeout_ms: Annotated[int, Field(ge=1, le=CALL_TIMEOUT_MS_MAX)] = 30_000
     max_attempts: Annotated[int, Field(ge=1, le=CALL_ATTEMPTS_MAX)] = 5
     max_concurrency: Annotated[int, Field(ge=1, le=SERVER_CONCURRENCY_MAX)] = 32
@@ -227,6 +252,10 @@ class ServerConfig(_Table):
         AfterValidator(_distinct_headers),
     ] = {}
     tools: dict[ToolName, ToolConfig] = {}
+
+    @property
+    def is_mcp(self) -> bool:
+        return self.transport != "http"
 
 
 class PolicyConfig(_Table):

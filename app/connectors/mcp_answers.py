@@ -25,10 +25,8 @@ import hashlib
 from http import HTTPStatus
 from typing import Any, Final
 
-from mcp_types.jsonrpc import CONNECTION_CLOSED, REQUEST_TIMEOUT
-
 from app.connectors.answers import is_retryable, plain, storable_json
-from app.connectors.mcp_wire import Heard, Oversize, Refusal, Reply, Silence
+from app.connectors.mcp_wire import CONNECTION_CLOSED, REQUEST_TIMEOUT, Heard, Oversize, Refusal, Reply, Silence
 from app.core.canonical import canonical_bytes
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import DOCUMENT_BYTES_MAX, TEXT_CHARS_MAX

@@ -126,16 +126,16 @@ class HttpLink:
                 if _is_events(response):
                     heard = await self._read_events(response, outgoing, exchange)
                 else:
-                    heard = await self._read_body(response)
+                    heard = await self._read_body(response, outgoing)
             elif response.status >= 400:
-                heard = await self._read_body(response)
+                heard = await self._read_body(response, outgoing)
             else:
                 heard = _refusal(response)
         while heard is None:
             heard = await self._read_on(outgoing, exchange)
         return heard
 
-    async def _read_body(self, response: aiohttp.ClientResponse) -> Heard:
+    async def _read_body(self, response: aiohttp.ClientResponse, outgoing: Outgoing) -> Heard:
         body = bytearray()
         while chunk := await response.content.readany():
             body += chunk
@@ -147,8 +147,7 @@ class HttpLink:
             message = read_message(bytes(body))
         except NotAMessage:
             return _refusal(response)
-        # An error without an id answers the only request that this connection carries.
-        if not message.is_answer or (response.status != HTTPStatus.OK and message.error is None):
+        if not _answers(message, outgoing) or (response.status != HTTPStatus.OK and message.error is None):
             return _refusal(response)
         return Reply(message, response.status, retry_after_ms(response))
 
@@ -163,7 +162,7 @@ class HttpLink:
                 exchange.last_event_id = event.event_id or exchange.last_event_id
                 exchange.retry_ms = event.retry_ms if event.retry_ms is not None else exchange.retry_ms
                 answer = self._take_event(event)
-                if answer is not None and answer.members.get("id") in (outgoing.request_id, None):
+                if answer is not None and _answers(answer, outgoing):
                     return Reply(answer)
         except (aiohttp.ClientError, OSError) as error:
             if exchange.last_event_id is None or self.session_id is None:
@@ -271,6 +270,13 @@ class _Exchange:
         self.retry_ms = _RETRY_MS
         self.failures = 0
         self.why = ""
+
+
+def _answers(message: Message, outgoing: Outgoing) -> bool:
+    request_id = message.members.get("id")
+    # An error without an id answers the only request that the connection carries.
+    is_unnamed = request_id is None and message.error is not None
+    return message.is_answer and (is_unnamed or (type(request_id) is int and request_id == outgoing.request_id))
 
 
 def _is_events(response: aiohttp.ClientResponse) -> bool:

@@ -1,24 +1,35 @@
-"""The servers and tools of a configuration, each tenant's its own, and the way to each server."""
+"""The servers and tools of a configuration, each tenant's its own, and the way to each server.
+
+Tools of HTTP servers stand in the configuration. Those of MCP servers are discovered, and may change while it runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from jsonschema.exceptions import ValidationError
 
 from app.clock import SystemClock
 from app.config import DEFAULT_TENANT, Config, ServerConfig, ToolConfig, qualify
+from app.config.bounded_schema import TooManySteps, bounded_validator_of, first_misfit
 from app.config.input_schema import mismatch, validator_of
-from app.config.tables import split_pointer
+from app.config.tables import Transport, split_pointer
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
 from app.connectors.http import HttpConnector, HttpPool
 from app.connectors.line import Health, Line
+from app.connectors.mcp import Connection, McpServer, Watchers
+from app.connectors.mcp_discovery import Discovery, McpTool
+from app.connectors.mcp_way import way_to
+from app.connectors.mcp_wire import ProgressWatcher
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, ToolNotFound
+from app.core.limits import MCP_START_WAIT_MS
 from app.domain.tga.ports import Connector, Tool
 
 
@@ -29,20 +40,24 @@ class ServerInfo:
     server_id: str
     name: str
     tenant: str
-    transport: Literal["http"]
-    base_url: str
+    transport: Transport
+    base_url: str | None
     timeout_ms: int
     max_attempts: int
     max_concurrency: int
     max_in_flight: int
     health: Health
+    connection: Connection | None = None  # of MCP servers
 
 
 class Registry:
     """Tools and connectors of one configuration (the ports Tools and Connectors).
 
-    Ids are qualified (`app.config.qualify`), except where a tenant stands beside them.
+    Ids are qualified (`app.config.qualify`), except where a tenant stands beside them. `on_discovery` is called with
+    the tools of an MCP server whenever they were listed anew; the registry already has them then.
     """
+
+    on_discovery: Callable[[Sequence[Tool]], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -51,12 +66,16 @@ class Registry:
         lines: Mapping[str, Line],
         *,
         pool: HttpPool,
+        mcp: Mapping[str, McpServer] | None = None,
+        watchers: Watchers | None = None,
     ) -> None:
         self._servers = dict(servers)  # qualified id to own name and table
         self._tools = {(tool.server_id, tool.tool_name): tool for tool in tools}
-        self._validators = {key: validator_of(tool.input_schema) for key, tool in self._tools.items()}
+        self._validators = {key: _validator(tool) for key, tool in self._tools.items()}
         self._lines = dict(lines)
         self._pool = pool
+        self._mcp: dict[str, McpServer] = dict(mcp or {})
+        self._watchers = watchers or Watchers()
 
     @classmethod
     def from_config(cls, config: Config, *, environment: Mapping[str, str] | None = None) -> Self:
@@ -64,16 +83,42 @@ class Registry:
         # No server waits for another's connections: its line bounds its own.
         pool = HttpPool(connections_per_server=sum(server.max_concurrency for server in config.servers.values()) or 1)
         now = SystemClock().now
-        servers, tools, lines = {}, [], {}
+        registry = cls({}, [], {}, pool=pool)
         for name, server in config.servers.items():
             server_id = qualify(server.tenant, name)
-            at = f"{config.path}: servers.{name}.credentials"
-            credentials = Credentials.open(at, server.credentials, environment)
-            connector = HttpConnector(server.base_url, pool=pool, credentials=credentials)
-            servers[server_id] = (name, server)
-            tools += [_tool(server_id, server, tool_name, tool) for tool_name, tool in server.tools.items()]
-            lines[server_id] = Line(connector, concurrency=server.max_concurrency, now=now)
-        return cls(servers, tools, lines, pool=pool)
+            registry._servers[server_id] = (name, server)
+            connector: Connector
+            if server.is_mcp:
+                connector = registry._mcp[server_id] = registry._mcp_server(config, name, server_id, environment)
+            else:
+                credentials = Credentials.open(_at(config, name, "credentials"), server.credentials, environment)
+                connector = HttpConnector(server.base_url or "", pool=pool, credentials=credentials)
+                registry._replace(server_id, [_tool(server_id, server, *named) for named in server.tools.items()])
+            registry._lines[server_id] = Line(connector, concurrency=server.max_concurrency, now=now)
+        return registry
+
+    async def start(self, *, wait_ms: int = MCP_START_WAIT_MS) -> None:
+        """Start the MCP servers. Waits for each first attempt, but not for ever, and for none that fails: what is not
+        there now is tried on, and its tools come when it does."""
+        for server in self._mcp.values():
+            server.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                await asyncio.gather(*(server.tried() for server in self._mcp.values()))
+
+    def watch_progress(self, trace_id: str, watcher: ProgressWatcher) -> AbstractContextManager[None]:
+        """While it is open, `watcher` is called with the params of every progress notification of the trace's call.
+
+        Only if it is opened before the call is sent, and by the process that sends it.
+        """
+        return self._watchers.watch(trace_id, watcher)
+
+    def cancel(self, trace_id: str) -> bool:
+        """Tell the MCP server that the caller does not want the trace's call any more; False if none is under way.
+
+        The outcome is what the server still answers, or unknown; the call is not sent again.
+        """
+        return sum(server.cancel(trace_id) for server in self._mcp.values()) > 0
 
     def tools(self, tenant: str | None = None) -> list[Tool]:
         """Of one tenant, or all."""
@@ -82,7 +127,7 @@ class Registry:
     def servers(self, tenant: str | None = None) -> list[ServerInfo]:
         """Of one tenant, or all."""
         return [
-            _info(server_id, name, server, self._lines[server_id].health())
+            _info(server_id, name, server, self._lines[server_id].health(), self._mcp.get(server_id))
             for server_id, (name, server) in self._servers.items()
             if tenant is None or server.tenant == tenant
         ]
@@ -108,18 +153,22 @@ class Registry:
 
     def definition(self, tool: Tool) -> dict[str, Any]:
         """What the tool is, whose digest is its `definition_digest`."""
+        if isinstance(tool, McpTool):
+            return tool.definition
         return _definition(tool.server_id, tool.tool_name, tool.tool_class, tool.input_schema, tool.description)
 
     def verify_arguments(self, tool: Tool, arguments: dict[str, Any]) -> None:
         """Raise ArgumentsInvalid at the first path that does not fit the tool's schema. No secret is shown."""
         validator = self._validators.get((tool.server_id, tool.tool_name))
         if validator is None or validator.schema is not tool.input_schema:
-            validator = validator_of(tool.input_schema)
+            validator = _validator(tool)
         what = f"arguments of {tool.server_id}/{tool.tool_name}"
         try:
-            error = next(validator.iter_errors(arguments), None)
+            error = first_misfit(validator, arguments)
         except RecursionError:
             raise ArgumentsInvalid(f"{what} nest deeper than the schema can follow") from None
+        except TooManySteps:
+            raise ArgumentsInvalid(f"{what} take too long to check against the server's schema") from None
         if error is not None:
             at, expected, found = _misfit(tool, error)
             raise ArgumentsInvalid(f"{what} at {at}", expected=expected, found=found)
@@ -136,7 +185,27 @@ class Registry:
         return self.of(server_id).place()
 
     async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self._mcp.values()))
         await self._pool.close()
+
+    def _replace(self, server_id: str, tools: Sequence[Tool]) -> None:
+        """All tools of the server, at once: nobody sees half of them."""
+        kept = {key: tool for key, tool in self._tools.items() if key[0] != server_id}
+        self._tools = kept | {(tool.server_id, tool.tool_name): tool for tool in tools}
+        made = {(tool.server_id, tool.tool_name): _validator(tool) for tool in tools}
+        self._validators = {key: self._validators[key] for key in kept} | made
+
+    def _mcp_server(
+        self, config: Config, name: str, server_id: str, environment: Mapping[str, str] | None
+    ) -> McpServer:
+        async def publish(discovery: Discovery) -> None:
+            self._replace(server_id, discovery.tools)
+            if self.on_discovery is not None:
+                await self.on_discovery(discovery.tools)
+
+        server = config.servers[name]
+        way = way_to(config, name, server, pool=self._pool, environment=environment)
+        return McpServer(server_id, server, way, publish=publish, watchers=self._watchers)
 
     def _not_found(self, tenant: str, qualified: str, server_id: str, tool_name: str) -> ToolNotFound:
         own = {name for name, server in self._servers.values() if server.tenant == tenant}
@@ -144,33 +213,48 @@ class Registry:
         if server is None or server.tenant != tenant:
             _, _, name = server_id.rpartition("/")
             return ToolNotFound(f"no server {shown(server_id)}", expected=one_of("a configured server", name, own))
+        if (mcp := self._mcp.get(qualified)) is not None and mcp.connection().state != "connected":
+            return ToolNotFound(f"server {server_id} is not connected, and has no tool {shown(tool_name)} so far")
+        known = [tool.tool_name for tool in self._tools.values() if tool.server_id == qualified]
         return ToolNotFound(
             f"server {server_id} has no tool {shown(tool_name)}",
-            expected=one_of("a configured tool", tool_name, server.tools),
+            expected=one_of("a tool of the server" if server.is_mcp else "a configured tool", tool_name, known),
         )
 
 
-def _info(server_id: str, name: str, server: ServerConfig, health: Health) -> ServerInfo:
+def _at(config: Config, name: str, field: str) -> str:
+    return f"{config.path}: servers.{name}.{field}"
+
+
+def _validator(tool: Tool) -> Any:
+    if isinstance(tool, McpTool):
+        return bounded_validator_of(tool.input_schema)
+    return validator_of(tool.input_schema)
+
+
+def _info(server_id: str, name: str, server: ServerConfig, health: Health, mcp: McpServer | None) -> ServerInfo:
     return ServerInfo(
         server_id=server_id,
         name=name,
         tenant=server.tenant,
         transport=server.transport,
-        base_url=server.base_url,
+        base_url=server.base_url if server.url is None else server.url,
         timeout_ms=server.timeout_ms,
         max_attempts=server.max_attempts,
         max_concurrency=server.max_concurrency,
         max_in_flight=server.max_in_flight,
         health=health,
+        connection=None if mcp is None else mcp.connection(),
     )
 
 
 def _tool(server_id: str, server: ServerConfig, name: str, config: ToolConfig) -> Tool:
-    definition = _definition(server_id, name, config.tool_class, config.input_schema, config.description)
+    tool_class = config.tool_class or "write"
+    definition = _definition(server_id, name, tool_class, config.input_schema, config.description)
     return Tool(
         server_id=server_id,
         tool_name=name,
-        tool_class=config.tool_class,
+        tool_class=tool_class,
         definition_digest=digest_of(definition),
         on_unknown_outcome=config.on_unknown_outcome,
         reconcile_tool=config.reconcile_tool,

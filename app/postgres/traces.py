@@ -34,7 +34,7 @@ _TRACE = """
 SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, c.stream AS claimed_by, x.artifact_digest AS effect,
        e.entries, e.digests, e.artifacts, a.times, a.resolution,
        k.checkpoint_state, k.checkpoint_digest, k.sequence_number AS checkpoint_sequence,
-       s.sealed_values IS NOT NULL AS has_secrets, r.stream IS NOT NULL AS is_erased
+       s.stream IS NOT NULL AS has_secrets, r.stream IS NOT NULL AS is_erased
   FROM (SELECT $1::text AS stream) AS asked
   LEFT JOIN tga.heads h USING (stream)
   LEFT JOIN tga.claims c USING (stream)

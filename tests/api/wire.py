@@ -154,11 +154,15 @@ class ScriptedRuntime:
     answering: Callable[[CheckedCall], Awaitable[Answer]] | None = None
     calls: list[CheckedCall] = field(default_factory=list)
     waits_ms: list[int | None] = field(default_factory=list)
+    driving: int = 0
 
     async def call(self, call: CheckedCall, *, wait_ms: int | None = None) -> Answer:
         self.calls.append(call)
         self.waits_ms.append(wait_ms)
         return completed(call) if self.answering is None else await self.answering(call)
+
+    def at_work(self, server_id: str) -> int:
+        return self.driving
 
 
 class Tokens:

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from app.cli.client import GatewayClient, error_of
+from app.cli.decisions import decide
 from app.cli.event_stream import Event, events_in
 from app.cli.traces import watch_trace
 from app.core.errors import (
@@ -268,3 +269,40 @@ async def test_a_stream_that_breaks_off_with_a_problem_says_which(tmp_path: Path
     ):
         with pytest.raises(ChecksumMismatch, match="changed"):
             await watch_trace(client, "some-trace", as_json=True)
+
+
+async def test_a_gateway_that_does_not_answer_is_not_waited_for_longer_than_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.cli.client._CONNECT_S", 0.1)
+    monkeypatch.setattr("app.cli.client._MARGIN_S", 0.1)
+
+    async def handler(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.5)
+        return web.json_response({})
+
+    async with asking(handler, tmp_path) as client:
+        with pytest.raises(GatewayUnreachable, match="no answer in time"):
+            await client.get("/v1/traces")
+        assert (await client.post("/v1/tool-calls", {}, wait_ms=1000)).status == 200
+
+
+async def test_nobody_approves_what_is_not_what_was_asked(tmp_path: Path) -> None:
+    """The gateway, or whoever sits between, shows another request than the one whose digest waits."""
+    posted = []
+
+    async def handler(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            posted.append(await request.json())
+        trace = {
+            "waiting": "supervisor",
+            "state": "PENDING",
+            "action_request_digest": "0" * 64,
+            "artifacts": {"action_request": {"arguments": {"amount": 1}}},
+        }
+        return web.json_response(trace)
+
+    async with asking(handler, tmp_path) as client:
+        with pytest.raises(ChecksumMismatch):
+            await decide(client, "t", "APPROVE", rationale=None, sign_with=None, principal=None, yes=True)
+    assert posted == []

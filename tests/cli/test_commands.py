@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.postgres.database import Database
+from app.postgres.migrate import packaged_migrations
 from app.postgres.state_store import PostgresStateStore
 from tests.conftest import Admin, Server
 from tests.traces import completed_trace, trace_id
@@ -111,7 +112,7 @@ async def test_status_and_migrate_tell_the_same_story(server: Server) -> None:
         assert tga("verify", "--all", url=url).returncode == 3
         pending = tga("db", "status", "--json", url=url)
         assert pending.returncode == 1
-        assert json.loads(pending.stdout)["pending"] == ["0001_ledger", "0002_append", "0003_trace"]
+        assert json.loads(pending.stdout)["pending"] == [f"{m.version:04}_{m.name}" for m in packaged_migrations()]
         assert json.loads(tga("db", "migrate", "--json", url=url).stdout)["applied"][0] == "0001_ledger"
         assert tga("db", "migrate", url=url).stdout == "The schema is up to date.\n"
         status = tga("db", "status", url=url)
@@ -132,11 +133,19 @@ async def test_status_tells_of_a_missing_guard(database: Database, admin: Admin)
 
 def test_the_embedded_server_is_used_when_none_is_named_and_stopped_after(home: Path) -> None:
     migrated = tga("db", "migrate", TGA_HOME=str(home))
-    assert (migrated.returncode, migrated.stdout.count("applied")) == (0, 3), migrated.stderr
+    assert (migrated.returncode, migrated.stdout.count("applied")) == (0, len(packaged_migrations())), migrated.stderr
     assert tga("verify", "--all", TGA_HOME=str(home)).returncode == 0
     assert "postmaster.pid" not in {file.name for file in home.rglob("*")}
 
 
-def test_help_and_version_are_there() -> None:
-    assert "verify" in tga("--help").stdout
+def test_the_version_is_there() -> None:
     assert tga("--version").stdout.startswith("tga ")
+
+
+def test_a_config_that_cannot_be_used_is_exit_2(tmp_path: Path, database: Database) -> None:
+    config = tmp_path / "tga.toml"
+    config.write_text('[servers.pay]\ntransport = "carrier pigeon"\n')
+    told = tga("recover", "--all", url=database.admin_url, TGA_CONFIG=str(config), TGA_HOME=str(tmp_path))
+    assert told.returncode == 2
+    assert "SETTING_INVALID" in told.stderr
+    assert "Traceback" not in told.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tests.cli.world import World
 
@@ -44,7 +45,7 @@ def test_a_changed_tool_is_not_called_until_its_change_is_accepted(world: World)
     assert "Nothing to accept" in world.tga("servers", "accept", "bank", "charge").stdout
 
 
-def tools(world: World) -> list[dict[str, dict[str, str]]]:
+def tools(world: World) -> list[dict[str, Any]]:
     return list(json.loads(world.tga("servers", "--json").stdout)["tools"])
 
 

@@ -140,7 +140,7 @@ EDDSA = JWT + 'algorithms = ["EdDSA"]\n'
 @pytest.mark.parametrize(
     ("text", "field", "expected"),
     [
-        (SERVER + "colour = 1\n", "servers.pay.colour", "a field that exists (base_url, credentials"),
+        (SERVER + "colour = 1\n", "servers.pay.colour", "a field that exists (base_url, command, credentials"),
         (SERVER + "timeout = 1\n", "servers.pay.timeout", "a field that exists, such as timeout_ms"),
         ("[server.pay]\n", "server", "a field that exists, such as servers"),
         (CHARGE + 'secret_argument = ["/a"]\n', "charge.secret_argument", "such as secret_arguments"),
@@ -255,16 +255,49 @@ def test_a_webhook_url_may_have_a_query_but_no_user_and_is_never_shown(tmp_path:
     assert "hunter2" not in repr(config)
 
 
+MCP_STDIO = '[servers.f]\ntransport = "mcp-stdio"\ncommand = ["node", "server.js"]\n'
+MCP_HTTP = '[servers.g]\ntransport = "mcp-http"\nurl = "http://h/mcp"\n'
+
+
+def test_mcp_servers_need_no_tools_and_run_in_the_folder_of_the_file(tmp_path: Path) -> None:
+    text = MCP_STDIO + '[servers.f.tools.write]\non_unknown_outcome = "hold"\n' + MCP_HTTP
+    servers = load(tmp_path, text).servers
+    assert servers["f"].command == ["node", "server.js"]
+    assert servers["f"].tools["write"].tool_class is None
+    assert servers["g"].url == "http://h/mcp"
+
+
 @pytest.mark.parametrize(
-    ("text", "field"),
+    ("text", "field", "expected"),
     [
-        ('[servers.f]\ntransport = "mcp-stdio"\ncommand = ["node"]\n', "servers.f.transport"),
-        ('[servers.g]\ntransport = "mcp-http"\nurl = "http://h/mcp"\n', "servers.g.transport"),
+        ('[servers.f]\ntransport = "mcp-stdio"\n', "servers.f.command", "the field"),
+        ('[servers.g]\ntransport = "mcp-http"\n', "servers.g.url", "the field"),
+        ('[servers.f]\ntransport = "mcp-stdio"\ncommand = []\n', "servers.f.command", "at least 1"),
+        (MCP_STDIO + 'url = "http://h/"\n', "servers.f.url", "mcp-http"),
+        (MCP_STDIO + "credentials = {}\n", "servers.f.credentials", "http or mcp-http"),
+        (MCP_HTTP + 'base_url = "http://h/"\n', "servers.g.base_url", "http"),
+        (MCP_HTTP + "env = {}\n", "servers.g.env", "mcp-stdio"),
+        (MCP_HTTP + 'protocol_version = "2024-11-05"\n', "servers.g.protocol_version", "2026-07-28"),
+        (MCP_HTTP + "[servers.g.tools.a]\ninput_schema = {}\n", "servers.g.tools.a.input_schema", "describes"),
+        (MCP_HTTP + '[servers.g.tools.a]\ndescription = "x"\n', "servers.g.tools.a.description", "describes"),
+        (
+            MCP_HTTP + '[servers.g.tools.a]\non_unknown_outcome = "reconcile"\nreconcile_tool = "b"\n',
+            "servers.g.tools.a.reconcile_tool",
+            "a read-class tool",
+        ),
+        (SERVER + "trust_annotations = true\n", "servers.pay.trust_annotations", "mcp-stdio or mcp-http"),
+        (SERVER + "[servers.pay.tools.a]\n", "servers.pay.tools.a.class", "the field"),
     ],
 )
-def test_what_is_not_built_yet_is_refused_not_ignored(tmp_path: Path, text: str, field: str) -> None:
+def test_a_field_of_another_transport_is_refused(tmp_path: Path, text: str, field: str, expected: str) -> None:
     message = refused(tmp_path, text)
-    assert f"{field} is not in this version yet" in message
+    assert field in message
+    assert expected in message
+
+
+def test_what_an_mcp_child_is_given_is_never_shown(tmp_path: Path) -> None:
+    assert "hunter2" not in refused(tmp_path, MCP_STDIO + 'env = { A = ["hunter2"] }\n')
+    assert "hunter2" not in repr(load(tmp_path, MCP_STDIO + 'env = { A = "hunter2" }\n'))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_every_option_is_shown_and_works_when_its_sign_is_removed(tmp_path: Path
     path.write_text(text)
     (tmp_path / "jwks.json").write_text("{}")
     (tmp_path / "pay.key").write_text("k")
-    Registry.from_config(load_config(path), environment={"PAY_TOKEN": "t"})
+    Registry.from_config(load_config(path), environment={"PAY_TOKEN": "t", "FILES_TOKEN": "t"})
     missing = {name for name in fields_of(Config) if not re.search(rf"\b{name}\b", text)}
     assert missing == set()
 

@@ -12,7 +12,13 @@ from app.postgres.state_store import PostgresStateStore
 from tests.conftest import Admin, Server
 from tests.traces import completed_trace, executing_trace
 
-_ANY_COLUMN = {"migrations": "name", "claims": "stream", "claim_effects": "stream"}
+_ANY_COLUMN = {
+    "tree_nodes": "hash",
+    "tree_heads": "note",
+    "migrations": "name",
+    "claims": "stream",
+    "claim_effects": "stream",
+}
 _UPSERTS = {
     "entries": "INSERT INTO tga.entries SELECT * FROM tga.entries "
     "ON CONFLICT (stream, sequence_number) DO UPDATE SET entry = ''",
@@ -26,6 +32,13 @@ _UPSERTS = {
     "ON CONFLICT (stream) DO UPDATE SET artifact_digest = excluded.artifact_digest",
     "dispatch_attempts": "INSERT INTO tga.dispatch_attempts SELECT * FROM tga.dispatch_attempts "
     "ON CONFLICT (stream, attempt) DO UPDATE SET started_at = now()",
+    "erasures": "INSERT INTO tga.erasures SELECT * FROM tga.erasures "
+    "ON CONFLICT (stream) DO UPDATE SET system_stream = ''",
+    "leaves": "INSERT INTO tga.leaves SELECT * FROM tga.leaves "
+    "ON CONFLICT (stream, sequence_number) DO UPDATE SET stream = 'trace:stolen'",
+    "tree_nodes": "INSERT INTO tga.tree_nodes SELECT * FROM tga.tree_nodes "
+    "ON CONFLICT (level, node_index) DO UPDATE SET hash = excluded.hash",
+    "tree_heads": "INSERT INTO tga.tree_heads SELECT * FROM tga.tree_heads ON CONFLICT (size) DO UPDATE SET note = ''",
     "migrations": "INSERT INTO tga.migrations SELECT * FROM tga.migrations "
     "ON CONFLICT (version) DO UPDATE SET sha256 = ''",
 }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from app.core.errors import TgaError
 from app.core.note import VerifierKey
 
-
 KEY = VerifierKey("tga.test/log", bytes(range(32)))
 
 

@@ -254,13 +254,34 @@ async def test_without_the_sealing_key_nothing_is_sent_and_with_it_the_call_goes
     async with open_scripted(database.gateway_url, tool=SECRET) as scripted:
         asked = await ask(scripted)
         without = runtime_of(scripted, vault=PostgresVault(scripted.sessions, OTHER_KEYS))
+        before = await admin.fetch("SELECT * FROM tga.entries")
         with pytest.raises(SecretMissing):
             await decide(scripted, asked, runtime=without)
         assert scripted.connector.sent == []
         assert await sealed(admin) == [(True, True)]
-        found = [one async for one in without.recover_all()]
-        assert [type(one.error) for one in found] == [SecretMissing]
+        assert await admin.fetch("SELECT * FROM tga.entries") == before
+        assert (await decide(scripted, asked)).state == "COMPLETED"
+        assert scripted.connector.sent_arguments == [ARGUMENTS]
+        await verify_all(scripted.sessions)
+
+
+async def test_recovering_without_the_sealing_key_uses_up_no_attempts(database: Database, admin: Admin) -> None:
+    class Died(BaseException):
+        pass
+
+    async def die(_: object) -> Dispatched:
+        raise Died
+
+    async with open_scripted(database.gateway_url, die, tool=SECRET) as first:
+        with pytest.raises(Died):
+            await first.runtime.call(secret_call(new_key()))
+    async with open_scripted(database.gateway_url, tool=SECRET) as scripted:
+        without = runtime_of(scripted, vault=PostgresVault(scripted.sessions, OTHER_KEYS))
+        for _ in range(SECRET.max_attempts + 2):
+            found = [one async for one in without.recover_all()]
+            assert [type(one.error) for one in found] == [SecretMissing]
         assert scripted.connector.sent == []
+        assert await admin.fetchval("SELECT count(*) FROM tga.dispatch_attempts") == 0
         answers = [one.answer async for one in scripted.runtime.recover_all()]
         assert [answer is not None and answer.state for answer in answers] == ["COMPLETED"]
         assert scripted.connector.sent_arguments == [ARGUMENTS]

@@ -107,7 +107,7 @@ class HeadLine:
         body = _parsed(line, "a head's line", BUNDLE_LINE_BYTES_MAX)
         _verify_fields(body, {"size", "note"}, {"proof"})
         size, note = body["size"], body["note"]
-        if not _is_count(size):
+        if not _is_count(size) or size == 0:
             raise _malformed("size", size)
         if not isinstance(note, str):
             raise _malformed("note", note)

@@ -122,10 +122,10 @@ def _lines(walk: _Verification, name: str) -> Iterator[bytes]:
         raise BundleInvalid(f"{name} is not the file that was exported", expected=expected, found=found)
 
 
-def _heads(walk: _Verification, name: str = HEADS) -> Iterator[tuple[HeadLine, TreeHead]]:
+def _heads(lines: Iterator[bytes]) -> Iterator[tuple[HeadLine, TreeHead]]:
     """Each larger than the one before. Signatures are not looked at."""
-    last = -1
-    for line in walk.files.lines(name):
+    last = 0
+    for line in lines:
         head = HeadLine.from_line(line)
         text, _ = read_note(head.note)
         signed = TreeHead.from_text(text)
@@ -140,9 +140,7 @@ def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
     last: TreeHead | None = None
     last_is_signed = False
     try:
-        for _ in _lines(walk, HEADS):
-            pass
-        for line, head in _heads(walk):
+        for line, head in _heads(_lines(walk, HEADS)):
             walk.report.heads += 1
             last_is_signed = _is_signed(walk, line.note)
             walk.report.heads_signed += last_is_signed
@@ -175,21 +173,15 @@ def _is_signed(walk: _Verification, note: str) -> bool:
 
 def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
     """Every line: its place in the tree, then its place in its stream."""
-    heads = _heads(walk) if walk.manifest.complete else iter(())
-    try:
-        next_head = next(heads, None)
-    except TgaError:  # it was found when the heads were read
-        next_head = None
+    heads = _heads(walk.files.lines(HEADS)) if walk.manifest.complete else iter(())
+    next_head = _next(heads)
     try:
         for raw in _lines(walk, ENTRIES):
             line = EntryLine.from_line(raw)
             yield from _verify_leaf(walk, line)
             while next_head is not None and next_head[1].size <= walk.frontier.size:
                 yield from _verify_root(walk, next_head[1])
-                try:
-                    next_head = next(heads, None)
-                except TgaError:
-                    next_head = None
+                next_head = _next(heads)
             yield from walk.judge.judge(line)
     except TgaError as error:
         yield error
@@ -198,6 +190,13 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
         yield SequenceGap(
             "the bundle ends before its tree does", expected=walk.manifest.tree_size, found=walk.frontier.size
         )
+
+
+def _next(heads: Iterator[tuple[HeadLine, TreeHead]]) -> tuple[HeadLine, TreeHead] | None:
+    try:
+        return next(heads, None)
+    except TgaError:  # it was found when the heads were read
+        return None
 
 
 def _verify_leaf(walk: _Verification, line: EntryLine) -> Iterator[TgaError]:

@@ -68,6 +68,7 @@ class Erased:
     payloads: str
     system_stream: str
     sequence_number: int
+    is_covered: bool  # by the bundle's tree; else it may be younger than lines that still hold what it erased
 
 
 class StreamMemory(Protocol):
@@ -234,6 +235,7 @@ class StreamJudge:
                     payloads,
                     line.stream,
                     line.sequence_number,
+                    line.leaf_index is not None,
                 )
             )
 
@@ -249,7 +251,7 @@ class StreamJudge:
         found = (erased.last_sequence_number, erased.last_entry_digest, erased.payloads)
         if found != expected:
             yield RecoveryFailed("the erasure is of something else", expected=expected, found=found)
-        elif standing.payloads_present:
+        elif standing.payloads_present and erased.is_covered:
             yield RecoveryFailed("a payload stands that was erased", found=erased.stream)
         else:
             self.memory.store(erased.stream, replace(standing, is_erased=True))

@@ -19,6 +19,7 @@ class Attempts:
     listed: list[Attempt] = field(default_factory=list)
     may_have_been_sent: bool = False
     may_still_run: bool = False
+    is_cancelled: bool = False
     sent_by_this_process: int = 0
     retry_after_ms: int | None = None
     last_detail: str = "nothing was sent"
@@ -54,6 +55,7 @@ class Attempts:
                 result = dispatched.result
                 self.may_have_been_sent = True
                 self.may_still_run |= dispatched.result != "retryable_answer" or dispatched.is_at_work
+                self.is_cancelled |= dispatched.is_cancelled
                 self.retry_after_ms = dispatched.retry_after_ms
                 self.last_detail = dispatched.detail
             case NotSent():

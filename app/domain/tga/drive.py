@@ -49,7 +49,7 @@ from app.domain.tga.models import (
 )
 from app.domain.tga.ports import Answered, Ports, StoredTrace, Tool, Verdict, Waiting
 from app.domain.tga.replay import Dispatch, LogRecord, advance, decide_next
-from app.domain.tga.secrets import reveal
+from app.domain.tga.secrets import find_commitments, reveal
 from app.domain.tga.transitions import TRACE, State
 
 _T = TypeVar("_T")
@@ -220,7 +220,8 @@ class Driver:
                     return drive.answer()
                 if call.on_unknown_outcome == "reconcile":
                     effect = await self._reconcile(drive, tool)
-            if effect is None and drive.attempts.count >= tool.max_attempts and drive.redispatch is None:
+            is_over = drive.attempts.is_cancelled or drive.attempts.count >= tool.max_attempts
+            if effect is None and is_over and drive.redispatch is None:
                 effect = effect_of_exhaustion(call, drive.attempts, self._clock.now())
             if effect is None:
                 effect = await self._attempt(drive, tool)
@@ -238,6 +239,7 @@ class Driver:
     async def _attempt(self, drive: Drive, tool: Tool) -> ToolEffect | None:
         """One send. Every one after the first is preceded by its own committed row: the fence, and the count."""
         call, attempts = known(drive.call), drive.attempts
+        arguments = await self._arguments_to_send(drive, tool)  # first: what is not sent must not use up an attempt
         if attempts.sent_by_this_process > 0:
             await self._clock.sleep(self._backoff_s(attempts, tool))
         async with self._connectors.place(call.server_id) as connector:
@@ -247,7 +249,6 @@ class Driver:
             await self._verify_ownership(drive)
             if drive.redispatch is not None:
                 attempts.resolution, drive.redispatch = drive.redispatch, None
-            arguments = await self._arguments_to_send(drive)
             attempts.begin(self._clock.now())
             # I3: the recorded call itself, with the ids that every attempt carries.
             result = await connector.dispatch(
@@ -258,13 +259,16 @@ class Driver:
             return effect_of_answer(call, result, attempts, self._clock.now())
         return None
 
-    async def _arguments_to_send(self, drive: Drive) -> dict[str, Any] | None:
+    async def _arguments_to_send(self, drive: Drive, tool: Tool) -> dict[str, Any] | None:
         """The arguments with their secret values; None when the recorded ones are all there is."""
+        recorded = known(drive.call).arguments
         if drive.true_arguments is None and drive.has_secrets:
             salt, values = await self._vault.load_secrets(drive.trace_id)
             if set(values) != set(salt.pointers):
                 raise SecretMissing("not all secret values are there", stream=TRACE.stream(drive.trace_id))
-            drive.true_arguments = reveal(known(drive.call).arguments, values, salt=salt.salt)
+            drive.true_arguments = reveal(recorded, values, salt=salt.salt)
+        if drive.true_arguments is None and find_commitments(recorded, tool.secret_arguments):
+            raise SecretMissing("the call's secret values are gone", stream=TRACE.stream(drive.trace_id))
         return drive.true_arguments
 
     async def _reconcile(self, drive: Drive, tool: Tool) -> ToolEffect | None:

@@ -71,12 +71,13 @@ class Answered:
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """The call may have been executed, or may still be: only the same ids may be sent again. `is_at_work`: the server
-    says that it has this call in hand."""
+    says that it has this call in hand. `is_cancelled`: the caller took it back, so it is not sent again."""
 
     result: Literal["retryable_answer", "timed_out", "disconnected"]
     detail: str
     retry_after_ms: int | None = None
     is_at_work: bool = False
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

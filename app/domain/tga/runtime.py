@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -84,6 +85,7 @@ class TgaRuntime:
         # I6: the process-local table; the store takes two tasks of one executor for the same owner.
         self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}
         self._being_taken: set[TraceId] = set()
+        self._at_work: Counter[str] = Counter()
 
     async def call(self, call: CheckedCall, *, wait_ms: int | None = None) -> Answer:
         """Answer a tool call: executed once for its key, or from what is recorded of it.
@@ -303,7 +305,12 @@ class TgaRuntime:
         # A task of its own: a caller who gives up does not interrupt a call that is under way.
         task = asyncio.create_task(self._driven_to_the_end(drive))
         self._driven[drive.trace_id] = (drive, task)
+        self._at_work[drive.request.server_id] += 1
         return task
+
+    def at_work(self, server_id: str) -> int:
+        """How many calls of this server are being driven here, whoever waits for them, if anyone."""
+        return self._at_work[server_id]
 
     async def _driven_to_the_end(self, drive: Drive) -> Answer:
         try:
@@ -318,6 +325,9 @@ class TgaRuntime:
             raise
         finally:
             del self._driven[drive.trace_id]
+            self._at_work[drive.request.server_id] -= 1
+            if not self._at_work[drive.request.server_id]:
+                del self._at_work[drive.request.server_id]
 
     async def _wait(self, drive: Drive, task: asyncio.Task[Answer], wait_ms: int | None) -> Answer:
         """The answer, waited for without holding on to it: whoever is cancelled here does not cancel the drive."""

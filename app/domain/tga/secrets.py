@@ -90,6 +90,11 @@ def reveal(redacted: dict[str, JsonValue], values: Mapping[str, JsonValue], *, s
     return _object(revealed)
 
 
+def find_commitments(redacted: dict[str, JsonValue], pointers: Iterable[str]) -> list[str]:
+    """Those of `pointers` at which a commitment stands, and not a value."""
+    return [pointer for pointer in pointers if _committed_at(redacted, _tokens(pointer)) is not None]
+
+
 def sealed_document(values: Mapping[str, JsonValue]) -> bytes:
     """What is sealed: canonical JSON of values by pointer."""
     return canonical_bytes(dict(values))

@@ -1,0 +1,219 @@
+"""`tga export`: a bundle that verifies without us. Written line by line; its manifest, which makes it whole, last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from app.cli.bundle_files import own_schemas
+from app.cli.showing import output, print_json
+from app.clock import SystemClock
+from app.core.errors import BundleInvalid, SettingInvalid, StoreUnfit, TgaError
+from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_MANIFEST_BYTES_MAX
+from app.domain.log.bundle import (
+    ENTRIES,
+    FORMAT,
+    HEADS,
+    KEYS,
+    MANIFEST,
+    SCHEMAS,
+    EntryLine,
+    FileFacts,
+    Filter,
+    Manifest,
+)
+from app.postgres.database import open_database
+from app.postgres.export import PostgresExport, open_export
+from app.postgres.migrate import load_status
+from app.postgres.sessions import Sessions
+from app.settings import Settings
+
+UNFINISHED: Final = "unfinished.json"  # what is being exported, until the manifest stands
+_PROGRESS_EVERY: Final = 256
+
+
+async def export_command(
+    settings: Settings,
+    folder: Path,
+    *,
+    wanted: Filter | None = None,
+    resume: bool = False,
+    as_json: bool = False,
+) -> bool:
+    """Write a bundle of the ledger into `folder`; with `resume`, finish an interrupted one, up to its own tree."""
+    with _files_explained(folder):
+        wanted, size = _begin(folder, wanted or Filter(), resume=resume)
+        async with open_database(settings.home, settings.database_url) as database:
+            if (await load_status(database.admin_url)).pending:
+                raise StoreUnfit("the database's schema is not up to date", remedy="Run `tga db migrate` first.")
+            async with (
+                await Sessions.open(database.gateway_url, sessions_max=1) as sessions,
+                open_export(sessions, wanted, size=size) as export,
+            ):
+                manifest = await write_bundle(folder, export, wanted)
+    _tell(folder, manifest, as_json=as_json)
+    return True
+
+
+async def write_bundle(folder: Path, export: PostgresExport, wanted: Filter) -> Manifest:
+    """Everything but the manifest, made durable; then the manifest, at once or not at all."""
+    head = export.signed.head
+    unfinished = {"format": FORMAT, "size": head.size, "filter": asdict(wanted)}
+    _write_whole(folder / UNFINISHED, json.dumps(unfinished).encode("utf-8"))
+    files: dict[str, FileFacts] = {}
+    with _Written.resumed(folder / ENTRIES) as entries, _progress(head.size) as advance:
+        async for line in export.entries(from_index=entries.next_index):
+            entries.write(line.to_line())
+            if line.leaf_index is not None and line.leaf_index % _PROGRESS_EVERY == 0:
+                advance(line.leaf_index)
+        files[ENTRIES] = entries.finish()
+    with _Written.anew(folder / HEADS) as heads:
+        async for head_line in export.heads():
+            heads.write(head_line.to_line())
+        files[HEADS] = heads.finish()
+    keys = [key.to_text() for key in await export.log_keys()]
+    small = {KEYS: json.dumps({"origin": head.origin, "verifier_keys": keys}, indent=2).encode("utf-8") + b"\n"}
+    small |= {SCHEMAS + name: raw for name, raw in own_schemas().items()}
+    for name, raw in small.items():
+        _write_whole(folder / name, raw)
+        files[name] = FileFacts(hashlib.sha256(raw).hexdigest(), len(raw), raw.count(b"\n"))
+    manifest = Manifest(SystemClock().now(), head.origin, head.size, head.root, wanted, files)
+    _write_whole(folder / MANIFEST, manifest.to_bytes())
+    (folder / UNFINISHED).unlink()
+    return manifest
+
+
+def _begin(folder: Path, wanted: Filter, *, resume: bool) -> tuple[Filter, int | None]:
+    """What to export and up to which size; None: up to the newest head."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if (folder / MANIFEST).exists():
+        raise SettingInvalid(f"{folder} holds a finished bundle", expected="another folder")
+    if not resume:
+        if any(folder.iterdir()):
+            raise SettingInvalid(
+                f"{folder} is not empty", remedy="Name another folder, or finish what is there with --resume."
+            )
+        return wanted, None
+    if not (folder / UNFINISHED).exists():
+        raise SettingInvalid(f"{folder} holds no unfinished export", remedy="Start one without --resume.")
+    try:
+        with (folder / UNFINISHED).open("rb") as file:
+            said = json.loads(file.read(BUNDLE_MANIFEST_BYTES_MAX))
+        begun, size = Filter(**said["filter"]), int(said["size"])
+    except (ValueError, KeyError, TypeError):
+        raise BundleInvalid(f"{UNFINISHED} cannot be read", remedy="Start anew in another folder.") from None
+    if wanted not in (Filter(), begun):
+        raise SettingInvalid("the unfinished export has another filter", expected=begun, found=wanted)
+    return begun, size
+
+
+@dataclass(slots=True)
+class _Written:
+    """A file of lines and its facts; memory does not grow with it."""
+
+    file: BinaryIO
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    size: int = 0
+    lines: int = 0
+    next_index: int = 0
+
+    @classmethod
+    def anew(cls, path: Path) -> Self:
+        return cls(path.open("wb"))
+
+    @classmethod
+    def resumed(cls, path: Path) -> Self:
+        """What stands there goes on after its last whole line that has a place in the tree."""
+        path.touch()
+        written = cls(path.open("r+b"))
+        while raw := written.file.readline(BUNDLE_LINE_BYTES_MAX + 1):
+            try:
+                line = EntryLine.from_line(raw) if raw.endswith(b"\n") else None
+            except TgaError:
+                line = None
+            if line is None or line.leaf_index is None:
+                break
+            written.next_index = line.leaf_index + 1
+            written._count(raw)
+        written.file.seek(written.size)
+        written.file.truncate()
+        return written
+
+    def write(self, raw: bytes) -> None:
+        self.file.write(raw)
+        self._count(raw)
+
+    def _count(self, raw: bytes) -> None:
+        self.digest.update(raw)
+        self.size += len(raw)
+        self.lines += 1
+
+    def finish(self) -> FileFacts:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return FileFacts(self.digest.hexdigest(), self.size, self.lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def _write_whole(path: Path, raw: bytes) -> None:
+    """Durable and whole, or not there."""
+    path.parent.mkdir(exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    with beside.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal of a person; nothing in a pipe."""
+    console = Console(stderr=True)
+    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TextColumn("entries"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda completed: progress.update(task, completed=completed)
+
+
+def _tell(folder: Path, manifest: Manifest, *, as_json: bool) -> None:
+    entries = manifest.files[ENTRIES].lines
+    if as_json:
+        told = {
+            "folder": str(folder),
+            "complete": manifest.complete,
+            "entries": entries,
+            "tree_size": manifest.tree_size,
+        }
+        print_json(told)
+        return
+    kind = "complete" if manifest.complete else "partial"
+    output.print(f"Wrote {entries:,} entries to {folder}: a {kind} bundle, up to tree size {manifest.tree_size:,}.")
+    output.print(f"Verify it anywhere: tga verify --file {folder} --key PUB, or python tools/verify.py.", markup=False)
+
+
+@contextmanager
+def _files_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingInvalid(f"{folder} cannot be written", found=error.strerror or error) from None

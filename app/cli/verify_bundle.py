@@ -1,0 +1,145 @@
+"""`tga verify --file`: judge an exported bundle with a public key; no database, no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
+from app.cli.showing import output, printable
+from app.core.errors import NoteInvalid, SettingInvalid, TgaError
+from app.core.limits import NOTE_BYTES_MAX
+from app.core.merkle import Hash
+from app.core.note import VerifierKey
+from app.domain.log.bundle import ENTRIES, HEADS
+from app.domain.log.bundle_verification import BundleReport, verify_bundle
+from app.domain.log.heads import fits
+
+_KEY: Final = "name+id+base64, or a file of them"
+
+
+async def verify_bundle_command(folder: Path, key: str, *, as_json: bool = False) -> bool:
+    """True when the bundle is sound. `key`: the log's verifier key, or a file of them, from another source."""
+    keys, report, findings = load_keys(key), BundleReport(), 0
+    with _progress(folder) as progress, DiskMemory() as memory:
+        task = next(iter(progress.task_ids), None)
+        files = FolderFiles(folder, seen=lambda read: None if task is None else progress.advance(task, read))
+        out = _Json() if as_json else _Words()
+        verified = verify_bundle(files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas())
+        for error in verified:
+            findings += 1
+            out.finding(error)
+    out.end(report)
+    return report.is_sound and findings == 0
+
+
+def load_keys(text: str) -> list[VerifierKey]:
+    """The keys in the file of this name, a line each; or the one that the text is."""
+    path = Path(text)
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                text = file.read(NOTE_BYTES_MAX).decode("utf-8")
+        keys = [VerifierKey.from_text(line) for line in text.split()]
+    except (OSError, UnicodeError, NoteInvalid) as error:
+        raise SettingInvalid(
+            "the key cannot be read", expected="name+id+base64, or a file of them", found=error
+        ) from None
+    if not keys:
+        raise SettingInvalid("no key was given", expected=_KEY)
+    return keys
+
+
+def _progress(folder: Path) -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    if console.is_terminal:
+        sizes = [(folder / name).stat().st_size for name in (ENTRIES, HEADS) if (folder / name).is_file()]
+        progress.add_task("", total=sum(sizes))
+    return progress
+
+
+def finding_of(error: TgaError) -> dict[str, Any]:
+    return {
+        "code": error.code,
+        "what": error.what,
+        "stream": error.stream,
+        "sequence_number": error.sequence_number,
+        "expected": error.expected,
+        "found": error.found,
+    }
+
+
+def checked(report: BundleReport) -> dict[str, Any]:
+    streams = report.streams
+    return {
+        "leaves": report.leaves,
+        "after_head": report.after_head,
+        "heads": report.heads,
+        "heads_signed": report.heads_signed,
+        "traces": streams.traces,
+        "traces_unfinished": streams.traces_unfinished,
+        "system_streams": streams.system_streams,
+        "decisions_signed": streams.signatures,
+        "payloads_erased": streams.payloads_erased,
+    }
+
+
+class _Words:
+    def finding(self, error: TgaError) -> None:
+        place = f"{error.stream}, entry {error.sequence_number}" if error.stream else "the bundle"
+        output.print(f"[bold red]✗[/] [red]{error.code}[/]", end="  ")
+        output.print(printable(place), markup=False)
+        output.print(printable(f"    {error.what}"), markup=False)
+        for label, value in (("expected", error.expected), ("found", error.found)):
+            if value is not None:
+                output.print(printable(f"    {label:<9}{value}"), markup=False)
+
+    def end(self, report: BundleReport) -> None:
+        if report.manifest is not None:
+            manifest = report.manifest
+            kind = "Complete" if manifest.complete else "Partial"
+            output.print(
+                f"{kind} bundle of {printable(manifest.origin)}, tree size {manifest.tree_size:,}, "
+                f"root {Hash(manifest.tree_root).hex()[:16]}…",
+                markup=False,
+            )
+            named = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in checked(report).items() if count)
+            output.print(f"Checked: {named}.", markup=False)
+            output.print("Schemas, digests, links, transitions, bindings, claims, signatures, inclusion, heads.")
+        if report.is_sound:
+            output.print("[green]✓[/] Sound: these are the entries that the log's key signed, and they hang together.")
+        else:
+            output.print(f"[bold red]✗[/] {report.findings:,} findings: do not rely on this bundle.")
+        if report.unknown:
+            output.print("What this bundle cannot tell:")
+            for sentence in report.unknown:
+                output.print(f"  - {printable(sentence)}", markup=False)
+
+
+class _Json:
+    """One JSON object, written as it is found, so that memory stays flat."""
+
+    def __init__(self) -> None:
+        self._separator = '{"findings": ['
+
+    def finding(self, error: TgaError) -> None:
+        print(self._separator + json.dumps(finding_of(error)), end="")  # noqa: T201
+        self._separator = ",\n"
+
+    def end(self, report: BundleReport) -> None:
+        opening = self._separator if self._separator.startswith("{") else ""
+        manifest = report.manifest
+        rest = {
+            "sound": report.is_sound,
+            "complete": None if manifest is None else manifest.complete,
+            "tree": None if manifest is None else {"size": manifest.tree_size, "root": manifest.tree_root.hex()},
+            "checked": checked(report),
+            "unknown": report.unknown,
+        }
+        print(f"{opening}], " + json.dumps(rest)[1:])  # noqa: T201

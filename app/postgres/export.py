@@ -1,0 +1,204 @@
+"""What a bundle is made of, read from one snapshot in flat memory, in the order of the tree."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from app.core.canonical import parse_object
+from app.core.errors import ChecksumMismatch, StoreUnfit, TgaError, TraceNotFound
+from app.core.limits import BUNDLE_PARTIAL_HEADS_MAX, EXPORT_PAGE_ENTRIES
+from app.core.merkle import Frontier, Hash, Node, Range, fold_nodes, inclusion_ranges, nodes_of
+from app.core.note import VerifierKey, read_note
+from app.domain.log.bundle import EntryLine, Filter, HeadLine
+from app.domain.log.heads import SignedHead
+from app.domain.system.models import DEFAULT_TENANT, SYSTEM
+from app.domain.tga.transitions import TRACE
+from app.postgres.sessions import Connection, Sessions
+from app.postgres.tree import KEPT_LEVEL, PostgresTree
+
+_ROWS: Final = """
+SELECT l.leaf_index, l.stream, l.sequence_number, e.entry, a.artifact
+  FROM tga.leaves l
+  LEFT JOIN tga.entries e ON e.stream = l.stream AND e.sequence_number = l.sequence_number
+  LEFT JOIN tga.artifacts a ON a.stream = l.stream AND a.sequence_number = l.sequence_number
+ WHERE l.leaf_index >= $1 AND l.leaf_index < $2 {filter}
+ ORDER BY l.leaf_index
+"""
+# A trace is wanted whole: by its birth, which says when it began, and by its head, which says whose it is.
+_WANTED: Final = """
+   AND (l.stream = ANY ($3) OR $4::text IS NULL AND $6::text IS NULL AND l.stream >= 'system:' AND l.stream < 'system;'
+        OR l.stream >= 'trace:' AND l.stream < 'trace;' AND ($6::text IS NULL OR l.stream = $6)
+           AND ($4::text IS NULL OR EXISTS (SELECT FROM tga.heads h WHERE h.stream = l.stream AND h.tenant = $4))
+           AND ($5::text[] IS NULL OR EXISTS (
+               SELECT FROM tga.entries f, LATERAL (
+                   SELECT convert_from(f.entry, 'UTF8')::jsonb ->> 'recorded_at' COLLATE "C" AS began) AS b
+                WHERE f.stream = l.stream AND f.sequence_number = 1
+                  AND b.began >= coalesce(($5::text[])[1], '') COLLATE "C"
+                  AND (($5::text[])[2] IS NULL OR b.began < ($5::text[])[2] COLLATE "C"))))
+"""
+_AFTER_HEAD: Final = """
+SELECT e.stream, e.sequence_number, e.entry, a.artifact
+  FROM tga.entries e
+  LEFT JOIN tga.artifacts a ON a.stream = e.stream AND a.sequence_number = e.sequence_number
+  LEFT JOIN tga.leaves l ON l.stream = e.stream AND l.sequence_number = e.sequence_number
+ WHERE e.stream >= 'system:' AND e.stream < 'system;' AND (l.leaf_index IS NULL OR l.leaf_index >= $1)
+   AND ($2::text[] IS NULL OR e.stream = ANY ($2))
+ ORDER BY e.stream, e.sequence_number
+"""
+_HEADS: Final = "SELECT size, note FROM tga.tree_heads WHERE size <= $1 ORDER BY size"
+# Evenly spread, the last one among them.
+_SOME_HEADS: Final = """
+SELECT size, note FROM (
+    SELECT size, note, row_number() OVER (ORDER BY size DESC) - 1 AS place, count(*) OVER () AS heads
+      FROM tga.tree_heads WHERE size <= $1) AS h
+ WHERE place % greatest(1, (heads + $2 - 1) / $2) = 0 ORDER BY size
+"""
+_KEYS: Final = """
+SELECT a.artifact FROM tga.artifacts a JOIN tga.entries e USING (stream, sequence_number)
+ WHERE a.stream = $1 AND position('"artifact_type":"signing_key"'::bytea in e.entry) > 0 ORDER BY a.sequence_number
+"""
+_TENANT: Final = "SELECT tenant FROM tga.heads WHERE stream = $1 AND sequence_number > 0"
+
+
+class PostgresExport:
+    """One export: the tree up to one signed head, as far as `wanted` goes. Everything is read in one snapshot."""
+
+    def __init__(self, connection: Connection, wanted: Filter, signed: SignedHead, tenant: str | None) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        self._tenant = tenant
+        self._proofs = None if wanted.is_everything else Proofs(PostgresTree(connection), signed.head.size)
+        self.signed = signed
+
+    @property
+    def _systems(self) -> list[str] | None:
+        """Whose system streams go along; None: all. The default tenant's has the gateway's own keys."""
+        if self._tenant is None:
+            return None
+        return [SYSTEM.stream(DEFAULT_TENANT), SYSTEM.stream(self._tenant)]
+
+    async def entries(self, *, from_index: int = 0) -> AsyncIterator[EntryLine]:
+        """Every wanted leaf from `from_index` on; then the system entries that no leaf of this tree covers."""
+        wanted, arguments = self._wanted, [from_index, self.signed.head.size]
+        conditions: list[Any] = []
+        if not wanted.is_everything:
+            times = None if wanted.since is None and wanted.until is None else [wanted.since, wanted.until]
+            stream = None if wanted.trace_id is None else TRACE.stream(wanted.trace_id)
+            conditions = [self._systems or [], wanted.tenant, times, stream]
+        statement = _ROWS.format(filter=_WANTED if conditions else "")
+        async for row in self._rows(statement, *arguments, *conditions):
+            if row["entry"] is None:
+                raise ChecksumMismatch(
+                    "an entry of the tree is missing",
+                    expected=f"leaf {row['leaf_index']}",
+                    remedy="Nothing was exported as if it were whole: run `tga verify --all --head FILE`.",
+                    stream=row["stream"],
+                    sequence_number=row["sequence_number"],
+                )
+            proof = None if self._proofs is None else await self._proofs.of(row["leaf_index"])
+            yield EntryLine(
+                row["leaf_index"], row["stream"], row["sequence_number"], row["entry"], row["artifact"], proof
+            )
+        async for row in self._rows(_AFTER_HEAD, self.signed.head.size, self._systems):
+            yield EntryLine(None, row["stream"], row["sequence_number"], row["entry"], row["artifact"])
+
+    async def heads(self) -> AsyncIterator[HeadLine]:
+        """All of them; for a partial bundle some, each with proof that it continues the one before."""
+        size, last = self.signed.head.size, 0
+        if self._proofs is None:
+            async for row in self._rows(_HEADS, size):
+                yield HeadLine(row["size"], row["note"])
+            return
+        tree = PostgresTree(self._connection)
+        for row in await self._connection.fetch(_SOME_HEADS, size, BUNDLE_PARTIAL_HEADS_MAX):
+            proof = None if last == 0 else await tree.consistency_proof(last, row["size"])
+            last = row["size"]
+            yield HeadLine(row["size"], row["note"], proof)
+
+    async def log_keys(self) -> list[VerifierKey]:
+        """The keys that were announced and have signed this head, for convenience."""
+        _, signers = read_note(self.signed.note)
+        found = []
+        for row in await self._connection.fetch(_KEYS, SYSTEM.stream(DEFAULT_TENANT)):
+            try:
+                public_key = b64decode(str(parse_object(row["artifact"])["public_key"]), validate=True)
+            except (TgaError, KeyError, ValueError):
+                continue  # what is wrong with it is for verification to say
+            key = VerifierKey(self.signed.head.origin, public_key)
+            if (key.name, key.key_id) in signers and key not in found:
+                found.append(key)
+        return found
+
+    async def _rows(self, statement: str, *arguments: Any) -> AsyncIterator[asyncpg.Record]:
+        async for row in self._connection.cursor(statement, *arguments, prefetch=EXPORT_PAGE_ENTRIES):
+            yield row
+
+
+class Proofs:
+    """Inclusion proofs of many leaves of one tree, asked for in their order: what two of them share is read once."""
+
+    def __init__(self, tree: PostgresTree, size: int) -> None:
+        self._tree = tree
+        self._size = size
+        self._small: dict[int, dict[Node, Hash]] = {}  # by subtree of 256 leaves; the last one asked for, and the edge
+        self._kept: dict[Node, Hash] = {}
+
+    async def of(self, index: int) -> Sequence[Hash]:
+        ranges = [nodes_of(one) for one in inclusion_ranges(index, self._size)]
+        missing = {n for nodes in ranges for n in nodes if n.level >= KEPT_LEVEL and n not in self._kept}
+        if missing:
+            wanted = sorted(missing)
+            spans = [Range(node.index << node.level, (node.index + 1) << node.level) for node in wanted]
+            self._kept.update(zip(wanted, await self._tree.hashes_of(spans), strict=True))
+        return [fold_nodes([await self._node(node) for node in nodes]) for nodes in ranges]
+
+    async def _node(self, node: Node) -> Hash:
+        if node.level >= KEPT_LEVEL:
+            return self._kept[node]
+        block = (node.index << node.level) >> KEPT_LEVEL
+        if block not in self._small:
+            edge = (self._size - 1) >> KEPT_LEVEL
+            self._small = {at: found for at, found in self._small.items() if at == edge}
+            self._small[block] = await self._subtree(block)
+        return self._small[block][node]
+
+    async def _subtree(self, block: int) -> dict[Node, Hash]:
+        start = block << KEPT_LEVEL
+        leaves = await self._tree.leaf_hashes(Range(start, min(start + (1 << KEPT_LEVEL), self._size)))
+        frontier, found = Frontier(), {}
+        for place, leaf in enumerate(leaves):
+            found[Node(0, start + place)] = leaf
+            for node, made in frontier.append(leaf):
+                found[Node(node.level, node.index + (start >> node.level))] = made
+        return found
+
+
+@asynccontextmanager
+async def open_export(sessions: Sessions, wanted: Filter, *, size: int | None = None) -> AsyncIterator[PostgresExport]:
+    """An export up to the newest signed head, or to the one of this size."""
+    async with sessions.reading() as connection:
+        await connection.execute(
+            "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_sort = off; "
+            "SET LOCAL jit = off"
+        )
+        note = await connection.fetchval(
+            "SELECT note FROM tga.tree_heads WHERE $1::bigint IS NULL OR size = $1 ORDER BY size DESC LIMIT 1", size
+        )
+        if note is None:
+            raise StoreUnfit(
+                "there is no signed tree head to export up to",
+                expected=None if size is None else f"one of size {size}",
+                remedy="Run `tga serve`: a head follows the first entry within a second.",
+            )
+        tenant = wanted.tenant
+        if wanted.trace_id is not None:
+            row = await connection.fetchrow(_TENANT, TRACE.stream(wanted.trace_id))
+            if row is None:
+                raise TraceNotFound("nothing is stored about it", stream=TRACE.stream(wanted.trace_id))
+            tenant = tenant or row["tenant"]
+        yield PostgresExport(connection, wanted, SignedHead.from_note(note), tenant)

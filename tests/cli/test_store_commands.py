@@ -1,0 +1,191 @@
+"""Commands that work on the store itself: with a gateway running, and at 3 a.m. without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.world import World, trace_of
+
+
+def findings(world: World) -> dict[str, dict[str, object]]:
+    return {finding["what"]: finding for finding in json.loads(world.tga("doctor", "--json").stdout)}
+
+
+def test_the_doctor_finds_everything_right_when_it_is(world: World) -> None:
+    told = world.tga("doctor")
+    assert told.returncode == 0, told.stdout
+    assert told.stdout.endswith("Everything is as it must be.\n")
+    assert "wrong" not in told.stdout
+    found = findings(world)
+    assert {"configuration", "policy", "keys", "database", "schema", "guards", "clock", "waiting"} <= set(found)
+    assert found[f"gateway at {world.url}"]["ok"] is True
+    assert all(finding["ok"] for finding in found.values())
+
+
+@pytest.fixture
+def restored(world: World) -> Iterator[World]:
+    policy, config = world.policy.read_text(), world.config.read_text()
+    yield world
+    world.policy.write_text(policy)
+    world.config.write_text(config)
+    (world.home / "keys").chmod(0o700)
+
+
+@pytest.mark.parametrize("part", ["configuration", "policy", "keys", "gateway"])
+def test_the_doctor_names_what_is_wrong_and_what_to_do(restored: World, part: str) -> None:
+    world, more = restored, {}
+    match part:
+        case "configuration":
+            world.config.write_text('[servers.pay]\ntransport = "carrier pigeon"\n')
+        case "policy":
+            world.policy.write_text("permit(")
+        case "keys":
+            (world.home / "keys").chmod(0o755)
+        case "gateway":
+            more = {"TGA_URL": "http://127.0.0.1:1"}
+    told = world.tga("doctor", **more)
+    assert told.returncode == 1
+    (line, remedy) = told.stdout.split("wrong  ")[1].splitlines()[:2]
+    assert line.startswith(part)
+    assert remedy.startswith("       ")
+    assert "1 of " in told.stdout
+
+
+def test_the_doctor_tells_of_a_database_that_is_away_and_looks_at_all_the_rest(world: World) -> None:
+    told = world.tga("doctor", TGA_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
+    assert told.returncode == 1
+    assert "wrong  database: STORE_UNAVAILABLE" in told.stdout
+    assert f"ok     gateway at {world.url}" in told.stdout
+
+
+def test_the_doctor_makes_no_keys(tmp_path: Path, world: World) -> None:
+    told = world.tga("doctor", TGA_KEYS=str(tmp_path / "lost"))
+    assert (told.returncode, "wrong  keys: none yet" in told.stdout) == (1, True)
+    assert not (tmp_path / "lost").exists()
+
+
+def test_keys_are_made_listed_used_and_revoked(world: World) -> None:
+    created = world.tga("keys", "create", "bob", "--role", "agent", "--role", "auditor", "--name", "bob's", "--json")
+    document = json.loads(created.stdout)
+    assert (document["principal_id"], document["roles"]) == ("bob", ["agent", "auditor"])
+    key = document["key"]
+    assert world.tga("traces", TGA_API_KEY=key).returncode == 0
+    assert "bob's" in world.tga("keys", "list").stdout
+    assert key not in world.tga("keys", "list", "--json").stdout
+    assert world.tga("keys", "revoke", document["key_id"]).returncode == 0
+    assert world.tga("traces", TGA_API_KEY=key).returncode == 1
+    assert world.tga("keys", "revoke", "0" * 16).returncode == 1
+    assert world.tga("keys", "create", "bob", "--role", "king").returncode == 2
+    assert world.tga("keys", "create", "bob").returncode == 2
+
+
+def test_tenants_are_apart(world: World) -> None:
+    assert world.tga("tenants", "create", "acme").returncode == 0
+    assert {tenant["tenant"] for tenant in world.json("tenants", "list")} >= {"acme", "default"}
+    asked = world.tga("call", "bank", "charge", "-a", "amount=1", "-k", "tenant-1")
+    stranger = world.new_key("eve", "admin", tenant="acme")
+    assert json.loads(world.tga("traces", "--json", TGA_API_KEY=stranger).stdout) == []
+    told = world.tga("trace", trace_of(asked), TGA_API_KEY=stranger)
+    assert (told.returncode, "TRACE_NOT_FOUND" in told.stderr) == (1, True)
+
+
+def test_the_policy_is_checked_and_explained(world: World, tmp_path: Path) -> None:
+    assert world.tga("policy", "check", str(world.policy)).returncode == 0
+    broken = tmp_path / "broken.cedar"
+    broken.write_text("permit(")
+    assert world.tga("policy", "check", str(broken)).returncode == 1
+    assert world.tga("policy", "check", str(tmp_path / "none")).returncode == 2
+    assert world.tga("policy", "check").returncode == 0
+    for arguments, verdict, code in (
+        (("bank", "charge", "-a", "amount=1"), "allow", 0),
+        (("bank", "charge", "-a", "amount=13"), "deny", 1),
+        (("bank", "refund", "--arguments", '{"amount": 1}', "--principal", "bob", "--role", "agent"), "ask", 0),
+    ):
+        told = world.tga("policy", "explain", *arguments, "--json")
+        assert (told.returncode, json.loads(told.stdout)["verdict"]) == (code, verdict)
+    assert "forbidden by no-thirteen" in world.tga("policy", "explain", "bank", "charge", "-a", "amount=13").stdout
+    for wrong in (("bank", "nothing"), ("bank", "charge", "-a", "amount=x"), ("bank", "charge", "--role", "king")):
+        assert world.tga("policy", "explain", *wrong).returncode == 2
+
+
+def test_an_erased_trace_shows_no_payload_and_still_verifies(world: World) -> None:
+    asked = world.tga("call", "bank", "charge", "-a", "amount=987654", "-k", "erase-1")
+    trace_id = trace_of(asked)
+    told = world.tga("erase", trace_id, "-r", "asked to be forgotten")
+    assert told.returncode == 0, told.stderr
+    for arguments in (("trace", trace_id), ("trace", trace_id, "--json")):
+        shown = world.tga(*arguments)
+        assert (shown.returncode, "987654" in shown.stdout) == (0, False)
+    assert "erased" in world.tga("trace", trace_id).stdout
+    assert world.tga("verify", trace_id).returncode == 0
+    assert world.tga("verify", "--all").returncode == 0
+    again = world.tga("erase", trace_id, "-r", "again")
+    assert (again.returncode, "TRACE_ERASED" in again.stderr) == (1, True)
+    waiting = world.tga("erase", world.pending("erase-2"), "-r", "too early")
+    assert (waiting.returncode, "TRACE_UNFINISHED" in waiting.stderr) == (1, True)
+    assert world.tga("erase", trace_id).returncode == 2
+
+
+def test_a_new_signing_key_is_announced_and_the_old_one_retired_once_nobody_signs_with_it(world: World) -> None:
+    told = world.tga("keys", "rotate", "signing")
+    assert (told.returncode, "Restart it" in told.stderr) == (0, True)
+    old = told.stderr.split("tga keys retire ")[1].strip()
+    world.tga("deny", world.pending("rotate-1"))
+    world.stop()
+    world.start()
+    assert world.tga("keys", "retire", old).returncode == 0
+    trace_id = world.pending("rotate-2")
+    world.tga("deny", trace_id)
+    new = world.json("trace", trace_id)["artifacts"]["supervisor_decision"]["signature"]["key_id"]
+    assert new == told.stdout.split()[0]
+    assert new != old
+    again = world.tga("keys", "rotate", "signing", TGA_URL="http://127.0.0.1:1")
+    assert (again.returncode, f"{new} is retired." in again.stdout) == (0, True)
+    assert world.tga("verify", "--all").returncode == 0
+    assert world.tga("keys", "rotate", "both").returncode == 2
+
+
+def test_what_the_old_sealing_key_sealed_still_opens_after_a_rotation(world: World) -> None:
+    card = ("call", "bank", "pay_card", "-a", 'card="4242424242424242"', "-a", "amount=2", "-k", "seal-1")
+    first = world.tga(*card)
+    assert world.tga("keys", "rotate", "sealing").returncode == 0
+    world.stop()
+    world.start()
+    assert (world.tga(*card).stdout, world.executions("seal-1")) == (first.stdout, 1)
+    assert world.tga("call", "bank", "pay_card", "-a", "card=x", "-a", "amount=2", "-k", "seal-1").returncode == 1
+    assert findings(world)["keys"]["ok"] is True
+
+
+def test_init_writes_a_start_and_replaces_nothing_unasked(world: World, tmp_path: Path) -> None:
+    home = str(tmp_path / "new")
+    assert world.tga("init", TGA_HOME=home).returncode == 0
+    assert world.tga("policy", "check", f"{home}/policy.cedar").returncode == 0
+    again = world.tga("init", TGA_HOME=home)
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    assert world.tga("init", "--force", TGA_HOME=home).returncode == 0
+
+
+def test_without_a_gateway_the_store_can_still_be_looked_after(world: World) -> None:
+    """The last one of this module: the gateway is stopped for it."""
+    trace_id = trace_of(world.tga("call", "bank", "charge", "-a", "amount=3", "-k", "night-1"))
+    world.stop()
+    for command in (
+        ("recover", "--all"),
+        ("recover", trace_id),
+        ("verify", "--all"),
+        ("db", "status"),
+        ("db", "migrate"),
+        ("keys", "list"),
+        ("tenants", "list"),
+        ("erase", trace_id, "-r", "at night"),
+        ("policy", "explain", "bank", "charge", "-a", "amount=1"),
+    ):
+        told = world.tga(*command)
+        assert told.returncode == 0, (command, told)
+    doctor = world.tga("doctor")
+    assert (doctor.returncode, "wrong  gateway at" in doctor.stdout) == (1, True)
+    assert world.tga("traces").returncode == 3
