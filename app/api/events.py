@@ -28,13 +28,26 @@ from app.postgres.listing import EntryPage, Scope, load_entries
 from app.postgres.sessions import Sessions
 
 _ENTRY: Final = "entry"
+_EVENT_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "Of one event of the stream, not of its whole text.",
+    "required": ["event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "event": {"enum": [_ENTRY, "end", "problem"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
 _TRACE_STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "One event `entry` for each entry, its id the sequence number, its data as an item of "
         "`/v1/traces/{trace_id}/entries`; after the last entry of a finished trace an event `end`. An event `problem` "
         "says why the stream breaks off.",
         "content": {
-            MEDIA_TYPE: {"schema": {"type": "string"}, "example": 'event: end\ndata: {"state":"COMPLETED"}\n\n'}
+            MEDIA_TYPE: {
+                "schema": _EVENT_SCHEMA,
+                "example": {"event": "end", "data": '{"state":"COMPLETED","sequence_number":4}'},
+            }
         },
     },
     204: {"description": "The trace is finished and all its entries were received: there is nothing to come back for."},
@@ -46,9 +59,8 @@ _FEED: Final[dict[int | str, dict[str, Any]]] = {
         "comes later, its id a cursor.",
         "content": {
             MEDIA_TYPE: {
-                "schema": {"type": "string"},
-                "example": "id: Zjc0Mi40\nevent: entry\n"
-                'data: {"stream":"trace:019b76da-a800-7000-8000-000000000001","sequence_number":1}\n\n',
+                "schema": _EVENT_SCHEMA,
+                "example": {"id": "Zjc0Mi40", "event": _ENTRY, "data": "an item of the page, as JSON"},
             }
         },
     }

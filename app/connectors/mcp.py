@@ -297,7 +297,7 @@ class McpServer:
                 heard = 503  # no connection: the next attempt may find one
             if heard is None or heard == 405 or (isinstance(heard, Reply) and heard.message.error is not None):
                 await asyncio.Event().wait()  # it does not tell; asking from time to time must do
-            if heard == 404:
+            if heard in (400, 404):
                 return "the server does not know the session"
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 2, MCP_BACKOFF_MAX_MS)

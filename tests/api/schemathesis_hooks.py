@@ -63,4 +63,4 @@ def before_call(context: schemathesis.HookContext, case: Case, kwargs: dict[str,
 def after_call(context: schemathesis.HookContext, case: Case, response: schemathesis.Response) -> None:
     if _place:
         with Path(_place, "answers.jsonl").open("a") as file:
-            file.write(json.dumps([case.operation.label, response.status_code]) + "\n")
+            file.write(json.dumps([case.operation.label, response.status_code, round(response.elapsed, 3)]) + "\n")

@@ -11,7 +11,6 @@ import pytest
 
 from app.api.admission import Admission
 from app.config import LimitsConfig
-from app.connectors.line import Health
 from app.core.errors import GatewayBusy, RateLimited, TooManyInFlight
 from app.core.limits import PRINCIPALS_REMEMBERED, UNAUTHENTICATED_BURST_MAX
 from app.domain.tga.drive import Answer
@@ -203,7 +202,7 @@ async def test_a_full_server_line_is_503_over_the_wire() -> None:
             asked = asyncio.create_task(front.ask(request(body=other)))
             await asyncio.sleep(0.05)
         assert (await asked).status == 200
-        registry.health = Health(dispatching=1)
+        front.runtime.driving = 1
         assert (await front.ask(request(body=CALL))).code == "GATEWAY_BUSY"
 
 

@@ -18,7 +18,6 @@ from app.api.protocol import BoundedProtocol
 from app.api.server import serve_http
 from app.clock import SystemClock
 from app.config import LimitsConfig
-from app.connectors.line import Health
 from app.core.errors import TraceNotFound, Unauthenticated
 from app.core.limits import SHUTDOWN_GRACE_MS
 from app.domain.tga.drive import Answer
@@ -197,13 +196,9 @@ class OneServer:
 
     def __init__(self, *, max_in_flight: int = 1024) -> None:
         self.max_in_flight = max_in_flight
-        self.health = Health()
 
     def servers(self, tenant: str | None = None) -> list[Any]:
         return [SimpleNamespace(server_id="crm", max_in_flight=self.max_in_flight)]
-
-    def of(self, server_id: str) -> Any:
-        return SimpleNamespace(health=lambda: self.health)
 
 
 @dataclass
