@@ -26,9 +26,14 @@ async def read_body(scope: Scope, receive: Receive, model: type[_M], *, is_optio
     Never holds more than the limit and one piece of what is received. How long a body may take to arrive is the
     protocol's business.
     """
-    _verify_headers(scope)
-    raw = await _read_bytes(receive)
+    raw = await read_bytes(scope, receive)
     return checked(model, {} if is_optional and not raw else parse_object(raw))
+
+
+async def read_bytes(scope: Scope, receive: Receive) -> bytes:
+    """The body as it is, bounded in the same way."""
+    _verify_headers(scope)
+    return await _read_bytes(receive)
 
 
 def checked(model: type[_M], fields: dict[str, Any]) -> _M:

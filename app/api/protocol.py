@@ -8,7 +8,7 @@ after the answers to what came before it on the same connection.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -34,6 +34,7 @@ from app.core.limits import (
 )
 
 _VERSIONS = ("1.1", "1.0")
+TRANSPORT: Final = "tga.transport"  # in the scope: who must know whether an answer arrived asks the connection
 _HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
@@ -93,6 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
         self._is_arriving, self._has_headers = True, False
 
     def on_headers_complete(self) -> None:

@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from app.cli.held_heads import load_held
+from app.cli.showing import printable
 from app.core.errors import StoreUnfit, TgaError, TraceNotFound
+from app.domain.log.forensics import STREAMS_NAMED_MAX, Diagnosis, examine_tree
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import Report, verify_ledger
 from app.postgres.database import open_database
 from app.postgres.migrate import load_status
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
+from app.postgres.tree_reader import open_tree_reader
 from app.settings import Settings
 
 
 class _Out(Protocol):
     def finding(self, error: TgaError) -> None: ...
 
-    def end(self, report: Report) -> None: ...
+    def end(self, report: Report, diagnosis: Diagnosis | None) -> None: ...
 
 
-async def verify(settings: Settings, trace_id: str | None, *, as_json: bool) -> bool:
-    """True when everything that was looked at is sound."""
+async def verify(
+    settings: Settings, trace_id: str | None, *, as_json: bool, heads: Sequence[Path] = (), key: str | None = None
+) -> bool:
+    """True when everything that was looked at is sound. Without a trace the tree is compared too: with the heads in
+    these files (signed notes or receipts), with what the signer remembers, and with the stored heads."""
     stream = None if trace_id is None else TRACE.stream(trace_id)
     out: _Out = _Json() if as_json else _Words()
-    report = Report()
+    report, broken, diagnosis = Report(), _Broken(), None
+    keys, held = load_held(settings, heads, key) if stream is None else ([], [])
     async with open_database(settings.home, settings.database_url) as database:
         if not (await load_status(database.admin_url)).applied:
             raise StoreUnfit("the database holds no ledger", remedy="Run `tga db migrate` first.")
-        async with (
-            await Sessions.open(database.gateway_url, sessions_max=1) as sessions,
-            open_reader(sessions, stream=stream) as reader,
-        ):
-            with _progress() as progress:
-                task = progress.add_task("verifying", total=reader.count_streams())
-                async for error in verify_ledger(reader, report):
-                    out.finding(error)
+        async with await Sessions.open(database.gateway_url, sessions_max=1) as sessions:
+            async with open_reader(sessions, stream=stream) as reader:
+                with _progress() as progress:
+                    task = progress.add_task("verifying", total=reader.count_streams())
+                    async for error in verify_ledger(reader, report):
+                        out.finding(error)
+                        broken.add(error)
+                        progress.update(task, completed=report.streams)
                     progress.update(task, completed=report.streams)
-                progress.update(task, completed=report.streams)
+            if stream is None:
+                async with open_tree_reader(sessions) as tree:
+                    diagnosis = await examine_tree(tree, held, keys=keys, broken_streams=broken.streams)
     if stream is not None and report.streams == 0:
         raise TraceNotFound("nothing is stored about it", stream=stream)
-    out.end(report)
-    return report.findings == 0
+    out.end(report, diagnosis)
+    return report.findings == 0 and (diagnosis is None or diagnosis.is_sound)
+
+
+class _Broken:
+    """A few of the streams that findings name."""
+
+    def __init__(self) -> None:
+        self.streams: list[str] = []
+
+    def add(self, error: TgaError) -> None:
+        if error.stream is not None and error.stream not in self.streams and len(self.streams) < STREAMS_NAMED_MAX:
+            self.streams.append(error.stream)
 
 
 def _progress() -> Progress:
@@ -75,7 +99,7 @@ class _Words:
             if value is not None:
                 self._console.print(f"    {label:<9}{value}", markup=False)
 
-    def end(self, report: Report) -> None:
+    def end(self, report: Report, diagnosis: Diagnosis | None) -> None:
         looked_at = f"{_count(report.streams, 'stream')}, {_count(report.entries, 'entry', 'entries')}"
         if report.findings == 0:
             self._console.print(f"[green]✓[/] {looked_at}: every digest, link, transition, claim and head is right.")
@@ -84,6 +108,24 @@ class _Words:
                 f"[bold red]✗[/] {looked_at}: {_count(report.findings, 'finding')} in "
                 f"{_count(report.broken_streams, 'stream')}. Keep the database as it is; see SECURITY.md."
             )
+        if diagnosis is not None:
+            self._tell(diagnosis)
+
+    def _tell(self, found: Diagnosis) -> None:
+        tree = f"{_count(found.tree_size, 'leaf', 'leaves')}, {_count(found.heads_fit, 'signed head')}"
+        if found.is_sound and found.heads_fit:
+            self._console.print(
+                f"[green]✓[/] {tree}: the tree is the one that was signed, up to {found.trusted_size:,}."
+            )
+        elif found.is_sound:
+            self._console.print(f"{tree}: there is no signed head to compare the tree with.")
+        else:
+            self._console.print(f"[bold red]✗[/] [bold]{found.kind.replace('_', ' ')}[/]: {found.what}")
+            until = f", recorded until {found.trusted_until}" if found.trusted_until else ""
+            since = f" Not from the head of size {found.broken_size:,} on." if found.broken_size else ""
+            self._console.print(f"    Trust it up to tree size {found.trusted_size:,}{until}.{since}")
+        for sentence in (*found.evidence, *(f"concerns {stream}" for stream in found.streams)):
+            self._console.print(f"    - {printable(sentence)}", markup=False)
 
 
 class _Json:
@@ -104,9 +146,15 @@ class _Json:
         print(self._separator + json.dumps(document), end="")  # noqa: T201
         self._separator = ",\n"
 
-    def end(self, report: Report) -> None:
+    def end(self, report: Report, diagnosis: Diagnosis | None) -> None:
         opening = self._separator if self._separator.startswith("{") else ""
-        counts = {"streams": report.streams, "entries": report.entries, "broken_streams": report.broken_streams}
+        counts: dict[str, object] = {
+            "streams": report.streams,
+            "entries": report.entries,
+            "broken_streams": report.broken_streams,
+        }
+        if diagnosis is not None:
+            counts["tree"] = asdict(diagnosis)
         print(f"{opening}], " + json.dumps(counts)[1:])  # noqa: T201
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,23 +15,26 @@ from app.cli.showing import output, printable
 from app.core.errors import NoteInvalid, SettingInvalid, TgaError
 from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import Hash
-from app.core.note import VerifierKey
+from app.core.note import PROOF_HEADER, TlogProof, VerifierKey, open_note
 from app.domain.log.bundle import ENTRIES, HEADS
 from app.domain.log.bundle_verification import BundleReport, verify_bundle
-from app.domain.log.heads import fits
+from app.domain.log.heads import SignedHead, fits
 
 _KEY: Final = "name+id+base64, or a file of them"
 
 
-async def verify_bundle_command(folder: Path, key: str, *, as_json: bool = False) -> bool:
-    """True when the bundle is sound. `key`: the log's verifier key, or a file of them, from another source."""
+async def verify_bundle_command(folder: Path, key: str, *, heads: Sequence[Path] = (), as_json: bool = False) -> bool:
+    """True when the bundle is sound. `key`: the log's verifier key, or a file of them, from another source. `heads`:
+    files with heads or receipts that were kept from this log."""
     keys, report, findings = load_keys(key), BundleReport(), 0
+    held = [read_held(path, keys).head for path in heads]
     with _progress(folder) as progress, DiskMemory() as memory:
         task = next(iter(progress.task_ids), None)
         files = FolderFiles(folder, seen=lambda read: None if task is None else progress.advance(task, read))
         out = _Json() if as_json else _Words()
-        verified = verify_bundle(files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas())
-        for error in verified:
+        for error in verify_bundle(
+            files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas(), held=held
+        ):
             findings += 1
             out.finding(error)
     out.end(report)
@@ -52,6 +56,18 @@ def load_keys(text: str) -> list[VerifierKey]:
     if not keys:
         raise SettingInvalid("no key was given", expected=_KEY)
     return keys
+
+
+def read_held(path: Path, keys: Sequence[VerifierKey]) -> SignedHead:
+    """The head in a file: a signed note, as /v1/log/checkpoint answers it, or a receipt, which ends with one."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(NOTE_BYTES_MAX + 1).decode("utf-8")
+        signed = SignedHead.from_note(TlogProof.from_text(text).note if text.startswith(PROOF_HEADER) else text)
+        open_note(signed.note, keys, fits)
+    except (OSError, UnicodeError, NoteInvalid) as error:
+        raise SettingInvalid(f"{path} holds no head that the key signed", found=error) from None
+    return signed
 
 
 def _progress(folder: Path) -> Progress:

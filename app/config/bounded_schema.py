@@ -20,7 +20,7 @@ from jsonschema.validators import extend
 from app.config.input_schema import DIALECT, verify_references, verify_well_formed
 from app.config.wording import shown
 from app.core.errors import SettingInvalid
-from app.core.limits import SCHEMA_STEPS_MAX
+from app.core.limits import SCHEMA_STEPS_MAX, SCHEMA_STEPS_ON_NOTHING_MAX
 
 _Keyword = Callable[[Any, Any, Any, Any], Any]
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
@@ -84,9 +84,9 @@ def bounded_validator_of(schema: dict[str, Any]) -> Any:
     return kind(schema, registry=referencing.Registry())
 
 
-def first_misfit(validator: Any, arguments: Any) -> ValidationError | None:
+def first_misfit(validator: Any, arguments: Any, *, steps_max: int = SCHEMA_STEPS_MAX) -> ValidationError | None:
     """The first thing that does not fit. Raises TooManySteps, and RecursionError as jsonschema does."""
-    token = _steps_left.set([SCHEMA_STEPS_MAX])
+    token = _steps_left.set([steps_max])
     try:
         return next(validator.iter_errors(arguments), None)
     finally:
@@ -101,7 +101,7 @@ def verify_discovered_schema(at: str, schema: dict[str, Any]) -> None:
     try:
         verify_well_formed(at, schema, _KINDS[dialect])
         verify_references(at, schema)
-        first_misfit(bounded_validator_of(schema), {})
+        first_misfit(bounded_validator_of(schema), {}, steps_max=SCHEMA_STEPS_ON_NOTHING_MAX)
     except (RecursionError, TooManySteps):
         raise SettingInvalid(f"{at}: it takes too long to check anything against it") from None
     except SchemaError as error:

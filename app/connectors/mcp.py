@@ -196,8 +196,8 @@ class McpServer:
             if sending.done():
                 return sending.result(), False
             # Honest to the end: an answer that comes all the same is the outcome.
-            await session.link.abandon(outgoing.request_id)
-            await asyncio.wait({sending}, timeout=MCP_CANCEL_GRACE_MS / 1000)
+            if await session.link.abandon(outgoing.request_id):
+                await asyncio.wait({sending}, timeout=MCP_CANCEL_GRACE_MS / 1000)
             if sending.done():
                 return sending.result(), True
             return Silence("disconnected", "cancelled"), True
@@ -208,6 +208,9 @@ class McpServer:
             await asyncio.gather(sending, stopping, return_exceptions=True)
 
     async def _connected(self, wait_s: float) -> Session | None:
+        if self._session is not None and self._session.link.is_lost:
+            self._session = None  # before the one that keeps it connected has come to notice
+            self._ready.clear()
         if self._session is None and self._task is not None and not self._task.done():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -305,7 +308,8 @@ class McpServer:
 
     async def _refresh(self, session: Session) -> None:
         listing = await session.list_tools()
-        discovery = discover(self.server_id, self._config, listing)
+        # In a thread: hundreds of schemas take a while, and calls to other servers go on.
+        discovery = await asyncio.to_thread(discover, self.server_id, self._config, listing)
         self._tools = {tool.tool_name: tool for tool in discovery.tools}
         self._note(problems=discovery.problems)
         await self._publish(discovery)

@@ -89,8 +89,13 @@ class HttpLink:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         await self._post_aside(written_notification(method, params))
 
-    async def abandon(self, request_id: int) -> None:
+    async def abandon(self, request_id: int) -> bool:
         self._tell_abandoned(request_id)
+        return not self.is_cancelled_by_closing
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost.done()
 
     async def wait_lost(self) -> str:
         return await asyncio.shield(self._lost)

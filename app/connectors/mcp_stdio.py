@@ -128,8 +128,13 @@ class StdioLink:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._write_now(written_notification(method, params))
 
-    async def abandon(self, request_id: int) -> None:
+    async def abandon(self, request_id: int) -> bool:
         self._tell_abandoned(request_id)
+        return True
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost.done()
 
     async def wait_lost(self) -> str:
         return await asyncio.shield(self._lost)

@@ -168,9 +168,13 @@ class Link(Protocol):
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...
 
-    async def abandon(self, request_id: int) -> None:
-        """Tell the server that its answer is not wanted any more. It may answer all the same."""
+    async def abandon(self, request_id: int) -> bool:
+        """Tell the server that its answer is not wanted any more. True: it may answer all the same. False: the only
+        way to say so is to end the request."""
         ...
+
+    @property
+    def is_lost(self) -> bool: ...
 
     async def wait_lost(self) -> str:
         """Return why, as soon as nothing can be sent any more."""

@@ -93,6 +93,7 @@ MCP_CANCEL_GRACE_MS: Final = 2_000
 MCP_STOP_GRACE_MS: Final = 2_000
 MCP_RETRY_MS_MAX: Final = 30_000
 SCHEMA_STEPS_MAX: Final = 100_000
+SCHEMA_STEPS_ON_NOTHING_MAX: Final = 5_000
 
 # Keys, secrets and webhooks.
 KEY_FILE_BYTES_MAX: Final = 1_024
@@ -186,3 +187,22 @@ LOG_STALL_MS: Final = 5_000
 LOG_ORIGIN_CHARS_MAX: Final = 255
 RECEIPT_WAIT_MS: Final = 1_000
 RECEIPT_POLL_MS: Final = 50
+
+# The gateway as an MCP server. How long a call without a task is held; how long an answer that did not arrive is owed
+# to a re-issue; how long it may take a client's system to say that the answer arrived.
+MCP_HOLD_MS: Final = 50_000
+MCP_HOLD_MS_MAX: Final = 600_000
+MCP_REISSUE_WINDOW_MS: Final = 900_000
+MCP_DELIVERY_WAIT_MS: Final = 10_000
+MCP_STREAM_AFTER_MS: Final = 5_000
+MCP_PING_EVERY_MS: Final = 10_000
+MCP_NAME_CHARS_MAX: Final = 64
+MCP_PAGE_TOOLS: Final = 100
+MCP_LIST_TTL_MS: Final = 5_000
+MCP_POLL_INTERVAL_MS: Final = 2_000
+MCP_WATCH_EVERY_MS: Final = 1_000
+MCP_TASK_IDS_MAX: Final = 64
+MCP_PROGRESS_QUEUED_MAX: Final = 256
+MCP_ALLOWED_MAX: Final = 64
+MCP_BRIDGE_LINE_BYTES_MAX: Final = 16_777_216
+MCP_BRIDGE_TRIES_MAX: Final = 60

@@ -20,6 +20,9 @@ LEDGER_TABLES: Final = (
     "claim_effects",
     "dispatch_attempts",
     "erasures",
+    "leaves",
+    "tree_nodes",
+    "tree_heads",
     "migrations",
 )
 # Table to trigger: what must stand, and fire in every mode of a session.

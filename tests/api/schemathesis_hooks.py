@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from schemathesis import Case, GenerationMode
 
 _place = os.environ.get("TGA_TEST_OUTSIDE")
 _known: dict[str, Any] = json.loads(Path(_place, "known.json").read_text()) if _place else {}
-_open: set[str] = {one["trace_id"] for one in _known.get("traces", ()) if one["waiting"] is not None}
+_FINISHED = [one["trace_id"] for one in _known.get("finished", ())] + ["0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"]
+_UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _turns: dict[str, itertools.count[int]] = {}
 
 
@@ -25,23 +27,23 @@ def _turn(operation: str) -> int:
 
 
 @schemathesis.hook
-def before_call(context: schemathesis.HookContext, case: Case, kwargs: dict[str, Any]) -> None:
+def before_call(context: schemathesis.HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
     if not _known or case.meta is None:
         return
     label = case.operation.label
     turn = _turn(label)
-    if label.endswith("/events") and case.path_parameters.get("trace_id") in _open:
-        # It has learnt the id of a trace that is not finished, whose stream does not end.
-        case.path_parameters["trace_id"] = _known["finished"][0]["trace_id"]
+    if label.endswith("/{trace_id}/events") and _UUID7.fullmatch(str(case.path_parameters.get("trace_id"))):
+        # It learns the ids of traces that are not finished, whose streams do not end.
+        case.path_parameters["trace_id"] = _FINISHED[turn % len(_FINISHED)]
     if case.meta.generation.mode != GenerationMode.POSITIVE:
         return
-    if turn % 4 == 3:
+    if turn % 5 == 4:
         return  # as it was made: an id that nobody has
-    if "trace_id" in case.path_parameters:
-        of = "finished" if label.endswith("/events") else "traces"
+    if "trace_id" in case.path_parameters and not label.endswith("/events"):
+        of = "held" if label.endswith("/resolve") and turn % 3 == 0 else "traces"
         known = _known[of][turn % len(_known[of])]
         case.path_parameters["trace_id"] = known["trace_id"]
-        if isinstance(case.body, dict) and turn % 4 != 2:
+        if isinstance(case.body, dict) and turn % 3 != 2:
             for digest in ("action_request_digest", "tool_call_digest"):
                 if digest in case.body and known.get(digest):
                     case.body[digest] = known[digest]
@@ -51,7 +53,7 @@ def before_call(context: schemathesis.HookContext, case: Case, kwargs: dict[str,
         if isinstance(case.body, dict):
             case.body["definition_digest"] = tool["definition_digest"]
     elif label == "POST /v1/tool-calls" and isinstance(case.body, dict):
-        arguments = {"amount": 13 if turn % 8 == 5 else turn}
+        arguments: Any = {"amount": 13 if turn % 8 == 5 else turn}
         tool_name = ("charge", "refund", "balance", "fail")[turn % 4 if turn % 8 != 5 else 0]
         case.body.update(server_id="bank", tool_name=tool_name, arguments=arguments)
         if turn % 16 > 4:
@@ -60,7 +62,7 @@ def before_call(context: schemathesis.HookContext, case: Case, kwargs: dict[str,
 
 
 @schemathesis.hook
-def after_call(context: schemathesis.HookContext, case: Case, response: schemathesis.Response) -> None:
+def after_call(context: schemathesis.HookContext, case: Case[Any], response: schemathesis.Response) -> None:
     if _place:
         with Path(_place, "answers.jsonl").open("a") as file:
             file.write(json.dumps([case.operation.label, response.status_code, round(response.elapsed, 3)]) + "\n")

@@ -73,7 +73,7 @@ class Outside:
         return self.session.get(self.world.url + path, timeout=30, **options)
 
     def call(self, tool: str, key: str, **arguments: Any) -> requests.Response:
-        body = {"server_id": "bank", "tool_name": tool, "idempotency_key": key, "arguments": arguments}
+        body: Any = {"server_id": "bank", "tool_name": tool, "idempotency_key": key, "arguments": arguments}
         return self.session.post(f"{self.world.url}/v1/tool-calls", json=body, timeout=30)
 
     @cached_property
@@ -95,6 +95,7 @@ class Outside:
 
         return {
             "finished": described(finished),
+            "held": described([held]),
             # The first ones come up most; every second is one that waits.
             "traces": [
                 trace
@@ -144,7 +145,8 @@ def examples_of(document: dict[str, Any], content: dict[str, Any]) -> list[Any]:
     schema = content.get("schema", {})
     if "$ref" in schema:
         schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    found = [given["example"] for given in (content, schema) if "example" in given] + schema.get("examples", [])
+    found: list[Any] = [given["example"] for given in (content, schema) if "example" in given]
+    found += schema.get("examples", [])
     for example in content.get("examples", {}).values():
         if "$ref" in example:
             example = document["components"]["examples"][example["$ref"].rpartition("/")[2]]
@@ -230,9 +232,9 @@ def events_in(answer: requests.Response, count: int) -> list[dict[str, str]]:
     """The first so many events of a stream."""
     found: list[dict[str, str]] = []
     fields: dict[str, str] = {}
-    for line in answer.iter_lines(chunk_size=1, decode_unicode=True):
+    for line in answer.iter_lines(chunk_size=1):
         if line:
-            name, _, value = line.partition(": ")
+            name, _, value = line.decode().partition(": ")
             fields[name] = value
         elif fields:
             if "data" in fields:
@@ -280,7 +282,7 @@ def test_schemathesis_finds_no_500_and_no_undocumented_answer(outside: Outside, 
     print(run.stdout[-2_000:], *sorted((label, dict(found)) for label, found in answers.items()), sep="\n")
     assert answers.keys() == operations(outside.document).keys()
     for label, found in answers.items():  # it got past the door
-        assert any(status < 300 for status in found), (label, found)
-    assert {200, 202, 400, 401, 403, 404, 409, 422} <= answers["POST /v1/tool-calls"].keys()
+        assert found[200] > 0, (label, found)
+    assert {200, 202, 400, 401, 403, 404, 422} <= answers["POST /v1/tool-calls"].keys()
     assert {200, 404, 409} <= answers["POST /v1/traces/{trace_id}/decision"].keys()
     assert "Traceback" not in outside.world.told.read_text()

@@ -172,14 +172,20 @@ class Verdict:
         return [code for code, _, _ in self.findings]
 
 
-def judge(folder: Path, *keys: VerifierKey, streams_max: int = 100) -> Verdict:
+def judge(folder: Path, *keys: VerifierKey, streams_max: int = 100, held: Sequence[SignedHead] = ()) -> Verdict:
     """What `tga verify --file` finds."""
     report = BundleReport()
     with DiskMemory(streams_max=streams_max) as memory:
         found = [
             (error.code, error.stream, error.sequence_number)
             for error in verify_bundle(
-                FolderFiles(folder), keys, verify=fits, memory=memory, report=report, schemas=own_schemas()
+                FolderFiles(folder),
+                keys,
+                verify=fits,
+                memory=memory,
+                report=report,
+                schemas=own_schemas(),
+                held=[one.head for one in held],
             )
         ]
     return Verdict(found, report)
@@ -199,11 +205,11 @@ def load_tool() -> Any:
 _tool = load_tool()
 
 
-def judge_alone(folder: Path, *keys: VerifierKey) -> Verdict:
+def judge_alone(folder: Path, *keys: VerifierKey, held: Sequence[SignedHead] = ()) -> Verdict:
     """What tools/verify.py finds, in this process."""
-    bundle = _tool.Bundle(folder, [_tool.read_key(key.to_text()) for key in keys])
+    bundle = _tool.Bundle(folder, [_tool.read_key(key.to_text()) for key in keys], [one.note for one in held])
     bundle.verify()
-    return Verdict([(wrong.code, wrong.stream, wrong.number) for wrong in bundle.findings])
+    return Verdict([(wrong.code, wrong.stream, wrong.sequence_number) for wrong in bundle.findings])
 
 
 def run_alone(folder: Path, key: str) -> tuple[int, dict[str, Any]]:

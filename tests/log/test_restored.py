@@ -173,6 +173,35 @@ async def test_the_walk_after_a_restore_takes_many_batches_and_misses_nothing(
             await new_admin.close()
 
 
+async def test_what_came_with_a_dump_does_not_wait_for_the_counter_to_reach_its_numbers(
+    server: Server,
+    other_server: Server,
+    database: Database,
+    ledger: PostgresLedger,
+    signer: LogSigner,
+    sessions: Sessions,
+    tmp_path: Path,
+) -> None:
+    """The new cluster's counter stands between what was sequenced and what was not: it alone tells of nothing."""
+    await append(ledger, 2)
+    async with sequencing(database, signer):
+        await caught_up(sessions)
+    gap = await next_number(server.root_url) - await next_number(other_server.root_url)
+    await burn_numbers(other_server.root_url, max(gap, 0) + 1_000)
+    gap = await next_number(other_server.root_url) - await next_number(server.root_url)
+    await burn_numbers(database.admin_url, gap + 3_000)
+    await append(ledger, 2)
+    restored = await Dump(server, database, tmp_path).restore(other_server)
+    async with await Sessions.open(restored.gateway_url, sessions_max=4) as new_sessions:
+        async with sequencing(restored, signer):
+            assert await caught_up(new_sessions) == 16
+        new_admin = await asyncpg.connect(restored.admin_url)
+        try:
+            await verify_log(new_admin, new_sessions, [signer.verifier_key])
+        finally:
+            await new_admin.close()
+
+
 async def test_a_counter_that_went_back_is_noticed_without_the_clusters_name(
     database: Database, ledger: PostgresLedger, sessions: Sessions, signer: LogSigner, admin: Admin
 ) -> None:
@@ -220,6 +249,14 @@ async def test_the_signer_refuses_an_old_backup(
             )
             assert signer.load_remembered() == remembered
             assert "forked" in caplog.text
+            # Somebody gives places all the same, more than were ever signed, and publishes nothing.
+            tree = await TreeSession.open(restored.gateway_url)
+            while (await tree.integrate(50)).has_more:
+                pass
+            await tree.close()
+            async with sequencing(restored, signer) as sequencer:
+                await until(lambda: isinstance(sequencer.fault, LogForked))
+            assert await published_notes(admin) == notes, "what was signed elsewhere is no head of this tree"
             # A signer without that memory carries on, and makes the tree larger than it ever was: still a fork.
             stranger = LogSigner.open(tmp_path / "stranger", environment={})
             async with sequencing(restored, stranger):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from app.core.errors import BundleInvalid, NoteInvalid, ProofInvalid, SequenceGap, TgaError
+from app.core.errors import BundleInvalid, LogForked, NoteInvalid, ProofInvalid, SequenceGap, TgaError
 from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX
 from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
@@ -55,6 +55,7 @@ class _Verification:
     report: BundleReport
     manifest: Manifest
     judge: StreamJudge
+    held: dict[int, TreeHead]
     frontier: Frontier = field(default_factory=Frontier)
     is_tree_known: bool = True
     last_matching_size: int = 0
@@ -69,10 +70,12 @@ def verify_bundle(
     memory: StreamMemory,
     report: BundleReport,
     schemas: Mapping[str, bytes],
+    held: Sequence[TreeHead] = (),
 ) -> Iterator[TgaError]:
     """Every finding, as it is found, up to a bound; `report` counts along and says at the end what is not known.
 
-    `keys` are whom the reader trusts; those in the bundle count for nothing. `schemas` are this version's own.
+    `keys` are whom the reader trusts; those in the bundle count for nothing. `schemas` are this version's own. `held`
+    are heads that the reader kept and has opened: an old backup and a rewritten history look sound without them.
     """
     try:
         manifest = Manifest.from_bytes(files.read(MANIFEST, bytes_max=BUNDLE_MANIFEST_BYTES_MAX))
@@ -82,9 +85,16 @@ def verify_bundle(
         return
     report.manifest = manifest
     judge = StreamJudge(memory, manifest.complete, report.streams)
-    walk = _Verification(files, keys, verify, report, manifest, judge)
-    for verified in (_verify_small_files(walk, schemas), _verify_heads(walk), _verify_entries(walk), judge.end()):
-        for finding in verified:
+    walk = _Verification(files, keys, verify, report, manifest, judge, {head.size: head for head in held})
+    parts = (
+        _verify_small_files(walk, schemas),
+        _verify_held(walk),
+        _verify_heads(walk),
+        _verify_entries(walk),
+        judge.end(),
+    )
+    for part in parts:
+        for finding in part:
             report.findings += 1
             yield finding
             if report.findings >= BUNDLE_FINDINGS_MAX:
@@ -135,6 +145,32 @@ def _heads(lines: Iterator[bytes]) -> Iterator[tuple[HeadLine, TreeHead]]:
         yield head, signed
 
 
+def _verify_held(walk: _Verification) -> Iterator[TgaError]:
+    """What was kept must be within the bundle's tree. Its root is compared when the tree has grown to it."""
+    for size in sorted(walk.held):
+        if size > walk.manifest.tree_size:
+            yield LogForked(
+                "the bundle ends before a head that was kept: it is older, or the log was cut or put back",
+                expected=f"at least {size} leaves",
+                found=walk.manifest.tree_size,
+            )
+        elif not walk.manifest.complete:
+            walk.report.unknown.append(
+                f"Whether the log continues the head of size {size} that was kept, unless the bundle carries one of "
+                "that size: a partial bundle cannot show it."
+            )
+
+
+def _verify_kept(walk: _Verification, size: int, root: Hash) -> Iterator[TgaError]:
+    kept = walk.held.get(size)
+    if kept is not None and kept.root != root:
+        yield LogForked(
+            f"the first {size} leaves are not those of the head that was kept",
+            expected=kept.root.hex(),
+            found=root.hex(),
+        )
+
+
 def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
     """Order, signatures, and in a partial bundle that each continues the one before; the last is the bundle's tree."""
     last: TreeHead | None = None
@@ -152,6 +188,7 @@ def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
                 verify_consistency(
                     old=last.size, new=head.size, old_root=last.root, new_root=head.root, proof=line.proof
                 )
+            yield from _verify_kept(walk, head.size, head.root)
             last = head
         tree = (walk.manifest.tree_size, walk.manifest.tree_root)
         if last is None or (last.size, last.root) != tree:
@@ -182,6 +219,8 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
             while next_head is not None and next_head[1].size <= walk.frontier.size:
                 yield from _verify_root(walk, next_head[1])
                 next_head = _next(heads)
+            if walk.is_tree_known and walk.frontier.size in walk.held:
+                yield from _verify_kept(walk, walk.frontier.size, walk.frontier.root())
             yield from walk.judge.judge(line)
     except TgaError as error:
         yield error

@@ -1,0 +1,299 @@
+"""Compare the stored tree with the heads that were signed, and say what happened to it, and since when.
+
+The tree is rebuilt from the entries' own bytes. Every signed head that anyone kept (a client, the signer, the database
+itself) is a place where it must have exactly one root; up to the last one that fits, the log can be trusted, and from
+the first one that does not, it cannot. What is in between nobody can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+from app.core.canonical import parse_object
+from app.core.errors import NoteInvalid, TgaError
+from app.core.merkle import Frontier, Hash, Node, leaf_hash
+from app.core.note import TreeHead, VerifierKey, open_note, read_note
+from app.domain.log.heads import SignedHead, fits
+
+KEPT_LEVEL: Final = 8  # hashes of subtrees are stored from here on
+STREAMS_NAMED_MAX: Final = 20
+
+Kind = Literal[
+    "sound", "changed_entry", "deleted_entry", "deleted_trace", "truncated_tail", "forked_history", "old_backup"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLeaf:
+    leaf_index: int
+    stream: str
+    sequence_number: int
+    entry: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHead:
+    """As it stands in the database: `note` may be anything."""
+
+    size: int
+    root: Hash
+    note: str
+
+
+class TreeReader(Protocol):
+    """The stored tree, from one snapshot."""
+
+    def leaves(self) -> AsyncIterator[StoredLeaf]:
+        """In the order of their indices."""
+        ...
+
+    def nodes(self) -> AsyncIterator[tuple[Node, Hash]]:
+        """In the order of the leaves that complete them, the smallest first."""
+        ...
+
+    def heads(self) -> AsyncIterator[StoredHead]:
+        """The smallest first."""
+        ...
+
+    async def has_entries(self, stream: str) -> bool: ...
+
+    async def count_entries(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldHead:
+    """A head that someone kept outside the database; its signature was verified when it was read."""
+
+    signed: SignedHead
+    holder: str
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """What happened, and how far the log can be trusted. `trusted_until`: when the last trusted entry was recorded."""
+
+    kind: Kind = "sound"
+    what: str = ""
+    tree_size: int = 0
+    entries_without_leaf: int = 0
+    heads_fit: int = 0
+    trusted_size: int = 0
+    trusted_until: str | None = None
+    broken_size: int | None = None  # the smallest signed head that does not fit
+    streams: list[str] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        return self.kind == "sound"
+
+
+@dataclass(slots=True)
+class _Examination:
+    keys: Sequence[VerifierKey]
+    diagnosis: Diagnosis
+    frontier: Frontier = field(default_factory=Frontier)
+    is_tree_known: bool = True
+    missing: int = 0
+    first_missing: int = -1
+    whole_streams_missing: int = 0
+    leaf_gaps: int = 0
+    contradicts_itself: bool = False
+    forged_heads: int = 0
+    unvouched_heads: int = 0
+    stored_beyond: int = 0
+    held_beyond: int = 0
+    fits_no_more: bool = False
+
+    def note(self, sentence: str) -> None:
+        if len(self.diagnosis.evidence) < 2 * STREAMS_NAMED_MAX:
+            self.diagnosis.evidence.append(sentence)
+
+    def name(self, stream: str) -> None:
+        named = self.diagnosis.streams
+        if stream not in named and len(named) < STREAMS_NAMED_MAX:
+            named.append(stream)
+
+
+async def examine_tree(
+    reader: TreeReader, held: Sequence[HeldHead], *, keys: Sequence[VerifierKey], broken_streams: Sequence[str] = ()
+) -> Diagnosis:
+    """The diagnosis. `keys` verify stored heads; `broken_streams` are those whose own chain was found wrong."""
+    walk = _Examination(keys, Diagnosis())
+    checkpoints = _Checkpoints(reader, sorted(held, key=lambda one: one.signed.head.size))
+    nodes = aiter(reader.nodes())
+    next_node = await anext(nodes, None)
+    last_entry: bytes | None = None
+    async for leaf in reader.leaves():
+        await _examine_leaf(walk, reader, leaf)
+        if leaf.entry is not None:
+            last_entry = leaf.entry
+        for node, found in _completed(walk, leaf):
+            while next_node is not None and _order(next_node[0]) < _order(node):
+                walk.contradicts_itself = True
+                next_node = await anext(nodes, None)
+            if walk.is_tree_known and (next_node is None or next_node[0] != node or next_node[1] != found):
+                _contradict(walk, node)
+            if next_node is not None and next_node[0] == node:
+                next_node = await anext(nodes, None)
+        async for source, size, root in checkpoints.up_to(walk.diagnosis.tree_size, walk):
+            _compare(walk, source, size, root, last_entry)
+    async for source, size, _ in checkpoints.up_to(None, walk):
+        walk.diagnosis.broken_size = min(size, walk.diagnosis.broken_size or size)
+        walk.stored_beyond += source is None
+        walk.held_beyond += source is not None
+        walk.note(f"{_holder(source)} has signed {size} leaves; there are {walk.diagnosis.tree_size}.")
+    if next_node is not None:
+        walk.stored_beyond += 1
+        walk.note(f"Hashes of leaves are stored beyond leaf {walk.diagnosis.tree_size - 1}, the last one there is.")
+    walk.diagnosis.entries_without_leaf = await reader.count_entries() - (walk.diagnosis.tree_size - walk.missing)
+    _conclude(walk, broken_streams)
+    return walk.diagnosis
+
+
+async def _examine_leaf(walk: _Examination, reader: TreeReader, leaf: StoredLeaf) -> None:
+    diagnosis = walk.diagnosis
+    if leaf.leaf_index != diagnosis.tree_size:
+        walk.leaf_gaps += leaf.leaf_index - diagnosis.tree_size
+        walk.is_tree_known = False
+        walk.note(f"Leaves {diagnosis.tree_size} to {leaf.leaf_index - 1} are missing.")
+    diagnosis.tree_size = leaf.leaf_index + 1
+    if leaf.entry is not None:
+        return
+    walk.missing += 1
+    walk.is_tree_known = False
+    if walk.first_missing < 0:
+        walk.first_missing = leaf.leaf_index
+    if leaf.stream not in diagnosis.streams:
+        walk.whole_streams_missing += not await reader.has_entries(leaf.stream)
+    walk.name(leaf.stream)
+    walk.note(f"Leaf {leaf.leaf_index} is entry {leaf.sequence_number} of {leaf.stream}, which is missing.")
+
+
+def _completed(walk: _Examination, leaf: StoredLeaf) -> list[tuple[Node, Hash]]:
+    if leaf.entry is None or not walk.is_tree_known:
+        return []
+    return [one for one in walk.frontier.append(leaf_hash(leaf.entry)) if one[0].level >= KEPT_LEVEL]
+
+
+def _order(node: Node) -> tuple[int, int]:
+    return ((node.index + 1) << node.level, node.level)
+
+
+def _contradict(walk: _Examination, node: Node) -> None:
+    walk.contradicts_itself = True
+    if node.level == KEPT_LEVEL:
+        first = node.index << node.level
+        walk.note(f"The entries of leaves {first} to {first + (1 << node.level) - 1} are not those that were hashed.")
+
+
+class _Checkpoints:
+    """Every signed head in the order of sizes: those that were kept outside, and the stored ones with a signature."""
+
+    def __init__(self, reader: TreeReader, held: Sequence[HeldHead]) -> None:
+        self._stored = aiter(reader.heads())
+        self._next_stored: StoredHead | None = None
+        self._is_begun = False
+        self._held = list(held)
+
+    async def up_to(self, size: int | None, walk: _Examination) -> AsyncIterator[tuple[HeldHead | None, int, Hash]]:
+        """Those of at most this size that were not given before; None: all others."""
+        if not self._is_begun:
+            self._is_begun, self._next_stored = True, await anext(self._stored, None)
+        while self._next_stored is not None and (size is None or self._next_stored.size <= size):
+            stored, self._next_stored = self._next_stored, await anext(self._stored, None)
+            if _is_signed(walk, stored):
+                yield None, stored.size, stored.root
+        while self._held and (size is None or self._held[0].signed.head.size <= size):
+            kept = self._held.pop(0)
+            yield kept, kept.signed.head.size, kept.signed.head.root
+
+
+def _is_signed(walk: _Examination, stored: StoredHead) -> bool:
+    """Whether the row is what a signed note says. Without any key nothing vouches for it, but it may contradict."""
+    try:
+        text, signers = read_note(stored.note)
+        if walk.keys and not any((key.name, key.key_id) in signers for key in walk.keys):
+            walk.unvouched_heads += 1
+            return False
+        if walk.keys:
+            open_note(stored.note, walk.keys, fits)
+        head = TreeHead.from_text(text)
+        is_right = (head.size, head.root) == (stored.size, stored.root)
+    except NoteInvalid:
+        is_right = False
+    if not is_right:
+        walk.forged_heads += 1
+        walk.note(f"The stored head of {stored.size} leaves is not one that the log's key signed.")
+    return is_right
+
+
+def _compare(walk: _Examination, source: HeldHead | None, size: int, root: Hash, last_entry: bytes | None) -> None:
+    diagnosis = walk.diagnosis
+    if walk.is_tree_known and not walk.fits_no_more and walk.frontier.size == size and walk.frontier.root() == root:
+        diagnosis.heads_fit += 1
+        diagnosis.trusted_size, diagnosis.trusted_until = size, _recorded_at(last_entry)
+        return
+    diagnosis.broken_size = min(size, diagnosis.broken_size or size)
+    walk.fits_no_more = True
+    if walk.is_tree_known:
+        walk.contradicts_itself |= source is None
+        walk.note(f"{_holder(source)} has signed {size} leaves with another root.")
+
+
+def _holder(source: HeldHead | None) -> str:
+    return "A stored head" if source is None else f"The head of {source.holder}"
+
+
+def _recorded_at(entry: bytes | None) -> str | None:
+    try:
+        return None if entry is None else str(parse_object(entry)["recorded_at"])
+    except (TgaError, KeyError):
+        return None
+
+
+def _conclude(walk: _Examination, broken_streams: Sequence[str]) -> None:
+    """The first that applies; what was found first-hand before what follows from a missing or another root."""
+    diagnosis = walk.diagnosis
+    size = diagnosis.tree_size
+    if walk.unvouched_heads:
+        walk.note(f"{walk.unvouched_heads} stored heads are signed by keys that were not given; they were left aside.")
+    if walk.missing and size - walk.first_missing == walk.missing:
+        diagnosis.kind = "truncated_tail"
+        diagnosis.what = f"The last {walk.missing} entries were cut off: leaves from {walk.first_missing} on name them."
+    elif walk.missing and walk.whole_streams_missing:
+        diagnosis.kind = "deleted_trace"
+        diagnosis.what = f"{walk.whole_streams_missing} traces were deleted whole: {walk.missing} leaves name them."
+    elif walk.missing or walk.leaf_gaps:
+        diagnosis.kind = "deleted_entry"
+        diagnosis.what = f"{walk.missing or walk.leaf_gaps} entries were deleted from the middle of the log."
+    elif walk.contradicts_itself:
+        diagnosis.kind = "changed_entry"
+        diagnosis.what = (
+            "Entries were changed after they were signed: the database contradicts hashes or signed heads of its own."
+        )
+    elif walk.fits_no_more or (walk.forged_heads and not walk.held_beyond and not walk.stored_beyond):
+        diagnosis.kind = "forked_history"
+        diagnosis.what = (
+            "The database agrees with itself, but not with what was signed: an old backup was restored and went on, or "
+            "everything from some entry on was rewritten."
+        )
+    elif walk.stored_beyond:
+        diagnosis.kind = "truncated_tail"
+        diagnosis.what = (
+            f"The log was cut off after {size} leaves: what is stored beside it shows that there were more."
+        )
+    elif walk.held_beyond:
+        diagnosis.kind = "old_backup"
+        diagnosis.what = (
+            f"The database is a former state of itself, of {size} leaves: an old backup was restored, or the tail was "
+            "removed with everything that belonged to it."
+        )
+    elif broken_streams:
+        diagnosis.kind = "changed_entry"
+        diagnosis.what = "The tree is the one that was signed, but what stands beside the entries was changed."
+    if diagnosis.kind != "sound":
+        for stream in broken_streams:
+            walk.name(stream)

@@ -1,0 +1,284 @@
+"""tools/call: the same runtime, checks and bounds as over HTTP; waiting, keys and results as MCP clients need them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field
+
+from app.api.access import require
+from app.api.body import checked
+from app.api.edge import Edge
+from app.api.handover import HandedOver
+from app.connectors.mcp_discovery import McpTool
+from app.core.errors import (
+    CallInFlight,
+    InternalError,
+    KeyReused,
+    SchemaViolation,
+    ShuttingDown,
+    TgaError,
+    ToolNotFound,
+    TraceNotFound,
+)
+from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS
+from app.domain.tga.drive import Answer, Drive
+from app.domain.tga.models import IdempotencyKey, Part, Principal, Text, TraceId
+from app.domain.tga.ports import Tool
+from app.domain.tga.runtime import CheckedCall
+from app.domain.tga.transitions import TRACE
+from app.mcp_server.envelope import Client, verify_param_headers
+from app.mcp_server.intents import Intent, Intents, begin
+from app.mcp_server.results import IDEMPOTENCY_KEY, PROPOSED_KEY, finished, not_over, refusal, result_of
+from app.mcp_server.supervising import SUPERVISOR_NAMES, supervise
+from app.mcp_server.tasks import created_task
+from app.mcp_server.toolbox import Toolbox
+from app.mcp_server.wire import INVALID_PARAMS, Message, RpcError, text_param
+from app.postgres.listing import load_head
+
+_TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+Notify = Callable[[str, dict[str, Any]], None]
+
+
+class _Meta(Part):
+    """What of `_meta` is for us; the rest is between others."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    key: Annotated[IdempotencyKey | None, Field(alias=IDEMPOTENCY_KEY)] = None
+    proposed_key: Annotated[IdempotencyKey | None, Field(alias=PROPOSED_KEY)] = None
+    intent: Annotated[Text | None, Field(alias="tga/intent")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, authenticated and admitted."""
+
+    message: Message
+    client: Client
+    principal: Principal
+    toolbox: Toolbox
+    headers: Mapping[str, str]
+    notify: Notify
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What is answered. `is_final`: the call is over with it, or its handle is; until then `intent` stays open."""
+
+    result: dict[str, Any] | RpcError
+    intent: Intent | None = None
+    is_final: bool = True
+
+
+class Calling:
+    def __init__(self, edge: Edge, intents: Intents, *, hold_ms: int) -> None:
+        self._edge = edge
+        self._intents = intents
+        self._hold_ms = hold_ms
+        self._in_flight_max = {info.server_id: info.max_in_flight for info in edge.registry.servers()}
+
+    async def call(self, asked: Asked) -> Called:
+        """RpcError for what is no call; everything else that can go wrong with one is a result."""
+        params = asked.message.params
+        name = text_param(params, "name")
+        arguments = params.get("arguments")
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            raise RpcError(INVALID_PARAMS, "params.arguments must be an object", data={"code": SchemaViolation.code})
+        if asked.toolbox.offers_supervision and name in SUPERVISOR_NAMES:
+            return Called(await self._supervised(asked, name, arguments))
+        try:
+            require(asked.principal, "call")
+            tool = asked.toolbox.find(name)
+            meta = checked(_Meta, asked.message.meta)
+        except (ToolNotFound, SchemaViolation) as error:
+            raise RpcError.of(error) from None
+        except TgaError as error:
+            return Called(refusal(error, asked.client))
+        if asked.client.is_modern and isinstance(tool, McpTool) and tool.has_param_headers:
+            verify_param_headers(tool.input_schema, arguments, asked.headers)
+        return await self._called(asked, tool, arguments, meta)
+
+    async def _supervised(self, asked: Asked, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = await supervise(self._edge, asked.principal, name, arguments)
+        except HandedOver:
+            return refusal(ShuttingDown("the gateway is stopping; look at the trace"), asked.client)
+        except TgaError as error:
+            return refusal(error, asked.client)
+        text = {"type": "text", "text": _indented(answer)}
+        return finished({"content": [text], "structuredContent": answer, "isError": False}, asked.client)
+
+    async def _called(self, asked: Asked, tool: Tool, arguments: dict[str, Any], meta: _Meta) -> Called:
+        deadline = asyncio.get_running_loop().time() + self._hold_ms / 1000
+        intent: Intent | None = None
+        try:
+            # Before anything is remembered of it: a call that does not fit is none.
+            self._edge.registry.verify_arguments(tool, arguments)
+            if meta.key is None and tool.tool_class == "write":
+                proposed = meta.proposed_key or self._edge.clock.new_id()
+                intent = await self._begun(asked, tool, arguments, proposed)
+            return await self._answered(asked, tool, arguments, meta, intent, deadline)
+        except InternalError as error:
+            return Called(RpcError.of(error), intent, is_final=False)
+        except TgaError as error:
+            key = intent.key if intent is not None else meta.key
+            return Called(refusal(error, asked.client, key=key), intent, is_final=_is_an_end(error))
+        except BaseException:
+            if intent is not None:
+                await intent.conclude(None)
+            raise
+
+    async def _begun(self, asked: Asked, tool: Tool, arguments: dict[str, Any], proposed: str) -> Intent:
+        awaited = begin(
+            self._intents, asked.principal, tool, arguments, proposed_key=proposed, wait_ms=self._hold_ms
+        )
+        try:
+            return await self._edge.handover.wait(awaited)
+        except HandedOver:
+            raise ShuttingDown("the gateway is stopping") from None
+
+    async def _answered(
+        self,
+        asked: Asked,
+        tool: Tool,
+        arguments: dict[str, Any],
+        meta: _Meta,
+        intent: Intent | None,
+        deadline: float,
+    ) -> Called:
+        call = CheckedCall(
+            server_id=tool.server_id,
+            tool_name=tool.tool_name,
+            arguments=arguments,
+            idempotency_key=meta.key if intent is None else intent.key,
+            principal=asked.principal,
+            intent=meta.intent,
+            trace_id=TraceId(self._edge.clock.new_id()),
+            traceparent=_traceparent(asked),
+        )
+        wants_task = "task" in asked.message.params and not asked.client.is_modern
+        try:
+            with self._watched(asked, call):
+                answer = await self._driven(asked, call, deadline, wants_task=wants_task)
+        except KeyReused:
+            if intent is None or not intent.is_again or not tool.secret_arguments:
+                raise
+            # Equal but for a secret argument, and so another call than the one that was broken off.
+            await intent.forget()
+            fresh = await self._begun(asked, tool, arguments, self._edge.clock.new_id())
+            intent.begun = fresh.begun
+            return await self._answered(asked, tool, arguments, meta, intent, deadline)
+        if wants_task or (asked.client.takes_tasks and not answer.is_final):
+            task = await created_task(self._edge, answer.trace_id, asked.client)
+            return Called(task, intent)
+        if not answer.is_final:
+            unfinished = not_over(answer, asked.client, call.idempotency_key, waited_ms=self._hold_ms)
+            return Called(unfinished, intent, is_final=False)
+        try:
+            return Called(result_of(answer, tool, asked.client, call.idempotency_key), intent)
+        except RpcError as error:
+            return Called(error, intent)
+
+    @contextlib.contextmanager
+    def _watched(self, asked: Asked, call: CheckedCall) -> Any:
+        """Progress of the call goes to the client that asked for it, under the client's own token."""
+        token = asked.message.meta.get("progressToken")
+        if not isinstance(token, (str, int)) or isinstance(token, bool):
+            yield
+            return
+
+        def tell(params: dict[str, Any]) -> None:
+            asked.notify("notifications/progress", {**params, "progressToken": token})
+
+        with self._edge.registry.watch_progress(call.trace_id or "", tell):
+            yield
+
+    async def _driven(self, asked: Asked, call: CheckedCall, deadline: float, *, wants_task: bool) -> Answer:
+        """The call's answer by the deadline. It is the runtime that drives it; here it is only waited for."""
+        loop = asyncio.get_running_loop()
+        wait_ms = 0 if wants_task else max(0, int((deadline - loop.time()) * 1000))
+        trace_id: TraceId | None = None
+        try:
+            answer = await self._edge.handover.wait(self._in_line(call, wait_ms))
+            if answer.is_final or wants_task or asked.client.takes_tasks:
+                return answer
+            trace_id = answer.trace_id
+            if answer.waiting == "supervisor":
+                self._tell_waiting(asked, trace_id)
+            return await self._edge.handover.wait(self._followed(answer, deadline))
+        except CallInFlight as error:
+            if error.stream is None:
+                raise
+            return await self.as_it_stands(TraceId(error.stream.removeprefix(f"{TRACE.name}:")))
+        except HandedOver:
+            return await self._handed_over(call, trace_id)
+
+    async def _in_line(self, call: CheckedCall, wait_ms: int) -> Answer:
+        in_flight_max = self._in_flight_max.get(call.server_id)
+        if in_flight_max is None:
+            return await self._edge.runtime.call(call, wait_ms=wait_ms)
+        health = self._edge.registry.of(call.server_id).health()
+        at_work = health.dispatching + health.waiting
+        self._edge.admission.enter_server(call.server_id, in_flight_max, at_work=at_work)
+        try:
+            return await self._edge.runtime.call(call, wait_ms=wait_ms)
+        finally:
+            self._edge.admission.leave_server(call.server_id)
+
+    def _tell_waiting(self, asked: Asked, trace_id: str) -> None:
+        token = asked.message.meta.get("progressToken")
+        if isinstance(token, (str, int)) and not isinstance(token, bool):
+            message = f"waits for a person to decide; trace {trace_id}"
+            asked.notify("notifications/progress", {"progressToken": token, "progress": 0, "message": message})
+
+    async def _followed(self, answer: Answer, deadline: float) -> Answer:
+        """Until the trace is over, or the deadline. Whoever decides or recovers it may be another gateway."""
+        loop, pause_ms = asyncio.get_running_loop(), FOLLOW_POLL_MS
+        while loop.time() < deadline:
+            await asyncio.sleep(min(pause_ms / 1000, max(0.0, deadline - loop.time())))
+            pause_ms = min(pause_ms * 2, FOLLOW_POLL_MAX_MS)
+            head = await load_head(self._edge.sessions, answer.trace_id)
+            if head is not None and head.state in TRACE.terminal_states:
+                break
+        return replace(await self.as_it_stands(answer.trace_id), replayed=answer.replayed)
+
+    async def as_it_stands(self, trace_id: TraceId) -> Answer:
+        return Drive.of(await self._edge.traces.load_trace(trace_id), executor_id="").answer(replayed=True)
+
+    async def _handed_over(self, call: CheckedCall, trace_id: TraceId | None) -> Answer:
+        """What is durable of the call; never an acknowledgement of what is not."""
+        found = trace_id or call.trace_id
+        if trace_id is None and call.idempotency_key is not None:
+            claim = await self._edge.traces.find_claim(call.server_id, call.tool_name, call.idempotency_key)
+            found = claim.trace_id if claim is not None else found
+        try:
+            if found is not None:
+                return await self.as_it_stands(found)
+        except TraceNotFound:
+            pass
+        raise ShuttingDown("the gateway is stopping")
+
+
+def _is_an_end(error: TgaError) -> bool:
+    """Whether nothing more comes of the call. If it may have been made durable, its answer is still owed."""
+    return error.stream is None and not isinstance(error, CallInFlight)
+
+
+def _traceparent(asked: Asked) -> str | None:
+    given = asked.message.meta.get("traceparent", asked.headers.get("traceparent"))
+    return given if isinstance(given, str) and _TRACEPARENT.fullmatch(given) else None
+
+
+def _indented(answer: dict[str, Any]) -> str:
+    import orjson
+
+    return orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode()

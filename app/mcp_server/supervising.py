@@ -1,0 +1,107 @@
+"""Approvals as MCP tools, for principals with the role supervisor: list what waits, approve, deny."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import StringConstraints
+
+from app.api.access import require, scope_of
+from app.api.body import checked
+from app.api.cursors import list_cursor, list_position
+from app.api.edge import Edge
+from app.api.parameters import own_name
+from app.core.errors import TraceNotFound
+from app.core.limits import CALL_WAIT_MS, CURSOR_CHARS_MAX
+from app.domain.tga.models import Part, Principal, Sha256, Text, TraceId, Uuid7
+from app.domain.tga.supervision import Ruling
+from app.postgres.listing import is_visible, list_approvals
+
+_ITEMS: Final = 20
+_DECISION_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "trace_id": {"type": "string", "description": "Of the request, as tga__approvals lists it."},
+        "action_request_digest": {
+            "type": "string",
+            "pattern": "^[0-9a-f]{64}$",
+            "description": "Of exactly the request that was looked at, as tga__approvals lists it.",
+        },
+        "rationale": {"type": "string", "description": "Why. It goes on the record."},
+    },
+    "required": ["trace_id", "action_request_digest"],
+    "additionalProperties": False,
+}
+SUPERVISOR_TOOLS: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "name": "tga__approvals",
+        "title": "What waits for a decision",
+        "description": "List tool calls that wait for a person to decide, oldest first, with all their arguments.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"cursor": {"type": "string", "description": "The `next` of the page before."}},
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    },
+    {
+        "name": "tga__approve",
+        "title": "Approve a call",
+        "description": "Approve one waiting tool call. It is executed then, and cannot be called back.",
+        "inputSchema": _DECISION_SCHEMA,
+        "annotations": {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False},
+    },
+    {
+        "name": "tga__deny",
+        "title": "Deny a call",
+        "description": "Deny one waiting tool call. It is never executed; its caller is told, with the rationale.",
+        "inputSchema": _DECISION_SCHEMA,
+        "annotations": {"readOnlyHint": False, "destructiveHint": False, "idempotentHint": False},
+    },
+)
+SUPERVISOR_NAMES: Final = frozenset(tool["name"] for tool in SUPERVISOR_TOOLS)
+
+
+class _Listing(Part):
+    cursor: Annotated[str, StringConstraints(max_length=CURSOR_CHARS_MAX)] | None = None
+
+
+class _Deciding(Part):
+    trace_id: Uuid7
+    action_request_digest: Sha256
+    rationale: Text | None = None
+
+
+async def supervise(edge: Edge, principal: Principal, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the tool answers, as a JSON object; TgaErrors where it may not, or cannot."""
+    require(principal, "decide")
+    if name == "tga__approvals":
+        return await _listed(edge, principal, checked(_Listing, arguments))
+    return await _decided(
+        edge, principal, checked(_Deciding, arguments), "APPROVE" if name == "tga__approve" else "DENY"
+    )
+
+
+async def _listed(edge: Edge, principal: Principal, asked: _Listing) -> dict[str, Any]:
+    page = await list_approvals(
+        edge.sessions, scope_of(principal), after=list_position("approvals", asked.cursor), limit=_ITEMS
+    )
+    items = [{**asdict(item), "server_id": own_name(principal.tenant, item.server_id)} for item in page.items]
+    return {"items": items, "next": list_cursor("approvals", page.next)}
+
+
+async def _decided(
+    edge: Edge, principal: Principal, asked: _Deciding, decision: Literal["APPROVE", "DENY"]
+) -> dict[str, Any]:
+    trace_id = TraceId(asked.trace_id)
+    if not await is_visible(edge.sessions, trace_id, scope_of(principal)):
+        raise TraceNotFound("no such trace")
+    ruling = Ruling(decision, principal, asked.action_request_digest, asked.rationale)
+    answer = await edge.handover.wait(edge.runtime.decide(trace_id, ruling, wait_ms=CALL_WAIT_MS))
+    return {
+        "trace_id": answer.trace_id,
+        "state": answer.state,
+        "waiting": answer.waiting,
+        "tool_effect": None if answer.effect is None else answer.effect.to_json(),
+    }

@@ -1,0 +1,59 @@
+"""The stored tree, leaf by leaf, from one snapshot and in flat memory: the TreeReader of PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from app.core.limits import EXPORT_PAGE_ENTRIES
+from app.core.merkle import Hash, Node
+from app.domain.log.forensics import StoredHead, StoredLeaf
+from app.postgres.sessions import Connection, Sessions
+
+_LEAVES: Final = """
+SELECT l.leaf_index, l.stream, l.sequence_number, e.entry
+  FROM tga.leaves l LEFT JOIN tga.entries e ON e.stream = l.stream AND e.sequence_number = l.sequence_number
+ ORDER BY l.leaf_index
+"""
+# Few rows: one for 256 leaves. Sorted by the leaf that completes them.
+_NODES: Final = """
+SELECT level, node_index, hash FROM tga.tree_nodes ORDER BY (node_index + 1)::numeric * (2::numeric ^ level), level
+"""
+_HEADS: Final = "SELECT size, root, note FROM tga.tree_heads ORDER BY size"
+_HAS_ENTRIES: Final = "SELECT EXISTS (SELECT FROM tga.entries WHERE stream = $1)"
+_SETTINGS: Final = "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off"
+
+
+class PostgresTreeReader:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def leaves(self) -> AsyncIterator[StoredLeaf]:
+        async for row in self._connection.cursor(_LEAVES, prefetch=EXPORT_PAGE_ENTRIES):
+            yield StoredLeaf(row["leaf_index"], row["stream"], row["sequence_number"], row["entry"])
+
+    async def nodes(self) -> AsyncIterator[tuple[Node, Hash]]:
+        async for row in self._connection.cursor(_NODES, prefetch=EXPORT_PAGE_ENTRIES):
+            yield Node(row["level"], row["node_index"]), Hash(row["hash"])
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        async for row in self._connection.cursor(_HEADS, prefetch=EXPORT_PAGE_ENTRIES):
+            yield StoredHead(row["size"], Hash(row["root"]), row["note"])
+
+    async def has_entries(self, stream: str) -> bool:
+        return bool(
+            await self._connection.fetchval("SELECT EXISTS (SELECT FROM tga.entries WHERE stream = $1)", stream)
+        )
+
+    async def count_entries(self) -> int:
+        return int(await self._connection.fetchval("SELECT count(*) FROM tga.entries"))
+
+
+@asynccontextmanager
+async def open_tree_reader(sessions: Sessions) -> AsyncIterator[PostgresTreeReader]:
+    async with sessions.reading() as connection:
+        await connection.execute(
+            "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off"
+        )
+        yield PostgresTreeReader(connection)

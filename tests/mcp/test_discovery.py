@@ -1,0 +1,271 @@
+"""Which tools an MCP server has: listed, checked, bounded, and followed when they change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config import ServerConfig
+from app.connectors.mcp_discovery import McpTool, discover
+from app.connectors.mcp_session import Listing
+from app.connectors.registry import Registry
+from app.core.errors import ArgumentsInvalid, ToolNotFound
+from app.core.limits import MCP_PROBLEMS_MAX, MCP_TOOLS_MAX
+from app.domain.tga.ports import Tool
+from tests.connectors.servers import until
+from tests.mcp.standing import scripted, standing, structured
+
+OBJECT = {"type": "object"}
+
+
+def server(**fields: Any) -> ServerConfig:
+    return ServerConfig.model_validate({"transport": "mcp-stdio", "command": ["x"], **fields})
+
+
+def tool(name: Any = "a", schema: Any = None, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "inputSchema": OBJECT if schema is None else schema, **fields}
+
+
+def found(*tools: dict[str, Any], **config: Any) -> dict[str, McpTool]:
+    return {tool.tool_name: tool for tool in discover("it", server(**config), Listing(list(tools))).tools}
+
+
+def problems(*tools: dict[str, Any], **config: Any) -> str:
+    return "\n".join(discover("it", server(**config), Listing(list(tools))).problems)
+
+
+# Class and what the operator adds.
+
+
+def test_a_tool_is_a_write_unless_the_operator_says_otherwise() -> None:
+    says_read = tool(annotations={"readOnlyHint": True})
+    assert found(says_read)["a"].tool_class == "write"
+    assert found(says_read, trust_annotations=True)["a"].tool_class == "read"
+    assert found(tool(annotations={"readOnlyHint": "yes"}), trust_annotations=True)["a"].tool_class == "write"
+    assert found(tool(), tools={"a": {"class": "read"}})["a"].tool_class == "read"
+    assert found(says_read, trust_annotations=True, tools={"a": {"class": "write"}})["a"].tool_class == "write"
+
+
+def test_what_the_operator_adds_holds_for_the_discovered_tool() -> None:
+    added = {"tags": ["approval"], "on_unknown_outcome": "hold", "secret_arguments": ["/card"]}
+    known = found(tool(), tools={"a": {**added, "approval_timeout_ms": 5000}}, timeout_ms=7, max_attempts=2)["a"]
+    assert (known.tags, known.on_unknown_outcome) == (frozenset({"approval"}), "hold")
+    assert (known.secret_arguments, known.approval_timeout_ms) == (("/card",), 5000)
+    assert (known.timeout_ms, known.max_attempts) == (7, 2)
+
+
+def test_an_operators_word_on_a_tool_that_is_not_there_is_reported() -> None:
+    assert "'b' is configured, but the server has no such tool" in problems(tool(), tools={"b": {"class": "read"}})
+
+
+def test_a_secret_that_the_schema_has_no_place_for_keeps_the_tool_out() -> None:
+    closed = {"type": "object", "properties": {"pan": {}}, "additionalProperties": False}
+    assert found(tool(schema=closed), tools={"a": {"secret_arguments": ["/card"]}}) == {}
+    assert "'a' is left out: secret_arguments" in problems(
+        tool(schema=closed), tools={"a": {"secret_arguments": ["/card"]}}
+    )
+
+
+# The definition and its digest.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"description": "Other."},
+        {"title": "Other"},
+        {"inputSchema": {"type": "object", "properties": {}}},
+        {"outputSchema": OBJECT},
+        {"annotations": {"destructiveHint": False}},
+    ],
+)
+def test_whatever_a_tool_says_of_itself_is_in_its_digest(change: dict[str, Any]) -> None:
+    digests = {found(tool())["a"].definition_digest, found({**tool(), **change})["a"].definition_digest}
+    assert len(digests) == 2
+
+
+def test_what_changes_with_every_listing_is_not_in_its_digest() -> None:
+    noisy = tool(_meta={"at": 1}, icons=[{"src": "x"}])
+    assert found(noisy)["a"].definition_digest == found(tool())["a"].definition_digest
+    assert found(noisy)["a"].listed == noisy
+
+
+# What is left out, and only that.
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (tool(""), "name"),
+        (tool("a b"), "name"),
+        (tool("x" * 129), "name"),
+        (tool(".."), "name"),
+        (tool("é"), "name"),
+        (tool(7), "name"),
+        ({"inputSchema": OBJECT}, "name"),
+        ({"name": "a"}, "inputSchema"),
+        (tool(schema=[]), "inputSchema"),
+        (tool(schema={"type": "nonsense"}), "is not JSON Schema"),
+        (tool(schema={"$ref": "https://example.org/schema"}), "local reference"),
+        (tool(schema={"$ref": "#/nowhere"}), "a reference to a part of this schema"),
+        (tool(schema={"$ref": "#"}), "too long"),
+        (tool(schema={"$schema": "http://json-schema.org/draft-03/schema#"}), "2020-12, 2019-09 or draft-07"),
+        (tool(schema={"type": "object", "description": "x" * 70_000}), "cannot be recorded"),
+        (tool(description="x" * 17_000), "more than"),
+        (tool(description=7), "not text"),
+        (tool(schema={"type": "object", "maximum": float("nan")}), "cannot be recorded"),
+        (tool(schema={"type": "object", "properties": {"a": {"type": "number", "x-mcp-header": "A"}}}), "x-mcp-header"),
+    ],
+)
+def test_a_tool_that_does_not_hold_is_left_out_alone_and_said_so(bad: dict[str, Any], why: str) -> None:
+    assert set(found(bad, tool("good"))) == {"good"}
+    assert why in problems(bad, tool("good"))
+
+
+def test_a_schema_that_doubles_at_every_step_is_given_up() -> None:
+    defs = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    schema = {"type": "object", "$defs": {**defs, "d40": {}}, "$ref": "#/$defs/d0"}
+    began = time.monotonic()
+    assert "takes too long" in problems(tool(schema=schema))
+    assert time.monotonic() - began < 5
+
+
+def test_a_deep_schema_is_left_out() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(200):
+        schema = {"type": "object", "properties": {"a": schema}}
+    assert found(tool(schema=schema)) == {}
+
+
+def test_a_name_that_is_listed_twice_counts_once() -> None:
+    assert found(tool(description="1"), tool(description="2"))["a"].description == "1"
+    assert "listed twice" in problems(tool(), tool())
+
+
+def test_the_problems_that_are_kept_are_bounded() -> None:
+    said = discover("it", server(), Listing([tool("a b")] * 1000)).problems
+    assert len(said) == MCP_PROBLEMS_MAX
+    assert "969 more" in said[-1]
+
+
+# Arguments against a schema that the server wrote.
+
+
+def verify(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    known = found(tool(schema=schema))["a"]
+    registry = Registry({}, [known], {}, pool=None)  # type: ignore[arg-type]
+    registry.verify_arguments(known, arguments)
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        {},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+        {"$schema": "https://json-schema.org/draft/2019-09/schema"},
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
+    ],
+)
+def test_arguments_are_checked_in_every_common_dialect(dialect: dict[str, Any]) -> None:
+    schema = {
+        **dialect,
+        "type": "object",
+        "required": ["n"],
+        "properties": {"n": {"type": "integer"}, "pattern": {"type": "string"}},
+        "additionalProperties": False,
+    }
+    verify(schema, {"n": 1, "pattern": "("})
+    for wrong in ({}, {"n": "1"}, {"n": 1, "m": 1}, {"n": 1, "pattern": 1}):
+        with pytest.raises(ArgumentsInvalid):
+            verify(schema, wrong)
+
+
+def test_an_expression_of_the_server_is_never_run() -> None:
+    slow = "^(a+)+$"
+    schema = {
+        "type": "object",
+        "properties": {"s": {"type": "string", "pattern": slow}},
+        "patternProperties": {slow: {"type": "integer"}},
+        "additionalProperties": False,
+        "unevaluatedProperties": False,
+    }
+    began = time.monotonic()
+    verify(schema, {"s": "a" * 50_000 + "!", "a" * 50_000 + "!": 1})
+    assert time.monotonic() - began < 1
+
+
+MANY = {"l": [[n] for n in range(9000)]}
+
+
+def test_arguments_that_take_too_long_to_check_are_refused_in_time() -> None:
+    began = time.monotonic()
+    with pytest.raises(ArgumentsInvalid, match="too long"):
+        verify({"type": "object", "properties": {"l": {"items": {"enum": [[n] for n in range(5000)]}}}}, MANY)
+    assert time.monotonic() - began < 3
+
+
+def test_many_items_are_compared_in_time() -> None:
+    schema = {"type": "object", "properties": {"l": {"uniqueItems": True}}}
+    began = time.monotonic()
+    verify(schema, MANY)
+    assert time.monotonic() - began < 3
+    with pytest.raises(ArgumentsInvalid):
+        verify(schema, {"l": [1, {"a": [2]}, {"a": [2]}]})
+
+
+# Through a running server.
+
+
+async def test_all_pages_are_read(tmp_path: Path) -> None:
+    async with standing(tmp_path, scripted(tmp_path)) as world:
+        await world.call({"list": [tool(f"t{n}") for n in range(7)]}, "echo")
+        await until(lambda: len(world.registry.tools()) == 8)
+
+
+async def test_no_more_tools_are_taken_than_the_bound(tmp_path: Path) -> None:
+    pages = [tool(f"t{n}") for n in range(MCP_TOOLS_MAX)]
+
+    async with standing(tmp_path, scripted(tmp_path)) as world:
+        await world.call({"list": pages}, "echo", timeout_ms=10_000)
+        await until(lambda: "pages" in "".join(world.connection().problems))
+        assert len(world.registry.tools()) <= MCP_TOOLS_MAX
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_a_changed_tool_is_seen_and_given_to_who_pins(tmp_path: Path, era: str) -> None:
+    seen: list[Sequence[Tool]] = []
+
+    async def see(tools: Sequence[Tool]) -> None:
+        seen.append(tools)
+
+    async with standing(tmp_path, scripted(tmp_path, era)) as world:
+        world.registry.on_discovery = see
+        before = world.registry.resolve("it", "does").definition_digest
+        await world.call({"describe": "Other."}, "echo")
+        await until(lambda: world.registry.resolve("it", "does").description == "Other.")
+        await until(lambda: seen)
+        after = world.registry.resolve("it", "does")
+        assert after.definition_digest != before
+        assert seen[-1] == (after,)
+        assert world.registry.definition(after)["description"] == "Other."
+
+
+async def test_a_tool_that_is_gone_is_not_found_any_more(tmp_path: Path) -> None:
+    async with standing(tmp_path, scripted(tmp_path)) as world:
+        await world.call({"list": [tool("extra")]}, "echo")
+        await until(lambda: len(world.registry.tools()) == 2)
+        await world.call({"list": []}, "echo")
+        await until(lambda: len(world.registry.tools()) == 1)
+        with pytest.raises(ToolNotFound):
+            world.registry.resolve("it", "extra")
+
+
+async def test_tools_stay_known_while_the_server_is_away(tmp_path: Path) -> None:
+    async with standing(tmp_path, scripted(tmp_path)) as world:
+        await world.call({"die": 1})
+        assert world.registry.resolve("it", "does")
+        assert structured(await world.call("echo")) == {"steps": ["echo"]}

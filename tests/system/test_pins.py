@@ -1,0 +1,156 @@
+"""Pins: what a tool is stands on its tenant's system stream; another definition is refused until it is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.core.canonical import parse_object
+from app.core.digest import digest_of
+from app.core.errors import RequestMismatch, ToolQuarantined
+from app.domain.tga.models import Principal
+from app.domain.tga.ports import Tool
+from app.postgres.database import Database
+from tests.conftest import Admin
+from tests.invariants.plans import contents, verify_all
+from tests.runtime.scripted import WRITE, Scripted, call, new_key, open_scripted
+
+OPERATOR = Principal(principal_id="olga", tenant="default", roles=["operator"])
+
+
+def definition(text: str) -> Tool:
+    return replace(WRITE, definition_digest=digest_of({"tool": text}))
+
+
+B, C = definition("create, but another"), definition("create, and yet another")
+
+
+async def pins(admin: Admin, tenant: str = "default") -> list[tuple[Any, ...]]:
+    """Every pin on the tenant's system stream: tool, change, digest, by whom."""
+    rows = await admin.fetch(
+        "SELECT artifact FROM tga.artifacts WHERE stream = $1 ORDER BY sequence_number", f"system:{tenant}"
+    )
+    said = [parse_object(row["artifact"]) for row in rows]
+    return [
+        (one["tool_name"], one["change"], one["definition_digest"], one["recorded_by"])
+        for one in said
+        if one["schema_id"] == "tga/v1/tool_pin"
+    ]
+
+
+async def accept(scripted: Scripted, tool: Tool) -> None:
+    await scripted.system.pins.accept(tool, definition_digest=tool.definition_digest, accepted_by=OPERATOR)
+
+
+async def test_a_tool_is_pinned_when_it_is_first_called_and_once(database: Database, admin: Admin) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        for _ in range(3):
+            await scripted.runtime.call(call(key=new_key()))
+        assert await pins(admin) == [("create", "pinned", WRITE.definition_digest, "gateway")]
+    async with open_scripted(database.gateway_url) as later:
+        await later.runtime.call(call(key=new_key()))
+        assert len(await pins(admin)) == 1
+        await verify_all(later.sessions)
+
+
+async def test_a_changed_tool_is_refused_and_on_the_record_once(database: Database, admin: Admin) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        await scripted.runtime.call(call(key=new_key()))
+        scripted.tools.tools["crm", "create"] = B
+        before = await contents(admin)
+        for _ in range(3):
+            with pytest.raises(ToolQuarantined):
+                await scripted.runtime.call(call(key=new_key()))
+        after = await contents(admin)
+        assert after["claims"] == before["claims"]
+        assert [pin[1:3] for pin in await pins(admin)] == [
+            ("pinned", WRITE.definition_digest),
+            ("quarantined", B.definition_digest),
+        ]
+        assert len(scripted.connector.sent) == 1
+    async with open_scripted(database.gateway_url, tool=B) as later:
+        with pytest.raises(ToolQuarantined):
+            await later.runtime.call(call(key=new_key()))
+        assert len(await pins(admin)) == 2
+        assert later.connector.sent == []
+        await verify_all(later.sessions)
+
+
+async def test_gateways_with_other_definitions_do_not_fill_the_record(database: Database, admin: Admin) -> None:
+    """Each refused call of one would say anew what the other has just said otherwise."""
+    async with AsyncExitStack() as stack:
+        gateways = [
+            await stack.enter_async_context(open_scripted(database.gateway_url, tool=tool)) for tool in (WRITE, B, C)
+        ]
+        await gateways[0].runtime.call(call(key=new_key()))
+        for gateway in (gateways[1], gateways[2]) * 4:
+            with pytest.raises(ToolQuarantined):
+                await gateway.runtime.call(call(key=new_key()))
+        assert [pin[1] for pin in await pins(admin)] == ["pinned", "quarantined", "quarantined"]
+
+
+async def test_a_finished_calls_repeat_is_answered_though_its_tool_has_changed(database: Database) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        key = new_key()
+        first = await scripted.runtime.call(call(key=key))
+        scripted.tools.tools["crm", "create"] = B
+        assert (await scripted.runtime.call(call(key=key))).trace_id == first.trace_id
+        assert len(scripted.connector.sent) == 1
+
+
+async def test_what_an_operator_accepted_works_and_nothing_else(database: Database, admin: Admin) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        await scripted.runtime.call(call(key=new_key()))
+        scripted.tools.tools["crm", "create"] = B
+        with pytest.raises(RequestMismatch):
+            await scripted.system.pins.accept(B, definition_digest=C.definition_digest, accepted_by=OPERATOR)
+        await accept(scripted, B)
+        await accept(scripted, B)  # once is enough
+        assert (await scripted.runtime.call(call(key=new_key()))).state == "COMPLETED"
+        assert [(pin[1], pin[3]) for pin in await pins(admin)] == [("pinned", "gateway"), ("accepted", "olga")]
+        for other in (WRITE, C):
+            scripted.tools.tools["crm", "create"] = other
+            with pytest.raises(ToolQuarantined):
+                await scripted.runtime.call(call(key=new_key()))
+        await verify_all(scripted.sessions)
+
+
+async def test_an_acceptance_through_another_gateway_is_seen_at_once(database: Database) -> None:
+    async with (
+        open_scripted(database.gateway_url, tool=WRITE) as one,
+        open_scripted(database.gateway_url, tool=B) as other,
+    ):
+        await one.runtime.call(call(key=new_key()))
+        with pytest.raises(ToolQuarantined):
+            await other.runtime.call(call(key=new_key()))
+        await accept(one, B)
+        assert (await other.runtime.call(call(key=new_key()))).state == "COMPLETED"
+
+
+async def test_gateways_that_start_at_once_pin_each_tool_once(database: Database, admin: Admin) -> None:
+    tools = [replace(WRITE, tool_name=f"tool_{number}") for number in range(40)]
+    async with AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(open_scripted(database.gateway_url)) for _ in range(4)]
+        await asyncio.gather(*(gateway.system.pins.see(tools) for gateway in gateways))
+        assert sorted(pin[0] for pin in await pins(admin)) == sorted(tool.tool_name for tool in tools)
+        for gateway in gateways:
+            assert all(gateway.system.pins.state_of(tool).status == "pinned" for tool in tools)
+        await verify_all(gateways[0].sessions)
+
+
+async def test_each_tenant_has_its_own_pins(database: Database, admin: Admin) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        theirs = replace(B, tenant="acme")
+        await scripted.system.pins.see([WRITE, theirs])
+        assert [pin[1:3] for pin in await pins(admin)] == [("pinned", WRITE.definition_digest)]
+        assert [pin[1:3] for pin in await pins(admin, "acme")] == [("pinned", B.definition_digest)]
+        heads = await admin.fetch("SELECT stream, tenant, owner, is_open FROM tga.heads ORDER BY stream")
+        assert [tuple(row) for row in heads] == [
+            ("system:acme", "acme", None, True),
+            ("system:default", "default", None, True),
+        ]
+        await verify_all(scripted.sessions)
