@@ -28,6 +28,8 @@ bench: $(READY)
 	$(BIN)/python -m bench.append
 	$(BIN)/python -m bench.tool_call
 	$(BIN)/python -m bench.recovery
+	$(BIN)/python -m bench.http
+	$(BIN)/python -m bench.load --minutes 10
 
 wheel: $(READY)
 	$(BIN)/python -m hatchling build -t wheel

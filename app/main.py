@@ -26,11 +26,14 @@ from app.domain.tga.ports import Clock, Ports
 from app.domain.tga.runtime import TgaRuntime
 from app.keyring import Keyring
 from app.log_signer import LogSigner
+from app.mcp_server.origins import Origins
+from app.mcp_server.server import McpEndpoint
 from app.policy_file import PolicyFile
 from app.postgres.access import PostgresAccess
 from app.postgres.database import Database, open_database
 from app.postgres.guards import verify_guards
 from app.postgres.ledger import PostgresLedger
+from app.postgres.mcp_intents import PostgresIntents
 from app.postgres.migrate import load_status, migrate
 from app.postgres.outbox import PostgresOutbox
 from app.postgres.sequencer import Sequencer, TreeSession
@@ -105,6 +108,17 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         webhooks = _webhooks(config, sessions, traces, keyring, clock)
         stack.push_async_callback(webhooks.close)
         sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
+        edge = Edge(
+            runtime=runtime,
+            traces=traces,
+            sessions=sessions,
+            registry=registry,
+            pins=system.pins,
+            authenticator=Authenticator(access, tokens),
+            admission=Admission(config.limits),
+            clock=clock,
+            log=sequencer,
+        )
         yield Gateway(
             runtime=runtime,
             traces=traces,
@@ -115,16 +129,13 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             webhooks=webhooks,
             sequencer=sequencer,
             clock=clock,
-            edge=Edge(
-                runtime=runtime,
-                traces=traces,
-                sessions=sessions,
-                registry=registry,
-                pins=system.pins,
-                authenticator=Authenticator(access, tokens),
-                admission=Admission(config.limits),
-                clock=clock,
-                log=sequencer,
+            edge=edge,
+            mcp=McpEndpoint(
+                edge,
+                PostgresIntents(sessions, traces.executor_id),
+                origins=Origins(hosts=[settings.host, *config.mcp.allowed_hosts], origins=config.mcp.allowed_origins),
+                hold_ms=config.mcp.hold_ms,
+                task_after_ms=config.mcp.task_after_ms,
             ),
         )
 

@@ -334,9 +334,9 @@ class Bundle:
                 proof = [base64(found, 32) for found in line.get("proof", ())]
                 is_next = continued(last[0], size, proof, last[1]) == (last[1], root)
                 need(is_next, PROOF, f"the head of size {size} does not continue the one before")
-            if self.roots.setdefault(size, (root, PROOF))[0] != root:
+            if self.roots.get(size, (root, PROOF))[0] != root:
                 self.findings.append(Wrong(FORKED, f"the head of size {size} that was kept has another root"))
-            last = size, root
+            last, self.roots[size] = (size, root), (root, PROOF)
         need(last == self.tree, BUNDLE, "the last head is not the bundle's tree")
         need(trusted, NOTE, "nobody who is trusted has signed the bundle's tree")
     def verify_entries(self) -> None:

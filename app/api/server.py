@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api import actions, approvals, events, health, log, pages, servers, tool_calls, traces
 from app.api.door import Door, add_exception_handlers
@@ -60,13 +60,18 @@ class Front:
     """The application, with a short way to its hot route: routing and the framework's layers cost as much as all
     that the route does. By either way a request meets the same door and the same endpoint."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Edge, mounted: Mapping[str, ASGIApp] | None = None) -> None:
         self._app = build_app(edge)
         self._hot = Door(tool_calls.ToolCalls(edge), edge)
+        # By the first part of the path: what speaks another protocol than /v1, behind the same door.
+        self._mounted = {prefix: Door(app, edge) for prefix, app in (mounted or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == tool_calls.PATH and scope["method"] == "POST":
+        path = scope["path"]
+        if path == tool_calls.PATH and scope["method"] == "POST":
             await self._hot(scope, receive, send)
+        elif (door := self._mounted.get("/" + path[1:].partition("/")[0])) is not None:
+            await door(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -95,6 +100,7 @@ async def serve_http(
     on_ready: Callable[[str, int], None],
     grace_ms: int = SHUTDOWN_GRACE_MS,
     protocol: type[BoundedProtocol] = BoundedProtocol,
+    mounted: Mapping[str, ASGIApp] | None = None,
 ) -> None:
     """Serve until `edge.stopping` is set, then end well: nothing new is taken, what is in flight is answered, what is
     still being executed after `grace_ms` is answered with 202, since it is durable. Returns when all are gone.
@@ -103,7 +109,7 @@ async def serve_http(
     """
     sockets = _bind(host, port)
     config = uvicorn.Config(
-        Front(edge),
+        Front(edge, mounted),
         http=protocol,
         ws="none",
         lifespan="off",

@@ -108,6 +108,22 @@ class GatewayClient:
             return reply
         return _sound(reply)
 
+    @asynccontextmanager
+    async def exchange(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, quiet_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One POST, sent once; what is read of its answer, and how much, is up to who asked. It may last, but not be
+        quiet for longer than `quiet_s`: GatewayUnreachable then, as when the connection is lost."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=quiet_s)
+        sent = {"Content-Type": _JSON, **headers, **self._headers}
+        try:
+            async with self._session.post(
+                self._url + path, data=body, headers=sent, timeout=timeout, allow_redirects=False
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._unreachable(error) from None
+
     async def events(self, path: str, *, last_id: str | None) -> AsyncIterator[Event]:
         """Server-sent events of one connection, after `last_id`; ends when the gateway ends them.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import access_commands, gateway_commands, store_commands
+from app.cli import access_commands, gateway_commands, mcp, store_commands
 from app.cli.running import show_error as show_error
 
 application = typer.Typer(
@@ -33,7 +33,7 @@ def options(
 ) -> None:
     """Every tool call decided, dispatched once, and on a log that can be verified.
 
-    call, traces, trace, approvals, approve, deny, withdraw, resolve and servers ask a running gateway: the one at
+    call, traces, trace, approvals, approve, deny, withdraw, resolve, servers and mcp ask a running gateway: the one at
     TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420), with the key in TGA_API_KEY (default,
     on the same machine: the one in TGA_HOME/admin.key). All others work on the store itself, whether a gateway runs or
     not.
@@ -49,5 +49,6 @@ def options(
 gateway_commands.add_to(application)
 store_commands.add_to(application)
 access_commands.add_to(application)
+mcp.add_to(application)
 
 command = typer.main.get_command(application)

@@ -13,6 +13,7 @@ from app.connectors.registry import Registry
 from app.connectors.webhooks import Webhooks
 from app.domain.tga.ports import Clock
 from app.domain.tga.runtime import TgaRuntime
+from app.mcp_server.server import McpEndpoint
 from app.policy_file import PolicyFile
 from app.postgres.sequencer import Sequencer
 from app.postgres.sessions import Sessions
@@ -33,6 +34,7 @@ class Gateway:
     sequencer: Sequencer
     clock: Clock
     edge: Edge
+    mcp: McpEndpoint
 
 
 @dataclass(frozen=True, slots=True)

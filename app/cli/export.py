@@ -85,7 +85,7 @@ async def write_bundle(folder: Path, export: PostgresExport, wanted: Filter) -> 
     small |= {SCHEMAS + name: raw for name, raw in own_schemas().items()}
     for name, raw in small.items():
         _write_whole(folder / name, raw)
-        files[name] = FileFacts(hashlib.sha256(raw).hexdigest(), len(raw), raw.count(b"\n"))
+        files[name] = FileFacts.of(raw)
     manifest = Manifest(SystemClock().now(), head.origin, head.size, head.root, wanted, files)
     _write_whole(folder / MANIFEST, manifest.to_bytes())
     (folder / UNFINISHED).unlink()

@@ -73,15 +73,15 @@ _TRACE_ID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def _trace_id(text: str | None) -> str | None:
+def checked_trace_id(text: str | None) -> str | None:
     bare = None if text is None else text.removeprefix(f"{TRACE.name}:")
     if bare is not None and not _TRACE_ID.fullmatch(bare):
         raise typer.BadParameter("a trace id is a UUID of version 7, as `tga traces` shows it")
     return bare
 
 
-TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.", callback=_trace_id)]
-MaybeTrace = Annotated[str | None, typer.Argument(metavar="[ID]", help="One trace.", callback=_trace_id)]
+TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.", callback=checked_trace_id)]
+MaybeTrace = Annotated[str | None, typer.Argument(metavar="[ID]", help="One trace.", callback=checked_trace_id)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
 Rationale = Annotated[str | None, typer.Option("-r", "--rationale", help="Why; it goes on the record.")]

@@ -27,6 +27,7 @@ from app.core.digest import Digest
 from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import LOG_ROUND_MS, SWEEP_EVERY_MS
 from app.domain.system.policies import record_policy
+from app.mcp_server.server import PATH as MCP_PATH
 from app.settings import Settings
 
 output = Console(highlight=False, soft_wrap=True)
@@ -68,7 +69,8 @@ async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.F
         shown = f"[{host}]" if ":" in host else host
         listening.set_result(f"http://{shown}:{port}")
 
-    await serve_http(gateway.edge, host=settings.host, port=settings.port, on_ready=on_ready)
+    mounted = {MCP_PATH: gateway.mcp}
+    await serve_http(gateway.edge, host=settings.host, port=settings.port, on_ready=on_ready, mounted=mounted)
 
 
 async def _until_the_end(serving: asyncio.Task[None], greeting: asyncio.Task[None]) -> None:

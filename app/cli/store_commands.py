@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,11 +12,25 @@ from app.cli.context import Gateway
 from app.cli.db import load_database_status, migrate_database
 from app.cli.doctor import examine
 from app.cli.erasing import erase
+from app.cli.export import export_command
 from app.cli.init import write_config
+from app.cli.receipt import show_receipt
 from app.cli.recovery import recover
-from app.cli.running import AsJson, MaybeTrace, TraceArgument, Yes, context_of, refuse, run, run_in_gateway
+from app.cli.running import (
+    AsJson,
+    MaybeTrace,
+    TraceArgument,
+    Yes,
+    checked_trace_id,
+    context_of,
+    refuse,
+    run,
+    run_in_gateway,
+)
 from app.cli.showing import output
 from app.cli.verify import verify
+from app.cli.verify_bundle import verify_bundle_command
+from app.domain.log.bundle import Filter
 from app.domain.system.models import DEFAULT_TENANT
 
 database = typer.Typer(
@@ -26,6 +42,8 @@ def add_to(application: typer.Typer) -> None:
     application.command("serve")(serve_command)
     application.command("recover")(recover_command)
     application.command("verify")(verify_command)
+    application.command("export")(export_bundle_command)
+    application.command("receipt")(receipt_command)
     application.command("erase")(erase_command)
     application.command("init")(init_command)
     application.command("doctor")(doctor_command)
@@ -65,13 +83,70 @@ def recover_command(
 def verify_command(
     context: typer.Context,
     trace_id: MaybeTrace = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every stream of the ledger.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every stream, and the tree over them.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", help="An exported bundle; needs no database.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="PUB", help="The log's public key, or a file of such keys.")
+    ] = None,
+    head: Annotated[
+        list[Path] | None, typer.Option("--head", help="A tree head or receipt that was kept; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong."""
-    if (trace_id is None) != everything:
-        refuse("name one trace, or say --all")
-    run(verify(context_of(context).settings, trace_id, as_json=as_json))
+    """Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong.
+
+    With --all the tree is compared with every signed head that is stored, that the signer remembers and that --head
+    names: a truncated, deleted, changed, forked or restored log is told apart, and since when it cannot be trusted.
+    With --file an exported bundle is judged by --key alone.
+    """
+    heads = head or []
+    if (trace_id is not None) + everything + (file is not None) != 1:
+        refuse("name one trace, or say --all, or --file")
+    if file is not None:
+        if key is None:
+            refuse("--file needs --key: the log's public key, from somewhere else than the bundle")
+        run(verify_bundle_command(file, key, heads=heads, as_json=as_json))
+    if not everything and (heads or key is not None):
+        refuse("--head and --key go with --all or --file")
+    run(verify(context_of(context).settings, trace_id, as_json=as_json, heads=heads, key=key))
+
+
+def _moment(text: str | None) -> str | None:
+    """An RFC 3339 time or a date as entries write times: UTC, with milliseconds."""
+    if text is None:
+        return None
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter("a time is written like 2026-11-16 or 2026-11-16T12:00:00Z") from None
+    at = read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def export_bundle_command(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the bundle.")],
+    since: Annotated[
+        str | None, typer.Option(help="Only traces that began then or later.", metavar="TIME", callback=_moment)
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Only traces that began before.", metavar="TIME", callback=_moment)
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's traces.")] = None,
+    trace_id: Annotated[
+        str | None, typer.Option("--trace", metavar="ID", help="Only this trace.", callback=checked_trace_id)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish an export that was interrupted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a bundle of the ledger that anyone can verify offline: entries, artifacts, proofs, heads, keys, schemas."""
+    wanted = Filter(since=since, until=until, tenant=tenant, trace_id=trace_id)
+    run(export_command(context_of(context).settings, folder, wanted=wanted, resume=resume, as_json=as_json))
+
+
+def receipt_command(context: typer.Context, trace_id: TraceArgument) -> None:
+    """Print the proof that a trace's last entry is in the log, with the signed tree head. Keep it elsewhere."""
+    run(show_receipt(context_of(context).settings, trace_id))
 
 
 def erase_command(

@@ -32,8 +32,12 @@ from app.core.limits import (
     CREDENTIAL_BYTES_MAX,
     CREDENTIALS_PER_SERVER_MAX,
     LOG_ORIGIN_CHARS_MAX,
+    MCP_ALLOWED_MAX,
     MCP_COMMAND_WORDS_MAX,
     MCP_ENVIRONMENT_MAX,
+    MCP_HOLD_MS,
+    MCP_HOLD_MS_MAX,
+    MCP_TASK_AFTER_MS,
     NAME_CHARS_MAX,
     POINTER_CHARS_MAX,
     SECRET_ARGUMENTS_MAX,
@@ -194,6 +198,8 @@ Claim = Annotated[str, StringConstraints(min_length=1, max_length=NAME_CHARS_MAX
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX)]
 # What C2SP admits in the name of a key, kept to printable ASCII.
 Origin = Annotated[str, StringConstraints(pattern=r"^[!-*,-~]+$", max_length=LOG_ORIGIN_CHARS_MAX)]
+HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+$", max_length=253)]
+PageOrigin = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*://[^/?#@ ]+$", max_length=URL_CHARS_MAX)]
 Limit = Annotated[int, Field(ge=1, le=CONFIGURED_LIMIT_MAX)]
 
 
@@ -315,6 +321,18 @@ class LogConfig(_Table):
     origin: Origin | None = None
 
 
+class McpConfig(_Table):
+    """`[mcp]`: the gateway as an MCP server. `hold_ms`: how long a call is held for a client that does not take tasks.
+    `task_after_ms`: after how long a call becomes a task for one that does; one that waits for a person does at once.
+    `allowed_hosts`: names under which it is reached, beside localhost and addresses. `allowed_origins`: web pages that
+    may ask, beside those of this machine."""
+
+    hold_ms: Annotated[int, Field(ge=0, le=MCP_HOLD_MS_MAX)] = MCP_HOLD_MS
+    task_after_ms: Annotated[int, Field(ge=0, le=MCP_HOLD_MS_MAX)] = MCP_TASK_AFTER_MS
+    allowed_hosts: Annotated[list[HostName], Field(max_length=MCP_ALLOWED_MAX)] = []
+    allowed_origins: Annotated[list[PageOrigin], Field(max_length=MCP_ALLOWED_MAX)] = []
+
+
 class Config(_Table):
     """All of `tga.toml`, checked. Paths in it are complete."""
 
@@ -325,6 +343,7 @@ class Config(_Table):
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
+    mcp: McpConfig = McpConfig()
     _path: Path = PrivateAttr(default=Path("tga.toml"))
 
     def model_post_init(self, context: Any) -> None:

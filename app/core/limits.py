@@ -192,6 +192,7 @@ RECEIPT_POLL_MS: Final = 50
 # to a re-issue; how long it may take a client's system to say that the answer arrived.
 MCP_HOLD_MS: Final = 50_000
 MCP_HOLD_MS_MAX: Final = 600_000
+MCP_TASK_AFTER_MS: Final = 10_000
 MCP_REISSUE_WINDOW_MS: Final = 900_000
 MCP_DELIVERY_WAIT_MS: Final = 10_000
 MCP_STREAM_AFTER_MS: Final = 5_000

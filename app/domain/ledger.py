@@ -71,7 +71,8 @@ class Plan:
 
     def size_bytes(self) -> int:
         checkpoint = 0 if self.checkpoint is None else len(self.checkpoint.state)
-        return checkpoint + sum(len(planned.entry) + len(planned.artifact) for planned in self.entries)
+        sealed = 0 if self.sealed is None else len(self.sealed.salt) + len(self.sealed.values)
+        return checkpoint + sealed + sum(len(planned.entry) + len(planned.artifact) for planned in self.entries)
 
 
 class Ledger(Protocol):

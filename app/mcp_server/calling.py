@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
+import orjson
 from pydantic import ConfigDict, Field
 
 from app.api.access import require
@@ -78,8 +79,9 @@ class Called:
 
 
 class Calling:
-    def __init__(self, edge: Edge, intents: Intents, *, hold_ms: int) -> None:
+    def __init__(self, edge: Edge, intents: Intents, *, hold_ms: int, task_after_ms: int) -> None:
         self._edge = edge
+        self._task_after_ms = task_after_ms
         self._intents = intents
         self._hold_ms = hold_ms
         self._in_flight_max = {info.server_id: info.max_in_flight for info in edge.registry.servers()}
@@ -118,12 +120,13 @@ class Calling:
         return finished({"content": [text], "structuredContent": answer, "isError": False}, asked.client)
 
     async def _called(self, asked: Asked, tool: Tool, arguments: dict[str, Any], meta: _Meta) -> Called:
-        deadline = asyncio.get_running_loop().time() + self._hold_ms / 1000
+        hold_ms = self._task_after_ms if asked.client.takes_tasks else self._hold_ms
+        deadline = asyncio.get_running_loop().time() + hold_ms / 1000
         intent: Intent | None = None
         try:
-            # Before anything is remembered of it: a call that does not fit is none.
-            self._edge.registry.verify_arguments(tool, arguments)
             if meta.key is None and tool.tool_class == "write":
+                # Before anything is remembered of it: a call that does not fit is none.
+                self._edge.registry.verify_arguments(tool, arguments)
                 proposed = meta.proposed_key or self._edge.clock.new_id()
                 intent = await self._begun(asked, tool, arguments, proposed)
             return await self._answered(asked, tool, arguments, meta, intent, deadline)
@@ -138,9 +141,7 @@ class Calling:
             raise
 
     async def _begun(self, asked: Asked, tool: Tool, arguments: dict[str, Any], proposed: str) -> Intent:
-        awaited = begin(
-            self._intents, asked.principal, tool, arguments, proposed_key=proposed, wait_ms=self._hold_ms
-        )
+        awaited = begin(self._intents, asked.principal, tool, arguments, proposed_key=proposed, wait_ms=self._hold_ms)
         try:
             return await self._edge.handover.wait(awaited)
         except HandedOver:
@@ -279,6 +280,4 @@ def _traceparent(asked: Asked) -> str | None:
 
 
 def _indented(answer: dict[str, Any]) -> str:
-    import orjson
-
     return orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode()

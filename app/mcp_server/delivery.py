@@ -1,8 +1,8 @@
 """Whether an answer arrived: not that it was written, but that the other side's system has acknowledged every byte.
 
-Written is not arrived: a connection may be dead for minutes before this side hears of it, and a client that has lost its
-network comes back over another one. What a proxy acknowledges in the client's place, and what the client's own program
-does with the bytes, cannot be seen from here.
+Written is not arrived: a connection may be dead for minutes before this side hears of it, and a client that has lost
+its network comes back over another one. What a proxy acknowledges in the client's place, and what the client's own
+program does with the bytes, cannot be seen from here.
 """
 
 from __future__ import annotations

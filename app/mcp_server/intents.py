@@ -1,8 +1,8 @@
 """Keys for calls that come without one: the re-issue of a call whose answer did not arrive gets the key of that call,
 every other call a new one. docs/mcp.md says what is recognised, and why.
 
-Two equal calls of one principal are told apart when the fate of the first is known, and the second waits until then: its
-answer arrived, so the second is another call; or its connection broke, so the second is the same call again.
+Two equal calls of one principal are told apart when the fate of the first is known, and the second waits until then:
+its answer arrived, so the second is another call; or its connection broke, so the second is the same call again.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
 
 A name that does not fit `^[a-zA-Z0-9_-]{1,64}$`, or that could be read as another tool's (the server has `__` in its
 name or ends in `_`, or the tool begins with `_`), gets a short form: what fits of it, `_`, and 10 hex digits of a
-SHA-256 over the exact pair. So does one that ends like a short form. Two tools never share a name: the first kind can be
-split in one way only, the second differs in its digits, and neither looks like the other; should two digits agree all
-the same, the later one in the order of the exact names is left out.
+SHA-256 over the exact pair. So does one that ends like a short form. Two tools never share a name: the first kind can
+be split in one way only, the second differs in its digits, and neither looks like the other; should two digits agree
+all the same, the later one in the order of the exact names is left out.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ def _of_success(output: Output | None, tool: Tool | None, trace_id: str) -> dict
         return {"content": [_text(_json(value))], "structuredContent": structured, "isError": False}
     if isinstance(output, DigestOutput):
         said = (
-            f"The call was executed. Its answer ({output.size_bytes} bytes, sha256 {output.sha256}) is larger than what "
-            f"is kept and cannot be shown. Do not repeat the call for it.\nTrace: {trace_id}"
+            f"The call was executed. Its answer ({output.size_bytes} bytes, sha256 {output.sha256}) is larger than "
+            f"what is kept and cannot be shown. Do not repeat the call for it.\nTrace: {trace_id}"
         )
         # Who was promised a structure and gets none must not take the text for it.
         is_promised = isinstance(tool, McpTool) and "outputSchema" in tool.listed

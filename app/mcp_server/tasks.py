@@ -7,6 +7,7 @@ Two protocols: the extension io.modelcontextprotocol/tasks of 2026-07-28, and th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from typing import Any, Final
 
@@ -79,10 +80,9 @@ class Tasks:
             raise RpcError(INVALID_PARAMS, "the task is over; it cannot be cancelled")
         is_told = False
         if stored.waiting == "supervisor":
-            try:
+            # If somebody was faster, what became of it is what the task says.
+            with contextlib.suppress(AlreadyDecided, ApprovalExpired, ConcurrentExecution):
                 await self._edge.runtime.withdraw(trace_id, principal, rationale="cancelled by its caller over MCP")
-            except (AlreadyDecided, ApprovalExpired, ConcurrentExecution):
-                pass  # somebody was faster; what became of it is what the task says
         elif stored.state.state not in TRACE.terminal_states:
             is_told = self._edge.registry.cancel(trace_id)
         now = _task(await self._edge.traces.load_trace(trace_id), client)
@@ -165,10 +165,8 @@ class Tasks:
         if _status(stored, client) == "cancelled":
             raise RpcError(-32000, "the task was cancelled", data={"trace_id": request.trace_id}, status=200)
         tool: Tool | None = None
-        try:
+        with contextlib.suppress(ToolNotFound):  # its recorded answer is enough
             tool = self._edge.registry.resolve(request.server_id, request.tool_name)
-        except ToolNotFound:
-            pass  # its recorded answer is enough
         result = result_of(_answer(stored), tool, client, request.idempotency_key)
         return finished(result, client, trace_id=request.trace_id, key=request.idempotency_key)
 

@@ -70,6 +70,10 @@ class Toolbox:
             page |= {"resultType": "complete", "ttlMs": MCP_LIST_TTL_MS, "cacheScope": "private"}
         return page
 
+    def identities(self) -> frozenset[tuple[str, str]]:
+        """Enough to notice that a tool came, went or changed."""
+        return frozenset((name, tool.definition_digest) for name, tool in self._named().items())
+
     def _named(self) -> Mapping[str, Tool]:
         if not may(self.principal, "call"):
             return {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app.domain.log.bundle import MANIFEST
+from app.domain.log.bundle import MANIFEST, FileFacts
 
 Line = dict[str, Any]
 
@@ -26,9 +26,7 @@ def refit(folder: Path, *names: str) -> None:
     """The manifest says of these files what they are."""
     manifest = json.loads((folder / MANIFEST).read_text())
     for name in names:
-        raw = (folder / name).read_bytes()
-        facts = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw), "lines": raw.count(b"\n")}
-        manifest["files"][name] = facts
+        manifest["files"][name] = asdict(FileFacts.of((folder / name).read_bytes()))
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 

@@ -24,8 +24,7 @@ Verify = Callable[..., "subprocess.CompletedProcess[str]"]
 def go_verify(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Verify:
     """The program of tools/go, built once; compiled packages are kept between runs of the tests."""
     program = tmp_path_factory.mktemp("go") / "verify"
-    cache = request.config.cache
-    kept = tmp_path_factory.mktemp("go-cache") if cache is None else cache.mkdir("go")
+    kept = request.config.cache.mkdir("go")
     built = subprocess.run([sys.executable, BUILD, program, kept], capture_output=True, text=True, check=False)
     if built.returncode == 3:
         pytest.skip(f"Go does not run here: {built.stdout.strip()}")

@@ -70,7 +70,7 @@ async def test_a_changed_entry_is_found_and_named(
 ) -> None:
     stream = f"trace:{trace_id(13)}"
     await attacker.execute(
-        "UPDATE tga.entries SET entry = convert_to(replace(convert_from(entry, 'UTF8'), '2026-01-01', '2025-01-01'), 'UTF8')"
+        "UPDATE tga.entries SET entry = convert_to(replace(convert_from(entry, 'UTF8'), '-01T', '-02T'), 'UTF8')"
         " WHERE stream = $1 AND sequence_number = 1",
         stream,
     )
@@ -117,8 +117,8 @@ async def test_a_truncated_tail_is_found(
 ) -> None:
     cut = heads[1].head.size - 3
     await attacker.execute(
-        "DELETE FROM tga.entries e USING tga.leaves l WHERE (e.stream, e.sequence_number) = (l.stream, l.sequence_number)"
-        " AND l.leaf_index >= $1",
+        "DELETE FROM tga.entries e USING tga.leaves l"
+        " WHERE (e.stream, e.sequence_number) = (l.stream, l.sequence_number) AND l.leaf_index >= $1",
         cut,
     )
     if with_leaves:

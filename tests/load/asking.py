@@ -19,6 +19,7 @@ _EFFECT: Final = b'"tool_effect":'
 _LATER_CODES: Final = frozenset({"CALL_IN_FLIGHT", "STATE_CONCURRENT_EXECUTION"})
 _LATER_STATUSES: Final = frozenset({429, 503})
 _ANSWER_WITHIN_S: Final = 60
+_BEATS: Final = aiohttp.ClientTimeout(total=None, sock_read=40)  # a stream that is quiet beats every 15 s
 
 
 @dataclass(slots=True)
@@ -155,7 +156,8 @@ class Client:
             seen = Seen(self.name, "follow", time.monotonic(), 0, trace_id=trace_id)
             headers = {**self._headers, **({"Last-Event-ID": str(last)} if last else {})}
             try:
-                async with self._http.get(f"{self._url}/v1/traces/{trace_id}/events", headers=headers) as answer:
+                path = f"/v1/traces/{trace_id}/events"
+                async with self._http.get(self._url + path, headers=headers, timeout=_BEATS) as answer:
                     seen.status = answer.status
                     if answer.status >= 400:
                         _judge_refusal(seen, answer.content_type, await answer.read())

@@ -16,8 +16,8 @@ from tests.load.world import Life, World
 
 # A request that was on its way when the gateway went, or came before it was back.
 _AROUND_KILLS_S: Final = 0.25
-WARM_UP_S: Final = 8.0
-LONG_LIFE_S: Final = 16.0
+WARM_UP_S: Final = 6.0
+LONG_LIFE_S: Final = 14.0
 GROWTH_MB_MAX: Final = 12.0
 FINDINGS_SHOWN: Final = 40
 FINDING_CHARS_SHOWN: Final = 2_000

@@ -98,7 +98,7 @@ def _kill_again_and_again(world: World, scale: Scale, rng: random.Random, stop_s
     long_at_s = began_s + min(scale.long_every_s, scale.seconds) - scale.long_life_s
     ends = cycle([*[signal.SIGKILL] * 4, signal.SIGTERM])
     while (now := time.monotonic()) < stop_s:
-        if now >= long_at_s:
+        if now + scale.life_s[1] >= long_at_s:
             life_s = scale.long_life_s
             long_at_s += scale.long_every_s
         else:

@@ -19,7 +19,7 @@ from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
-from tests.conftest import Admin
+from tests.conftest import Admin, Server
 from tests.log.auditor import published_notes, verify_log
 from tests.log.conftest import Processes, append, caught_up, sequencing
 from tests.log.process import BOUNDARIES
@@ -56,6 +56,7 @@ async def standing(admin: Admin, signer: LogSigner) -> tuple[int, int, int, int]
 async def test_a_death_at_any_boundary_is_finished_by_the_next(
     boundary: str,
     is_first: bool,
+    server: Server,
     database: Database,
     ledger: PostgresLedger,
     sessions: Sessions,
@@ -63,6 +64,8 @@ async def test_a_death_at_any_boundary_is_finished_by_the_next(
     admin: Admin,
     processes: Processes,
 ) -> None:
+    if is_first and server.name == "system":
+        pytest.skip("the other server is enough for this: it is the signer's memory that differs")
     if not is_first:
         await append(ledger, 10)
         async with sequencing(database, signer):

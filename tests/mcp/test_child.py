@@ -28,14 +28,23 @@ HAS_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {S
 async def started(program: str, processes: int) -> tuple[Child, list[int]]:
     child = await Child.start([sys.executable, "-c", program], environment={}, folder=Path("/"), inherit=os.environ)
     await until(lambda: len(descendants(child.pid)) == processes)
+    await asyncio.sleep(0.3)  # until the last of them has begun
     return child, [child.pid, *descendants(child.pid)]
 
 
 @pytest.mark.parametrize(("program", "processes"), [(LEAVES, 1), (STAYS, 1), (HAS_CHILD, 2)])
 async def test_nothing_is_left_after_a_stop(program: str, processes: int) -> None:
     child, pids = await started(program, processes)
-    await asyncio.sleep(0.2)  # until the program has begun
     await child.stop()
+    await until(lambda: not any(map(is_alive, pids)))
+
+
+async def test_a_server_that_does_not_leave_is_asked_before_it_is_killed(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    program = f"import signal, time; signal.signal(15, lambda *_: open({str(asked)!r}, 'w')); time.sleep(600)"
+    child, pids = await started(program, 1)
+    await child.stop()
+    assert asked.exists()
     await until(lambda: not any(map(is_alive, pids)))
 
 

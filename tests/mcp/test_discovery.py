@@ -11,10 +11,11 @@ import pytest
 
 from app.config import ServerConfig
 from app.connectors.mcp_discovery import McpTool, discover
-from app.connectors.mcp_session import Listing
+from app.connectors.mcp_session import Listing, Session
+from app.connectors.mcp_wire import Message, Outgoing, Reply
 from app.connectors.registry import Registry
 from app.core.errors import ArgumentsInvalid, ToolNotFound
-from app.core.limits import MCP_PROBLEMS_MAX, MCP_TOOLS_MAX
+from app.core.limits import MCP_PAGES_MAX, MCP_PROBLEMS_MAX
 from app.domain.tga.ports import Tool
 from tests.connectors.servers import until
 from tests.mcp.standing import scripted, standing, structured
@@ -226,13 +227,28 @@ async def test_all_pages_are_read(tmp_path: Path) -> None:
         await until(lambda: len(world.registry.tools()) == 8)
 
 
-async def test_no_more_tools_are_taken_than_the_bound(tmp_path: Path) -> None:
-    pages = [tool(f"t{n}") for n in range(MCP_TOOLS_MAX)]
+class Lists:
+    """A link to a server that lists so many tools on so many pages."""
 
-    async with standing(tmp_path, scripted(tmp_path)) as world:
-        await world.call({"list": pages}, "echo", timeout_ms=10_000)
-        await until(lambda: "pages" in "".join(world.connection().problems))
-        assert len(world.registry.tools()) <= MCP_TOOLS_MAX
+    def __init__(self, tools_per_page: int, pages: int) -> None:
+        self.tools_per_page, self.pages, self.asked = tools_per_page, pages, 0
+
+    async def request(self, outgoing: Outgoing, *, timeout_s: float | None) -> Reply:
+        self.asked += 1
+        listed = [tool(f"t{self.asked}-{n}") for n in range(self.tools_per_page)]
+        more = {"nextCursor": "more"} if self.asked < self.pages else {}
+        return Reply(Message({"id": outgoing.request_id, "result": {"tools": listed, **more}}))
+
+
+@pytest.mark.parametrize(
+    ("tools_per_page", "pages", "kept"), [(600, 1, 512), (100, 1000, 512), (1, 1000, 64), (1, 3, 3)]
+)
+async def test_a_list_without_an_end_is_read_to_its_bound(tools_per_page: int, pages: int, kept: int) -> None:
+    link = Lists(tools_per_page, pages)
+    listing = await Session(link, "2025-11-25", {}, None).list_tools()  # type: ignore[arg-type]
+    assert len(listing.tools) == kept
+    assert link.asked <= MCP_PAGES_MAX
+    assert ("left out" in "".join(listing.problems)) == (kept < tools_per_page * pages)
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
@@ -267,5 +283,5 @@ async def test_a_tool_that_is_gone_is_not_found_any_more(tmp_path: Path) -> None
 async def test_tools_stay_known_while_the_server_is_away(tmp_path: Path) -> None:
     async with standing(tmp_path, scripted(tmp_path)) as world:
         await world.call({"die": 1})
-        assert world.registry.resolve("it", "does")
+        assert world.registry.resolve("it", "does").tool_name == "does"
         assert structured(await world.call("echo")) == {"steps": ["echo"]}

@@ -8,6 +8,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ def test_killed_in_the_middle_of_calls_it_sends_again_or_holds_as_it_was_told(wo
     world.start()
     for real in reals:
         again, hold = traces[real.name, "again"], traces[real.name, "hold"]
-        wait_for(lambda again=again: state_of(world, again)["state"] == "COMPLETED")
-        wait_for(lambda hold=hold: state_of(world, hold)["waiting"] == "operator")
+        wait_for(partial(_is, world, again, "state", "COMPLETED"))
+        wait_for(partial(_is, world, hold, "waiting", "operator"))
         _assert_promises(real, tmp_path)
         # A repeat of the caller's changes nothing: the recorded answer, and no send.
         assert call(world, real.name, *real.write, "again-1")["replayed"] is True
@@ -87,6 +88,10 @@ def test_killed_in_the_middle_of_calls_it_sends_again_or_holds_as_it_was_told(wo
         assert state_of(world, hold)["state"] == "FAILED"
         _assert_promises(real, tmp_path)
     assert world.stop() == 0
+
+
+def _is(world: World, trace_id: str, field: str, value: str) -> bool:
+    return bool(state_of(world, trace_id)[field] == value)
 
 
 def _assert_promises(real: Real, folder: Path) -> None:
@@ -126,10 +131,10 @@ def test_a_child_that_dies_in_a_call_is_started_again_and_the_call_is_sent_again
     world: World, tmp_path: Path
 ) -> None:
     marker = tmp_path / "died"
-    world.config.write_text(scripted(tmp_path))
+    world.config.write_text(scripted(tmp_path).replace("servers.it", "servers.mortal"))
     world.start()
     try:
-        answer = call(world, "it", "does", {"steps": [{"die_once": str(marker)}, "echo"]}, "d-1")
+        answer = call(world, "mortal", "does", {"steps": [{"die_once": str(marker)}, "echo"]}, "d-1")
         assert answer["state"] == "COMPLETED"
         assert [attempt["result"] for attempt in answer["tool_effect"]["attempts"]] == ["disconnected", "answered"]
         lines = (tmp_path / "book.jsonl").read_text().splitlines()

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,31 @@ async def test_over_http_it_is_called_killed_in_a_call_and_found_again(tmp_path:
                 await asyncio.sleep(0.5)  # as the runtime does between attempts
                 answer = await world.dispatch("it", "echo", {"message": "again"}, timeout_ms=20_000)
             assert value_of(answer)["content"][0]["text"] == "Echo: again"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize("version", ["2026-07-28", "2025-11-25"])
+async def test_a_server_of_the_official_package_is_spoken_to_in_both_protocols(tmp_path: Path, version: str) -> None:
+    port = free_port()
+    program = Path(__file__).parent / "official_server.py"
+    server = subprocess.Popen([sys.executable, str(program), str(port)], stderr=subprocess.DEVNULL)
+    config = (
+        f'[servers.it]\ntransport = "mcp-http"\nurl = "http://127.0.0.1:{port}/mcp"\nprotocol_version = "{version}"\n'
+    )
+    try:
+        async with standing(tmp_path, config) as world:
+            await _connected(world, "it")
+            assert world.connection("it").protocol_version == version
+            value = value_of(await world.dispatch("it", "add", {"a": 2, "b": 3}))
+            assert value["structuredContent"] == {"result": 5}
+            failed = await world.dispatch("it", "add", {"a": "x"})
+            assert isinstance(failed, Answered)
+            assert failed.outcome == "FAILURE"
+            await asyncio.sleep(0.5)  # until it is listened to
+            await world.dispatch("it", "grow", {})
+            await until(lambda: "grown" in {tool.tool_name for tool in world.registry.tools()})
     finally:
         server.kill()
         server.wait()

@@ -14,6 +14,8 @@ missing payload may be so new that no head covers it.
 
 from __future__ import annotations
 
+import builtins
+import hashlib
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
@@ -130,9 +132,16 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
+    """What the manifest says of a file. A last line without its newline counts as one."""
+
     sha256: str
     bytes: int
     lines: int
+
+    @classmethod
+    def of(cls, raw: builtins.bytes) -> FileFacts:
+        lines = raw.count(b"\n") + (raw != b"" and not raw.endswith(b"\n"))
+        return cls(hashlib.sha256(raw).hexdigest(), len(raw), lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
-from app.core.errors import BundleInvalid, LogForked, NoteInvalid, ProofInvalid, SequenceGap, TgaError
+from app.core.canonical import parse_object
+from app.core.errors import (
+    BundleInvalid,
+    InputMalformed,
+    InputTooLarge,
+    LogForked,
+    NoteInvalid,
+    ProofInvalid,
+    SequenceGap,
+    TgaError,
+)
 from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX
 from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
@@ -57,6 +68,7 @@ class _Verification:
     judge: StreamJudge
     held: dict[int, TreeHead]
     frontier: Frontier = field(default_factory=Frontier)
+    heads_right: int = 0
     is_tree_known: bool = True
     last_matching_size: int = 0
     last_index: int = -1
@@ -109,9 +121,13 @@ def _verify_small_files(walk: _Verification, schemas: Mapping[str, bytes]) -> It
             continue
         try:
             raw = walk.files.read(name, bytes_max=BUNDLE_MANIFEST_BYTES_MAX)
-            found = FileFacts(hashlib.sha256(raw).hexdigest(), len(raw), raw.count(b"\n"))
+            found = FileFacts.of(raw)
             if found != facts:
                 raise BundleInvalid(f"{name} is not the file that was exported", expected=facts, found=found)
+            parse_object(raw)
+        except (InputMalformed, InputTooLarge) as error:
+            yield BundleInvalid(f"{name} cannot be read: {error.what}", found=error.found)
+            continue
         except TgaError as error:
             yield error
             continue
@@ -190,6 +206,7 @@ def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
                 )
             yield from _verify_kept(walk, head.size, head.root)
             last = head
+            walk.heads_right += 1
         tree = (walk.manifest.tree_size, walk.manifest.tree_root)
         if last is None or (last.size, last.root) != tree:
             raise BundleInvalid("the last head is not the bundle's tree", expected=tree[0], found=last and last.size)
@@ -210,15 +227,15 @@ def _is_signed(walk: _Verification, note: str) -> bool:
 
 def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
     """Every line: its place in the tree, then its place in its stream."""
-    heads = _heads(walk.files.lines(HEADS)) if walk.manifest.complete else iter(())
-    next_head = _next(heads)
+    heads = islice(_heads(walk.files.lines(HEADS)), walk.heads_right if walk.manifest.complete else 0)
+    next_head = next(heads, None)
     try:
         for raw in _lines(walk, ENTRIES):
             line = EntryLine.from_line(raw)
             yield from _verify_leaf(walk, line)
             while next_head is not None and next_head[1].size <= walk.frontier.size:
                 yield from _verify_root(walk, next_head[1])
-                next_head = _next(heads)
+                next_head = next(heads, None)
             if walk.is_tree_known and walk.frontier.size in walk.held:
                 yield from _verify_kept(walk, walk.frontier.size, walk.frontier.root())
             yield from walk.judge.judge(line)
@@ -229,13 +246,6 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
         yield SequenceGap(
             "the bundle ends before its tree does", expected=walk.manifest.tree_size, found=walk.frontier.size
         )
-
-
-def _next(heads: Iterator[tuple[HeadLine, TreeHead]]) -> tuple[HeadLine, TreeHead] | None:
-    try:
-        return next(heads, None)
-    except TgaError:  # it was found when the heads were read
-        return None
 
 
 def _verify_leaf(walk: _Verification, line: EntryLine) -> Iterator[TgaError]:

@@ -48,9 +48,9 @@ BEGIN
     END IF;
     IF found_intent.idempotency_key = proposed_key THEN
         verdict := 'again';  -- who proposes the same key says itself that it is the same call
-    ELSIF found_intent.holder IS NOT NULL
-        AND CASE WHEN found_intent.holder = executor THEN is_held_here
-                 ELSE NOT pg_try_advisory_xact_lock_shared(executor_lock_key(found_intent.holder)) END
+    ELSIF found_intent.holder = executor AND is_held_here
+        OR found_intent.holder <> executor
+           AND NOT pg_try_advisory_xact_lock_shared(executor_lock_key(found_intent.holder))
     THEN
         verdict := 'busy';
         used_key := found_intent.idempotency_key;

@@ -1,0 +1,36 @@
+"""`tga receipt`: proof that a trace's last entry is in the log, as text that any C2SP verifier reads."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from app.core.errors import NotYetLogged, TraceNotFound
+from app.core.limits import RECEIPT_POLL_MS, RECEIPT_WAIT_MS
+from app.core.note import TlogProof
+from app.domain.tga.transitions import TRACE
+from app.postgres.database import open_database
+from app.postgres.sessions import Sessions
+from app.postgres.tree import PostgresTree
+from app.settings import Settings
+
+
+async def show_receipt(settings: Settings, trace_id: str) -> bool:
+    """Print the receipt, from the store itself. Keep it elsewhere: its head shows later what became of the log."""
+    stream = TRACE.stream(trace_id)
+    async with (
+        open_database(settings.home, settings.database_url) as database,
+        await Sessions.open(database.gateway_url, sessions_max=1) as sessions,
+    ):
+        tree = PostgresTree(sessions)
+        last = await tree.last_sequence_number(stream)
+        if last is None:
+            raise TraceNotFound("nothing is stored about it", stream=stream)
+        for _ in range(RECEIPT_WAIT_MS // RECEIPT_POLL_MS):
+            place = await tree.place_of(stream, last)
+            if place is not None:
+                hashes = await tree.inclusion_proof(place.index, place.signed.head.size)
+                sys.stdout.write(TlogProof(place.index, hashes, place.signed.note).to_text())
+                return True
+            await asyncio.sleep(RECEIPT_POLL_MS / 1000)
+    raise NotYetLogged("no signed head covers the trace's last entry yet", stream=stream)

@@ -1,0 +1,275 @@
+"""Whatever is changed in a bundle, with its manifest made to fit, is found; and both verifiers say the same of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from app.core.canonical import canonical_bytes
+from app.core.digest import digest_of_bytes
+from app.domain.log.bundle import ENTRIES, HEADS, KEYS, Filter
+from tests.export.changing import change_line, change_manifest, lines_of, refit, write_lines
+from tests.export.world import Finding, Verdict, World, copied, judge, judge_alone, small_ledger
+from tests.traces import trace_id
+
+Change = Callable[[Path], None]
+OTHER_ROOT = f"\n{'A' * 43}=\n"
+
+
+def _edited(text: str, **fields: Any) -> str:
+    return canonical_bytes({**json.loads(text), **fields}).decode()
+
+
+def _place(folder: Path, artifact_type: str, *, skip: int = 0) -> int:
+    """The line of the n-th entry that commits to such an artifact and has it."""
+    wanted = f'"artifact_type":"{artifact_type}"'
+    found = [i for i, line in enumerate(lines_of(folder, ENTRIES)) if wanted in line["entry"] and line["artifact"]]
+    return found[skip]
+
+
+def edit_entry(artifact_type: str, **fields: Any) -> Change:
+    return lambda folder: void(_edit(folder, _place(folder, artifact_type), "entry", fields))
+
+
+def edit_artifact(artifact_type: str, **fields: Any) -> Change:
+    """The entry is made to commit to it: only what the artifact says is wrong, and the tree."""
+
+    def change(folder: Path) -> None:
+        place = _place(folder, artifact_type)
+        line = _edit(folder, place, "artifact", fields)
+        digest = digest_of_bytes(line["artifact"].encode())
+        _edit(folder, place, "entry", {"artifact_digest": digest})
+
+    return change
+
+
+def _edit(folder: Path, place: int, field: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return change_line(folder, ENTRIES, place, lambda line: _edited(line[field], **fields), field=field)
+
+
+def change_lines(name: str, change: Callable[[list[dict[str, Any]]], object]) -> Change:
+    def changed(folder: Path) -> None:
+        lines = lines_of(folder, name)
+        change(lines)
+        write_lines(folder, name, lines)
+
+    return changed
+
+
+def set_field(name: str, place: int, field: str, value: Any) -> Change:
+    return lambda folder: void(change_line(folder, name, place, lambda _: value, field=field))
+
+
+def void(_: object) -> None:
+    return None
+
+
+def replace_text(name: str, old: str, new: str) -> Change:
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+        refit(folder, name)
+
+    return change
+
+
+def _swap(lines: list[dict[str, Any]]) -> None:
+    lines[4], lines[5] = lines[5], lines[4]
+
+
+def _erase_without_saying(folder: Path) -> None:
+    stream = lines_of(folder, ENTRIES)[_place(folder, "tool_effect")]["stream"]
+    lines = lines_of(folder, ENTRIES)
+    for line in lines:
+        if line["stream"] == stream:
+            line["artifact"] = None
+    write_lines(folder, ENTRIES, lines)
+
+
+# By name: what is done to a complete bundle, and the codes that are found.
+COMPLETE: dict[str, tuple[Change, set[str]]] = {
+    "entry_changed": (
+        edit_entry("tool_call", recorded_at="2026-01-01T00:00:09.000Z"),
+        {"PROOF_INVALID", "STATE_CHECKSUM_MISMATCH"},
+    ),
+    "entry_not_canonical": (
+        lambda folder: void(change_line(folder, ENTRIES, 5, lambda line: line["entry"] + " ", field="entry")),
+        {"SCHEMA_VIOLATION", "PROOF_INVALID"},
+    ),
+    "entry_repeats_a_key": (
+        lambda folder: void(
+            change_line(folder, ENTRIES, 5, lambda line: '{"a":1,"a":1,' + line["entry"][1:], field="entry")
+        ),
+        {"INPUT_MALFORMED", "PROOF_INVALID"},
+    ),
+    "entry_with_an_unsafe_number": (
+        edit_entry("tool_call", sequence_number=0),
+        {"SCHEMA_VIOLATION", "PROOF_INVALID"},
+    ),
+    "entry_of_another_stream": (
+        edit_entry("tool_call", trace_id="01980000-0000-7000-8000-000000000000"),
+        {"SCHEMA_VIOLATION", "PROOF_INVALID"},
+    ),
+    "entry_skips_a_number": (edit_entry("tool_call", sequence_number=7), {"STATE_SEQUENCE_GAP", "PROOF_INVALID"}),
+    "entry_links_elsewhere": (
+        edit_entry("tool_call", prev_entry_digest="ab" * 32),
+        {"STATE_CHECKSUM_MISMATCH", "PROOF_INVALID"},
+    ),
+    "entry_takes_another_transition": (
+        edit_entry("tool_call", to_state="COMPLETED"),
+        {"STATE_INVALID_TRANSITION", "PROOF_INVALID"},
+    ),
+    "artifact_changed": (
+        lambda folder: void(_edit(folder, _place(folder, "tool_effect"), "artifact", {"outcome": "FAILURE"})),
+        {"STATE_CHECKSUM_MISMATCH"},
+    ),
+    "artifact_of_another_call": (
+        edit_artifact("tool_call", arguments={"title": "another"}),
+        {"STATE_CHECKSUM_MISMATCH", "PROOF_INVALID"},
+    ),
+    "artifact_bound_elsewhere": (
+        edit_artifact("tool_effect", tool_call_digest="cd" * 32),
+        {"STATE_CHECKSUM_MISMATCH", "PROOF_INVALID"},
+    ),
+    "artifact_does_not_fit_its_schema": (
+        edit_artifact("tool_effect", outcome="MAYBE"),
+        {"SCHEMA_VIOLATION", "PROOF_INVALID"},
+    ),
+    "artifact_breaks_a_rule_between_fields": (
+        edit_artifact("tool_effect", error={"code": "x", "message": "y"}),
+        {"SCHEMA_VIOLATION", "PROOF_INVALID"},
+    ),
+    "a_key_under_another_name": (
+        edit_artifact("signing_key", key_id="ed25519:0000000000000000"),
+        {"STATE_CHECKSUM_MISMATCH", "SIGNATURE_INVALID", "PROOF_INVALID", "STATE_RECOVERY_FAILED"},
+    ),
+    "payloads_missing": (_erase_without_saying, {"STATE_RECOVERY_FAILED"}),
+    "a_line_removed": (
+        change_lines(ENTRIES, lambda lines: lines.pop(9)),
+        {"STATE_SEQUENCE_GAP"},
+    ),
+    "the_tail_removed": (change_lines(ENTRIES, lambda lines: lines.pop()), {"STATE_SEQUENCE_GAP"}),
+    "a_line_twice": (change_lines(ENTRIES, lambda lines: lines.insert(9, lines[9])), {"STATE_SEQUENCE_GAP"}),
+    "lines_swapped": (change_lines(ENTRIES, _swap), {"STATE_SEQUENCE_GAP"}),
+    "a_line_of_another_kind": (set_field(ENTRIES, 9, "stream", "run:1"), {"SCHEMA_VIOLATION", "STATE_SEQUENCE_GAP"}),
+    "a_trace_after_the_head": (set_field(ENTRIES, -1, "leaf_index", None), {"STATE_SEQUENCE_GAP"}),
+    "a_line_that_is_no_json": (replace_text(ENTRIES, '{"leaf_index":', '{"leaf_index"'), {"BUNDLE_INVALID"}),
+    "an_older_head_with_another_root": (
+        lambda folder: void(
+            change_line(
+                folder, HEADS, 0, lambda line: re.sub(r"\n.{43}=\n", f"\n{'A' * 43}=\n", line["note"]), field="note"
+            )
+        ),
+        {"NOTE_INVALID"},
+    ),
+    "the_last_head_removed": (change_lines(HEADS, lambda lines: lines.pop()), {"BUNDLE_INVALID"}),
+    "the_heads_swapped": (change_lines(HEADS, lambda lines: lines.reverse()), {"BUNDLE_INVALID"}),
+    "a_signature_changed": (
+        lambda folder: void(
+            change_line(folder, HEADS, 1, lambda line: line["note"][:-12] + "AAAAAAA" + line["note"][-5:], field="note")
+        ),
+        {"NOTE_INVALID"},
+    ),
+    "the_tree_claimed_smaller": (
+        lambda folder: change_manifest(folder, tree={"size": 5, "root": "A" * 43 + "="}),
+        {"BUNDLE_INVALID", "STATE_SEQUENCE_GAP"},
+    ),
+    "another_origin": (lambda folder: change_manifest(folder, origin="example.org/other"), {"BUNDLE_INVALID"}),
+    "another_format": (lambda folder: change_manifest(folder, format="tga-bundle/2"), {"BUNDLE_INVALID"}),
+    "a_way_out_of_the_folder": (
+        lambda folder: change_manifest(folder, files={"../../etc/passwd": {"sha256": "", "bytes": 0, "lines": 0}}),
+        {"BUNDLE_INVALID"},
+    ),
+    "no_manifest": (lambda folder: (folder / "manifest.json").unlink(), {"BUNDLE_INVALID"}),
+    "a_file_changed_after_the_export": (
+        lambda folder: void((folder / KEYS).write_text((folder / KEYS).read_text() + " ")),
+        {"BUNDLE_INVALID"},
+    ),
+    "entries_changed_after_the_export": (
+        lambda folder: void((folder / ENTRIES).write_text((folder / ENTRIES).read_text().replace(":", ": ", 1))),
+        {"BUNDLE_INVALID"},
+    ),
+}
+PARTIAL: dict[str, tuple[Change, set[str]]] = {
+    "entry_changed": COMPLETE["entry_changed"],
+    "a_proof_of_another_entry": (
+        lambda folder: void(
+            change_line(folder, ENTRIES, 3, lambda _: lines_of(folder, ENTRIES)[8]["proof"], field="proof")
+        ),
+        {"PROOF_INVALID"},
+    ),
+    "a_proof_too_short": (
+        lambda folder: void(change_line(folder, ENTRIES, 3, lambda line: line["proof"][:-1], field="proof")),
+        {"PROOF_INVALID"},
+    ),
+    "no_proof": (change_lines(ENTRIES, lambda lines: lines[3].pop("proof")), {"PROOF_INVALID"}),
+    "a_leaf_beyond_the_tree": (set_field(ENTRIES, -1, "leaf_index", 10_000), {"PROOF_INVALID"}),
+    "lines_swapped": (change_lines(ENTRIES, _swap), {"STATE_SEQUENCE_GAP"}),
+    "heads_without_proof": (change_lines(HEADS, lambda lines: lines[1].pop("proof")), {"PROOF_INVALID"}),
+    "a_wrong_consistency_proof": (set_field(HEADS, 1, "proof", []), {"PROOF_INVALID"}),
+}
+
+
+async def _exported(world: World, tmp_path: Path, wanted: Filter) -> Path:
+    await small_ledger(world)
+    await world.export(tmp_path / "whole", wanted)
+    assert judge(tmp_path / "whole", world.verifier_key).findings == []
+    return tmp_path / "whole"
+
+
+async def test_whatever_is_changed_in_a_complete_bundle_is_found_by_both(world: World, tmp_path: Path) -> None:
+    whole = await _exported(world, tmp_path, Filter())
+    _drill(COMPLETE, whole, world, tmp_path)
+
+
+async def test_whatever_is_changed_in_a_partial_bundle_is_found_by_both(world: World, tmp_path: Path) -> None:
+    whole = await _exported(world, tmp_path, Filter(tenant="default"))
+    _drill(PARTIAL, whole, world, tmp_path)
+
+
+def _comparable(verdict: Verdict, whole: Path) -> list[Finding]:
+    """In a complete bundle a wrong root is of no entry in particular: one names the last before the head, one none."""
+    is_complete = json.loads((whole / "manifest.json").read_text())["complete"]
+    rooted = ("PROOF_INVALID", "LOG_FORKED") if is_complete else ()
+    found = [(code, None, None) if code in rooted else (code, stream, n) for code, stream, n in verdict.findings]
+    return sorted(found, key=str)
+
+
+def _drill(changes: dict[str, tuple[Change, set[str]]], whole: Path, world: World, tmp_path: Path) -> None:
+    wrong = []
+    for name, (change, codes) in changes.items():
+        folder = copied(whole, tmp_path / name)
+        change(folder)
+        ours, theirs = judge(folder, world.verifier_key), judge_alone(folder, world.verifier_key)
+        is_found = bool(ours.codes) and set(ours.codes) <= codes
+        if not is_found or _comparable(ours, whole) != _comparable(theirs, whole):
+            wrong.append((name, ours.findings, theirs.findings))
+    assert wrong == []
+
+
+async def test_a_decision_that_nobody_signed_is_found(world: World, tmp_path: Path) -> None:
+    """Before it is a leaf, so that tree and chain are right and only the signature is not."""
+    await world.announce()
+    other = World(world.database, world.sessions, world.store, world.keys, person=Ed25519PrivateKey.generate())
+    await world.append(other.signed_trace(3))  # a key that no system stream announced
+    mallory = world.signed_trace(6)
+    await world.append(mallory)
+    await world.sequence()
+    await world.export(tmp_path / "bundle")
+    found = judge(tmp_path / "bundle", world.verifier_key)
+    assert found.findings == [("SIGNATURE_INVALID", f"trace:{trace_id(3)}", 2)]
+    assert judge_alone(tmp_path / "bundle", world.verifier_key).findings == found.findings
+
+
+async def test_the_bundle_s_own_key_counts_for_nothing(world: World, tmp_path: Path) -> None:
+    await small_ledger(world)
+    await world.export(tmp_path / "bundle")
+    stranger = World(world.database, world.sessions, world.store, tmp_path / "strangers-keys").verifier_key
+    assert judge(tmp_path / "bundle", stranger).codes == ["NOTE_INVALID"]
+    assert judge_alone(tmp_path / "bundle", stranger).codes == ["NOTE_INVALID"]
