@@ -28,7 +28,7 @@ from app.connectors.mcp_discovery import Discovery, McpTool
 from app.connectors.mcp_way import way_to
 from app.connectors.mcp_wire import ProgressWatcher
 from app.core.digest import digest_of
-from app.core.errors import ArgumentsInvalid, ToolNotFound
+from app.core.errors import ArgumentsInvalid, TgaError, ToolNotFound
 from app.core.limits import MCP_START_WAIT_MS
 from app.domain.tga.ports import Connector, Tool
 
@@ -201,7 +201,9 @@ class Registry:
         async def publish(discovery: Discovery) -> None:
             self._replace(server_id, discovery.tools)
             if self.on_discovery is not None:
-                await self.on_discovery(discovery.tools)
+                # Without the store nothing is called either; a tool nobody has seen is pinned before its first call.
+                with contextlib.suppress(TgaError):
+                    await self.on_discovery(discovery.tools)
 
         server = config.servers[name]
         way = way_to(config, name, server, pool=self._pool, environment=environment)

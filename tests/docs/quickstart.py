@@ -74,7 +74,9 @@ def read_blocks(readme: str) -> list[Block]:
     if section is None:
         raise ValueError("the README has no quickstart")
     blocks, step = [], "Start"
-    for found in re.finditer(r"^\*\*(?P<step>[^*]+?)[.,]?\*\*|^```sh\n(?P<text>.*?)^```$", section[0], re.DOTALL | re.M):
+    for found in re.finditer(
+        r"^\*\*(?P<step>[^*]+?)[.,]?\*\*|^```sh\n(?P<text>.*?)^```$", section[0], re.DOTALL | re.M
+    ):
         if found["step"] is not None:
             step = found["step"]
         else:
@@ -158,7 +160,7 @@ class Newcomer:
             gateway.wait(timeout=SECONDS_MAX)
 
     def run(self, block: Block) -> list[str]:
-        """Type the block into the second terminal; what came before each answer that the README shows, then the rest."""
+        """Type the block into the second terminal; what came before each answer that is shown, then the rest."""
         self._blocks += 1
         mark = f"==== {self._blocks} ===="
         path = self.folder / f"block-{self._blocks}.sh"

@@ -1,4 +1,4 @@
-"""What the documents point at is there: files, headings, commands of `tga` with their options, environment variables."""
+"""What the documents point at is there: files, headings, commands of `tga` and their options, variables."""
 
 from __future__ import annotations
 

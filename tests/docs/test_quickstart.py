@@ -1,4 +1,4 @@
-"""The README's quickstart does what it says: run as printed, by the shell, against a gateway that `make run` started."""
+"""The README's quickstart does what it says: run as printed, by sh, against a gateway that `make run` started."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -16,11 +17,11 @@ from app.domain.log.bundle import ENTRIES, HEADS, KEYS, MANIFEST, SCHEMAS, Entry
 from tests.traces import completed_trace
 
 
-def lines_by_hand(traces: int) -> Iterator[tuple[EntryLine, bytes]]:
+def lines_by_hand(traces: int, **overrides: Any) -> Iterator[tuple[EntryLine, bytes]]:
     """The entries of finished traces, as many interleaved as fit a round: 1 of each, then 2 of each."""
     index = 0
     for first in range(0, traces, 50):
-        together = [completed_trace(n) for n in range(first, min(first + 50, traces))]
+        together = [completed_trace(n, **overrides) for n in range(first, min(first + 50, traces))]
         for place in range(4):
             for records in together:
                 record = records[place]
@@ -30,13 +31,15 @@ def lines_by_hand(traces: int) -> Iterator[tuple[EntryLine, bytes]]:
                 index += 1
 
 
-def write_by_hand(folder: Path, key: Ed25519PrivateKey, verifier: VerifierKey, *, traces: int, heads: int = 2) -> int:
+def write_by_hand(
+    folder: Path, key: Ed25519PrivateKey, verifier: VerifierKey, *, traces: int, heads: int = 2, **overrides: Any
+) -> int:
     """A complete bundle; returns how many bytes its entries and artifacts have."""
     (folder / SCHEMAS).mkdir(parents=True)
     frontier, signed, payload = Frontier(), [], 0
     every = max(1, traces * 4 // heads)
     with (folder / ENTRIES).open("wb") as file:
-        for line, entry in lines_by_hand(traces):
+        for line, entry in lines_by_hand(traces, **overrides):
             file.write(line.to_line())
             payload += len(entry) + len(line.artifact or b"")
             frontier.append(leaf_hash(entry))

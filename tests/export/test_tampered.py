@@ -12,10 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.core.canonical import canonical_bytes
 from app.core.digest import digest_of_bytes
+from app.core.note import VerifierKey
 from app.domain.log.bundle import ENTRIES, HEADS, KEYS, Filter
+from tests.export.by_hand import write_by_hand
 from tests.export.changing import change_line, change_manifest, lines_of, refit, write_lines
 from tests.export.world import Finding, Verdict, World, copied, judge, judge_alone, small_ledger
-from tests.traces import trace_id
+from tests.traces import action_request, records_of, supervisor_decision, trace_id
 
 Change = Callable[[Path], None]
 OTHER_ROOT = f"\n{'A' * 43}=\n"
@@ -149,6 +151,18 @@ COMPLETE: dict[str, tuple[Change, set[str]]] = {
         edit_artifact("signing_key", key_id="ed25519:0000000000000000"),
         {"STATE_CHECKSUM_MISMATCH", "SIGNATURE_INVALID", "PROOF_INVALID", "STATE_RECOVERY_FAILED"},
     ),
+    "an_erasure_of_something_else": (
+        edit_artifact("erasure", last_sequence_number=2),
+        {"STATE_RECOVERY_FAILED", "PROOF_INVALID"},
+    ),
+    "an_erasure_of_other_payloads": (
+        edit_artifact("erasure", artifact_digests=["ab" * 32]),
+        {"STATE_RECOVERY_FAILED", "PROOF_INVALID"},
+    ),
+    "an_erasure_of_nothing": (
+        edit_artifact("erasure", erased_stream="trace:nothing"),
+        {"STATE_RECOVERY_FAILED", "PROOF_INVALID"},
+    ),
     "payloads_missing": (_erase_without_saying, {"STATE_RECOVERY_FAILED"}),
     "a_line_removed": (
         change_lines(ENTRIES, lambda lines: lines.pop(9)),
@@ -273,3 +287,57 @@ async def test_the_bundle_s_own_key_counts_for_nothing(world: World, tmp_path: P
     stranger = World(world.database, world.sessions, world.store, tmp_path / "strangers-keys").verifier_key
     assert judge(tmp_path / "bundle", stranger).codes == ["NOTE_INVALID"]
     assert judge_alone(tmp_path / "bundle", stranger).codes == ["NOTE_INVALID"]
+
+
+async def test_a_decision_with_a_signature_over_something_else_is_found(world: World, tmp_path: Path) -> None:
+    await world.announce()
+    request = action_request(3)
+    decision = world.signed(supervisor_decision(request, decided_by={"type": "person", "id": "alice"}))
+    changed = decision.model_copy(update={"rationale": "what alice never said"})
+    await world.append(records_of(request, changed))
+    await world.sequence()
+    await world.export(tmp_path / "bundle")
+    found = judge(tmp_path / "bundle", world.verifier_key)
+    assert found.findings == [("SIGNATURE_INVALID", f"trace:{trace_id(3)}", 2)]
+    assert judge_alone(tmp_path / "bundle", world.verifier_key).findings == found.findings
+
+
+async def test_a_key_of_another_principal_signs_for_nobody_else(world: World, tmp_path: Path) -> None:
+    await world.announce()
+    request = action_request(3)
+    decision = world.signed(supervisor_decision(request, decided_by={"type": "person", "id": "bob"}))
+    await world.append(records_of(request, decision))
+    await world.sequence()
+    await world.export(tmp_path / "bundle")
+    found = judge(tmp_path / "bundle", world.verifier_key)
+    assert found.findings == [("SIGNATURE_INVALID", f"trace:{trace_id(3)}", 2)]
+    assert judge_alone(tmp_path / "bundle", world.verifier_key).findings == found.findings
+
+
+async def test_a_payload_that_was_erased_may_not_stand(world: World, tmp_path: Path) -> None:
+    await world.announce()
+    await world.fill(3, 1)
+    await world.sequence()
+    await world.export(tmp_path / "before")
+    await world.erase(3)
+    await world.sequence()
+    await world.export(tmp_path / "after")
+    assert judge(tmp_path / "after", world.verifier_key).findings == []
+    known = {line["leaf_index"]: line["artifact"] for line in lines_of(tmp_path / "before", ENTRIES)}
+    lines = lines_of(tmp_path / "after", ENTRIES)
+    for line in lines:
+        line["artifact"] = line["artifact"] or known[line["leaf_index"]]
+    write_lines(tmp_path / "after", ENTRIES, lines)
+    found = judge(tmp_path / "after", world.verifier_key)
+    assert [(code, stream) for code, stream, _ in found.findings] == [("STATE_RECOVERY_FAILED", "system:default")]
+    assert judge_alone(tmp_path / "after", world.verifier_key).findings == found.findings
+
+
+def test_two_traces_that_made_a_call_with_one_key_are_found(tmp_path: Path) -> None:
+    """The database would not let them; a bundle might."""
+    key = Ed25519PrivateKey.generate()
+    verifier = VerifierKey("example.org/twice", key.public_key().public_bytes_raw())
+    write_by_hand(tmp_path / "bundle", key, verifier, traces=3, idempotency_key="one-key")
+    found = judge(tmp_path / "bundle", verifier)
+    assert found.findings == [("STATE_RECOVERY_FAILED", f"trace:{trace_id(n)}", 3) for n in (1, 2)]
+    assert judge_alone(tmp_path / "bundle", verifier).findings == found.findings

@@ -175,7 +175,9 @@ def _judge_book(verdict: Verdict, world: World, told: Told) -> None:
         (row["tool_name"], row["idempotency_key"]): row["stream"].removeprefix("trace:")
         for row in world.database.fetch("SELECT tool_name, idempotency_key, stream FROM tga.claims")
     }
-    verdict.find("executed more than once", (at for at, lines in executions.items() if len(lines) > 1))
+    verdict.find("a key was executed more than once", (at for at, lines in executions.items() if len(lines) > 1))
+    by_id = Counter(line["tool_call_id"] for lines in executions.values() for line in lines)
+    verdict.find("a call was executed more than once", (one for one, count in by_id.items() if count > 1))
     verdict.find("sent under two ids", (at for at, found in ids.items() if len(found) > 1))
     verdict.find("executed without a claim", executions.keys() - claims.keys())
     verdict.find(

@@ -76,6 +76,11 @@ class Raw:
                 return response.status, json.loads(lines[-1].removeprefix("data: "))
             return response.status, json.loads(text) if text else None
 
+    async def get(self, path: str) -> Any:
+        """Of the HTTP API."""
+        async with self.session.get(self.world.url + path, headers=self.headers) as response:
+            return await response.json()
+
     def request(
         self, method: str, params: dict[str, Any] | None = None, *, tasks: bool = False, meta: Any = None
     ) -> tuple[dict[str, Any], dict[str, str]]:

@@ -14,7 +14,7 @@ from app.connectors.mcp_discovery import McpTool, discover
 from app.connectors.mcp_session import Listing, Session
 from app.connectors.mcp_wire import Message, Outgoing, Reply
 from app.connectors.registry import Registry
-from app.core.errors import ArgumentsInvalid, ToolNotFound
+from app.core.errors import ArgumentsInvalid, StoreUnavailable, ToolNotFound
 from app.core.limits import MCP_PAGES_MAX, MCP_PROBLEMS_MAX
 from app.domain.tga.ports import Tool
 from tests.connectors.servers import until
@@ -268,6 +268,18 @@ async def test_a_changed_tool_is_seen_and_given_to_who_pins(tmp_path: Path, era:
         assert after.definition_digest != before
         assert seen[-1] == (after,)
         assert world.registry.definition(after)["description"] == "Other."
+
+
+async def test_a_store_that_is_away_does_not_cost_the_connection(tmp_path: Path) -> None:
+    async def away(tools: Sequence[Tool]) -> None:
+        raise StoreUnavailable("the store is away")
+
+    async with standing(tmp_path, scripted(tmp_path)) as world:
+        world.registry.on_discovery = away
+        await world.call({"describe": "Other."}, "echo")
+        await until(lambda: world.registry.resolve("it", "does").description == "Other.")
+        assert structured(await world.call("echo")) == {"steps": ["echo"]}
+        assert world.connection().connects == 1
 
 
 async def test_a_tool_that_is_gone_is_not_found_any_more(tmp_path: Path) -> None:

@@ -51,6 +51,15 @@ async def test_a_key_speaks_for_one_principal(database: Database, admin: Admin) 
         assert not scripted.system.log.state_of("default").keys[signer.key_id].is_retired
 
 
+async def test_a_retired_key_of_the_gateway_is_not_announced_again(database: Database, admin: Admin) -> None:
+    """A gateway that starts with it must not undo the retirement, nor sign what nobody will believe."""
+    async with open_scripted(database.gateway_url) as scripted:
+        await scripted.system.signatory.retire("default", KEYS.key_id, by="ada")
+        with pytest.raises(SettingInvalid, match="retired"):
+            await scripted.system.signatory.announce()
+        assert await count(admin) == 2
+
+
 @pytest.mark.parametrize("tenant", ["default", "acme"])
 async def test_nobody_can_register_a_gateways_key_as_their_own(tenant: str, database: Database, admin: Admin) -> None:
     """It is on the record for everyone to copy; registered for a person it would no longer speak for the gateway."""

@@ -42,9 +42,15 @@ class SystemSignatory:
 
         def decide(state: SystemState) -> list[SystemDocument]:
             known = state.keys.get(self._signs.key_id)
-            if known is not None and not known.is_retired:
-                return []
-            return [self._document(DEFAULT_TENANT, "announced", self._signs.public_key_bytes, None)]
+            if known is None:
+                return [self._document(DEFAULT_TENANT, "announced", self._signs.public_key_bytes, None)]
+            if known.is_retired:
+                raise SettingInvalid(
+                    "the signing key is retired, and signs nothing new",
+                    found=self._signs.key_id,
+                    remedy="Put the key that follows it into the keys folder, or run `tga keys rotate signing`.",
+                )
+            return []
 
         await self._system.append(DEFAULT_TENANT, decide)
 

@@ -92,6 +92,8 @@ def main() -> None:
 
 
 def answer_call(answer: dict[str, Any], params: dict[str, Any]) -> None:
+    if params["name"] in ("protocol_error_job", "failing_job"):
+        time.sleep(1)
     if params["name"] == "protocol_error_job":
         answer["error"] = {"code": -32603, "message": "the job broke", "data": {"why": "it was asked to"}}
     else:
