@@ -37,16 +37,14 @@ class Readiness:
                 self._looking = asyncio.create_task(self._look())
             await asyncio.shield(self._looking)
         if self._found is not None:
-            raise self._found
+            raise self._found.with_traceback(None)  # one that stays would keep the frames of everyone who asked
 
     async def _look(self) -> TgaError | None:
         try:
             async with asyncio.timeout(READY_CHECK_MS / 1000):
                 self._edge.traces.executor_id()
                 await self._edge.sessions.fetch("SELECT FROM tga.heads LIMIT 1")
-            if self._edge.log.fault is not None:
-                raise self._edge.log.fault
-            self._found = None
+            self._found = self._edge.log.fault
         except TgaError as error:
             self._found = error
         except TimeoutError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -30,38 +32,53 @@ class PostgresIntents:
         self._sessions = sessions
         self._executor_id = executor_id
         self._window_ms = window_ms
-        self._held: set[bytes] = set()
+        self._held: dict[bytes, Counter[str]] = {}  # keys whose clients wait here, by fingerprint
+        self._beginning: dict[bytes, asyncio.Lock] = {}
 
     async def begin(self, fingerprint: bytes, *, server_id: str, tool_name: str, proposed_key: str) -> Begun:
         """Unless it is `busy`, `leave` or `settle` must follow."""
-        holder = self._executor_id()
-        is_held_here = fingerprint in self._held
-        self._held.add(fingerprint)
+        lock = self._beginning.setdefault(fingerprint, asyncio.Lock())
         try:
-            (row,) = await self._sessions.commit(
-                "SELECT * FROM tga.mcp_begin($1, $2, $3, $4, $5::uuid, $6, $7)",
-                fingerprint,
-                server_id,
-                tool_name,
-                proposed_key,
-                holder,
-                is_held_here,
-                self._window_ms,
-            )
-        except BaseException:
-            if not is_held_here:
-                self._held.discard(fingerprint)
-            raise
-        if row["verdict"] == "busy" and not is_held_here:
-            self._held.discard(fingerprint)
-        return Begun(row["verdict"], row["used_key"], holder)
+            # One at a time: what is held here must be known to whoever asks next.
+            async with lock:
+                holder = self._executor_id()
+                (row,) = await self._sessions.commit(
+                    "SELECT * FROM tga.mcp_begin($1, $2, $3, $4, $5::uuid, $6, $7)",
+                    fingerprint,
+                    server_id,
+                    tool_name,
+                    proposed_key,
+                    holder,
+                    list(self._held.get(fingerprint, ())),
+                    self._window_ms,
+                )
+                begun = Begun(row["verdict"], row["used_key"], holder)
+                if begun.verdict != "busy":
+                    self._held.setdefault(fingerprint, Counter())[begun.key] += 1
+                return begun
+        finally:
+            if not lock.locked() and self._beginning.get(fingerprint) is lock:
+                del self._beginning[fingerprint]
 
     async def leave(self, fingerprint: bytes, begun: Begun) -> None:
         """The answer is still owed; whoever comes back gets it."""
-        self._held.discard(fingerprint)
-        await self._sessions.commit("SELECT tga.mcp_leave($1, $2, $3::uuid)", fingerprint, begun.key, begun.holder)
+        try:
+            await self._sessions.commit("SELECT tga.mcp_leave($1, $2, $3::uuid)", fingerprint, begun.key, begun.holder)
+        finally:
+            self._let_go(fingerprint, begun.key)
 
     async def settle(self, fingerprint: bytes, begun: Begun) -> None:
         """The answer arrived: the next equal call is another one."""
-        self._held.discard(fingerprint)
-        await self._sessions.commit("SELECT tga.mcp_settle($1, $2)", fingerprint, begun.key)
+        try:
+            await self._sessions.commit("SELECT tga.mcp_settle($1, $2)", fingerprint, begun.key)
+        finally:
+            # Not before: until the row is gone, an equal call would be taken for this one.
+            self._let_go(fingerprint, begun.key)
+
+    def _let_go(self, fingerprint: bytes, key: str) -> None:
+        held = self._held.get(fingerprint, Counter())
+        held[key] -= 1
+        if held[key] <= 0:
+            del held[key]
+        if not held:
+            self._held.pop(fingerprint, None)

@@ -128,6 +128,7 @@ class Sequencer:
             await reign.settle()
             self._note(None)
             self._reign = reign
+            logger.info("this gateway sequences the log")
             while True:
                 if not await reign.make_round():
                     await asyncio.sleep(LOG_ROUND_MS / 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from app.core.canonical import canonical_bytes
 from app.core.digest import digest_of_bytes
 from app.core.note import VerifierKey
-from app.domain.log.bundle import ENTRIES, HEADS, KEYS, Filter
+from app.domain.log.bundle import ENTRIES, HEADS, KEYS, FileFacts, Filter
 from tests.export.by_hand import write_by_hand
 from tests.export.changing import change_line, change_manifest, lines_of, refit, write_lines
 from tests.export.world import Finding, Verdict, World, copied, judge, judge_alone, small_ledger
@@ -92,6 +93,13 @@ def _erase_without_saying(folder: Path) -> None:
         if line["stream"] == stream:
             line["artifact"] = None
     write_lines(folder, ENTRIES, lines)
+
+
+def _name_a_file_outside(folder: Path) -> None:
+    """One that is there, and is what the manifest says."""
+    (folder.parent / "outside.json").write_text("{}")
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    change_manifest(folder, files={**files, "../outside.json": asdict(FileFacts.of(b"{}"))})
 
 
 # By name: what is done to a complete bundle, and the codes that are found.
@@ -196,10 +204,7 @@ COMPLETE: dict[str, tuple[Change, set[str]]] = {
     ),
     "another_origin": (lambda folder: change_manifest(folder, origin="example.org/other"), {"BUNDLE_INVALID"}),
     "another_format": (lambda folder: change_manifest(folder, format="tga-bundle/2"), {"BUNDLE_INVALID"}),
-    "a_way_out_of_the_folder": (
-        lambda folder: change_manifest(folder, files={"../../etc/passwd": {"sha256": "", "bytes": 0, "lines": 0}}),
-        {"BUNDLE_INVALID"},
-    ),
+    "a_way_out_of_the_folder": (_name_a_file_outside, {"BUNDLE_INVALID"}),
     "no_manifest": (lambda folder: (folder / "manifest.json").unlink(), {"BUNDLE_INVALID"}),
     "a_file_changed_after_the_export": (
         lambda folder: void((folder / KEYS).write_text((folder / KEYS).read_text() + " ")),
@@ -226,7 +231,13 @@ PARTIAL: dict[str, tuple[Change, set[str]]] = {
     "a_leaf_beyond_the_tree": (set_field(ENTRIES, -1, "leaf_index", 10_000), {"PROOF_INVALID"}),
     "lines_swapped": (change_lines(ENTRIES, _swap), {"STATE_SEQUENCE_GAP"}),
     "heads_without_proof": (change_lines(HEADS, lambda lines: lines[1].pop("proof")), {"PROOF_INVALID"}),
-    "a_wrong_consistency_proof": (set_field(HEADS, 1, "proof", []), {"PROOF_INVALID"}),
+    "a_consistency_proof_too_short": (set_field(HEADS, 1, "proof", []), {"PROOF_INVALID"}),
+    "a_consistency_proof_of_another_tree": (
+        lambda folder: void(
+            change_line(folder, HEADS, 1, lambda line: ["A" * 43 + "=", *line["proof"][1:]], field="proof")
+        ),
+        {"PROOF_INVALID"},
+    ),
 }
 
 

@@ -89,7 +89,7 @@ class Raw:
         headers = {"MCP-Protocol-Version": self.version}
         said = dict(meta or {})
         if self.version == MODERN:
-            capabilities = {"extensions": {TASKS: {}}} if tasks else {}
+            capabilities: dict[str, Any] = {"extensions": {TASKS: {}}} if tasks else {}
             said |= {
                 "io.modelcontextprotocol/protocolVersion": MODERN,
                 "io.modelcontextprotocol/clientCapabilities": capabilities,

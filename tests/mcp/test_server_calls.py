@@ -60,7 +60,7 @@ def told(result: Any) -> Any:
 async def test_every_tool_answers_through_the_gateway_as_it_does_directly(
     world: World, transport: str, version: str
 ) -> None:
-    calls = {
+    calls: dict[str, dict[str, Any]] = {
         "greet": {"name": "Ada"},
         "slow_compute": {"seconds": 0, "label": "x"},
         "json_schema_2020_12_tool": {"name": "a", "contactMethod": "phone", "phone": "1", "email": "a@b"},

@@ -121,10 +121,23 @@ JSON = st.recursive(
     max_leaves=8,
 )
 METHODS = st.sampled_from(
-    ["initialize", "ping", "tools/list", "tools/call", "tasks/get", "tasks/list", "tasks/result", "tasks/cancel"]
-    + ["tasks/update", "server/discover", "subscriptions/listen", "notifications/cancelled", "x"]
+    [
+        "initialize",
+        "ping",
+        "tools/list",
+        "tools/call",
+        "tasks/get",
+        "tasks/list",
+        "tasks/result",
+        "tasks/cancel",
+        "tasks/update",
+        "server/discover",
+        "subscriptions/listen",
+        "notifications/cancelled",
+        "x",
+    ]
 )
-KNOWN = st.fixed_dictionaries(
+KNOWN: st.SearchStrategy[Any] = st.fixed_dictionaries(
     {},
     optional={
         "name": st.sampled_from(["bank__balance", "tga__approvals", "tga__approve", "fixture__greet"]) | JSON,

@@ -18,10 +18,10 @@ CREATE INDEX mcp_intents_touched ON tga.mcp_intents (touched_at);
 -- Begin, or join. `fresh`: a call that nobody waits for, under the proposed key. `again`: the re-issue of one whose
 -- answer did not arrive, under its key. `busy`: an equal call whose client still waits; ask again when that is settled.
 --
--- `is_held_here`: whether the caller itself has a client waiting with an equal call.
+-- `held_here`: keys of equal calls whose clients wait at the caller itself.
 -- An answer that did not arrive is owed for `window_ms` after the connection broke; longer if the call is not over.
 CREATE FUNCTION tga.mcp_begin(
-    intent bytea, of_server text, of_tool text, proposed_key text, executor uuid, is_held_here boolean,
+    intent bytea, of_server text, of_tool text, proposed_key text, executor uuid, held_here text[],
     window_ms integer,
     OUT verdict text, OUT used_key text
 )
@@ -48,7 +48,7 @@ BEGIN
     END IF;
     IF found_intent.idempotency_key = proposed_key THEN
         verdict := 'again';  -- who proposes the same key says itself that it is the same call
-    ELSIF found_intent.holder = executor AND is_held_here
+    ELSIF found_intent.holder = executor AND found_intent.idempotency_key = ANY (held_here)
         OR found_intent.holder <> executor
            AND NOT pg_try_advisory_xact_lock_shared(executor_lock_key(found_intent.holder))
     THEN

@@ -1,0 +1,82 @@
+"""Every tool of server-everything, which nobody here wrote: the official client sees through the gateway what it sees
+directly, value by value, over HTTP and stdio, in both protocol versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+
+from tests.cli.world import World
+from tests.mcp.npm import npm_servers
+from tests.mcp.served import LEGACY, MODERN, mcp_world
+from tests.mcp.test_server_calls import over, told
+
+# What a tool needs to answer; the others take nothing.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "echo": {"message": "héllo \U0001f600"},
+    "get-annotated-message": {"messageType": "error", "includeImage": True},
+    "get-resource-links": {"count": 3},
+    "get-resource-reference": {"resourceType": "Text", "resourceId": 1},
+    "get-structured-content": {"location": "Chicago"},
+    "get-sum": {"a": 1, "b": 2.5},
+    "gzip-file-as-resource": {"name": "x.gz", "data": "data:text/plain;base64,eA==", "outputType": "resource"},
+    "simulate-research-query": {"topic": "x"},
+    "trigger-long-running-operation": {"duration": 0.2, "steps": 2},
+}
+WRONG: dict[str, dict[str, Any]] = {"get-resource-reference": {"resourceType": "Text", "resourceId": -1}}
+# They say what the process is given, and when; not the same in two processes.
+OF_THE_PROCESS = {"get-env", "toggle-simulated-logging", "toggle-subscriber-updates"}
+# It is a task of the server's own, which is no task of the gateway's.
+NEEDS_TASKS = {"simulate-research-query"}
+
+
+@pytest.fixture(scope="module")
+def command() -> list[str]:
+    return ["node", str(npm_servers() / "server-everything" / "dist" / "index.js")]
+
+
+@pytest.fixture(scope="module")
+def world(command: list[str]) -> Iterator[World]:
+    quoted = ", ".join(f'"{word}"' for word in command)
+    with mcp_world(f'[servers.everything]\ntransport = "mcp-stdio"\ncommand = [{quoted}]\n') as made:
+        made.start()
+        yield made
+
+
+async def answered(client: Client, tool: str, arguments: dict[str, Any]) -> Any:
+    try:
+        return told(await client.call_tool(tool, arguments))
+    except MCPError as error:
+        return (error.code, error.message)
+
+
+@pytest.mark.parametrize("version", [MODERN, LEGACY])
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+async def test_each_tool_answers_as_it_does_directly(
+    world: World, command: list[str], transport: str, version: str
+) -> None:
+    parameters = StdioServerParameters(command=command[0], args=command[1:])
+    async with Client(parameters, mode="legacy") as plain, over(world, transport, version, server="everything") as ours:
+        tools = {tool.name: tool for tool in (await plain.list_tools()).tools}
+        found = {tool.name: tool for tool in (await ours.list_tools()).tools}
+        assert set(found) == set(tools)
+        assert len(tools) >= 10
+        for name, tool in tools.items():
+            assert found[name].model_dump(exclude={"execution"}) == tool.model_dump(exclude={"execution"})
+            for arguments in filter(None, (ARGUMENTS.get(name, {"_": 0}), WRONG.get(name))):
+                given = {} if arguments == {"_": 0} else arguments
+                theirs = await answered(plain, name, given)
+                mine = await answered(ours, name, given)
+                if name in OF_THE_PROCESS or name in NEEDS_TASKS:
+                    assert type(mine) is type(theirs) or name in NEEDS_TASKS, (name, mine, theirs)
+                else:
+                    assert mine == theirs, (name, arguments)
+
+
+def test_the_folder_of_servers_is_locked() -> None:
+    lock = Path(__file__).parent / "servers" / "package-lock.json"
+    assert "resolved" not in lock.read_text()
