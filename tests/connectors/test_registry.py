@@ -159,11 +159,13 @@ async def test_each_server_has_its_connector_and_closing_closes_all(tmp_path: Pa
     tools: Tools = registry
     connectors: Connectors = registry
     assert tools.resolve("pay", "charge").tool_class == "write"
-    assert isinstance(connectors.of("pay"), Line)
-    assert connectors.of("pay") is connectors.of("pay")
-    assert connectors.of("pay") is not connectors.of("crm")
+    async with connectors.place("pay"):
+        assert registry.of("pay").health().dispatching == 1
+    assert isinstance(registry.of("pay"), Line)
+    assert registry.of("pay") is registry.of("pay")
+    assert registry.of("pay") is not registry.of("crm")
     with pytest.raises(ToolNotFound):
-        connectors.of("zzz")
+        registry.of("zzz")
     await registry.close()
 
 

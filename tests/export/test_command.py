@@ -119,7 +119,7 @@ async def test_an_erasure_that_no_head_covers_yet_still_explains_what_is_missing
 
 async def test_filters_choose_whole_traces(world: World, tmp_path: Path) -> None:
     await small_ledger(world)
-    await world.fill(50, 2, principal={"principal_id": "agent-9", "tenant": "acme"}, server_id="acme/crm")
+    await world.fill(52, 2, principal={"principal_id": "agent-9", "tenant": "acme"}, server_id="acme/crm")
     await world.sequence()
     for name, wanted, count in (
         ("acme", Filter(tenant="acme"), 2),

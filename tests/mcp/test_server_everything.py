@@ -4,7 +4,6 @@ directly, value by value, over HTTP and stdio, in both protocol versions."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,8 +74,3 @@ async def test_each_tool_answers_as_it_does_directly(
                     assert type(mine) is type(theirs) or name in NEEDS_TASKS, (name, mine, theirs)
                 else:
                     assert mine == theirs, (name, arguments)
-
-
-def test_the_folder_of_servers_is_locked() -> None:
-    lock = Path(__file__).parent / "servers" / "package-lock.json"
-    assert "resolved" not in lock.read_text()
