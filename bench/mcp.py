@@ -3,12 +3,14 @@
 The same official client calls the same server (over stdio, and it answers at once) directly and through a gateway with
 its own PostgreSQL: over HTTP, and over `tga mcp`. One call after the other; in each round every way comes once, so that
 what the machine does meanwhile meets all of them. A server that takes 20 ms to answer stands beside: most take longer.
+Equal calls without a key stand apart: each waits until it is known that the answer to the one before arrived.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import sys
 import time
@@ -25,9 +27,11 @@ from tests.mcp.served import FIXTURE, LEGACY, MODERN, client_of, mcp_world
 
 Call = Callable[[], Awaitable[Any]]
 WARMUP_CALLS: Final = 20
+_numbers = itertools.count()
 KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "read": ("greet", {"name": "Ada"}),
     "write": ("slow_compute", {"seconds": 0}),
+    "write, equal": ("slow_compute", {"seconds": 0, "label": "same"}),
     "write, 20 ms": ("slow_compute", {"seconds": 0.02}),
 }
 
@@ -63,6 +67,13 @@ async def ways(world: World) -> AsyncIterator[dict[str, Client]]:
         }
 
 
+def _made_unequal(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Of equal calls the next waits until it is known that the answer to the one before arrived."""
+    if tool == "greet" or "label" in arguments:
+        return arguments
+    return {**arguments, "label": str(next(_numbers))}
+
+
 async def run(world: World, rounds: int, console: Console) -> None:
     table = Table(title=f"an MCP call, {rounds} of each, one after the other")
     for column in ("tool", "way", "p50 ms", "p99 ms", "p50 ratio", "p99 ratio", "added p50 ms"):
@@ -71,7 +82,7 @@ async def run(world: World, rounds: int, console: Console) -> None:
         for kind, (tool, arguments) in KINDS.items():
 
             def call_of(client: Client, tool: str = tool, arguments: dict[str, Any] = arguments) -> Call:
-                return lambda: client.call_tool(tool, arguments)
+                return lambda: client.call_tool(tool, _made_unequal(tool, arguments))
 
             took = await measure({name: call_of(client) for name, client in clients.items()}, rounds)
             base_50, base_99 = percentile(took["direct"], 0.5), percentile(took["direct"], 0.99)

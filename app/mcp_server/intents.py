@@ -32,6 +32,8 @@ _NO_SALT: Final = bytes(32)
 class Intents(Protocol):
     async def begin(self, fingerprint: bytes, *, server_id: str, tool_name: str, proposed_key: str) -> Begun: ...
 
+    async def wait(self, fingerprint: bytes, wait_ms: int) -> None: ...
+
     async def leave(self, fingerprint: bytes, begun: Begun) -> None: ...
 
     async def settle(self, fingerprint: bytes, begun: Begun) -> None: ...
@@ -106,5 +108,5 @@ async def begin(
                 remedy="If this is the same call, wait for its answer. If it is a second one, make it when the first "
                 f"is answered, or with a key of its own in _meta; the first has the key {begun.key}.",
             )
-        await asyncio.sleep(pause_ms / 1000)
+        await intents.wait(fingerprint, pause_ms)
         pause_ms = min(pause_ms * 2, _POLL_MAX_MS)

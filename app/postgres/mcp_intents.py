@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class PostgresIntents:
         self._window_ms = window_ms
         self._held: dict[bytes, Counter[str]] = {}  # keys whose clients wait here, by fingerprint
         self._beginning: dict[bytes, asyncio.Lock] = {}
+        self._waiting: dict[bytes, asyncio.Event] = {}
 
     async def begin(self, fingerprint: bytes, *, server_id: str, tool_name: str, proposed_key: str) -> Begun:
         """Unless it is `busy`, `leave` or `settle` must follow."""
@@ -60,6 +62,14 @@ class PostgresIntents:
             if not lock.locked() and self._beginning.get(fingerprint) is lock:
                 del self._beginning[fingerprint]
 
+    async def wait(self, fingerprint: bytes, wait_ms: int) -> None:
+        """Until an equal call that is held here is settled or left; of other gateways nothing is heard, so not for
+        longer than that."""
+        event = self._waiting.setdefault(fingerprint, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                await event.wait()
+
     async def leave(self, fingerprint: bytes, begun: Begun) -> None:
         """The answer is still owed; whoever comes back gets it."""
         try:
@@ -82,3 +92,5 @@ class PostgresIntents:
             del held[key]
         if not held:
             self._held.pop(fingerprint, None)
+        if (event := self._waiting.pop(fingerprint, None)) is not None:
+            event.set()

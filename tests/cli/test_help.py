@@ -13,9 +13,9 @@ from app.cli.command import application, command
 # SURFACES: what is there in this version.
 PROMISED = (
     *("serve", "call", "traces", "trace", "approvals", "approve", "deny", "recover", "resolve", "withdraw", "erase"),
-    *("verify", "init", "doctor", "servers", "servers/accept", "db/migrate", "db/status"),
+    *("verify", "export", "receipt", "init", "doctor", "servers", "servers/accept", "db/migrate", "db/status"),
     *("keys/create", "keys/list", "keys/revoke", "keys/register", "keys/retire", "keys/make", "keys/rotate"),
-    *("tenants/create", "tenants/list", "policy/check", "policy/explain"),
+    *("tenants/create", "tenants/list", "policy/check", "policy/explain", "mcp"),
 )
 READING = (
     *("traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),
@@ -60,4 +60,4 @@ def test_the_commands_that_need_a_gateway_are_those_that_help_names() -> None:
     modules = {name.partition("/")[0]: found.callback.__module__ for name, found in COMMANDS.items()}
     help_text = " ".join(CliRunner().invoke(application, ["--help"]).stdout.split())
     named = help_text.split("verified. ")[1].split(" ask a running gateway")[0].replace(" and ", ", ").split(", ")
-    assert set(named) == {name for name, module in modules.items() if module == "app.cli.gateway_commands"}
+    assert set(named) == {name for name, module in modules.items() if module in ("app.cli.gateway_commands", "app.cli.mcp")}

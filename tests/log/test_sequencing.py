@@ -44,6 +44,21 @@ async def test_every_entry_becomes_a_leaf_under_a_signed_head(
     assert [row["leaf_index"] for row in order] == list(range(1080)), "leaves stand in the order of commits"
 
 
+async def test_entries_of_a_stream_stay_in_order_whatever_life_their_numbers_are_from(
+    ledger: PostgresLedger, sessions: Sessions, admin: Admin
+) -> None:
+    """After a restore a trace goes on: its first entries have high numbers of the old cluster, its last a low one."""
+    await ledger.commit(plan_of(completed_trace(1)))
+    await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER append_only")
+    await admin.execute("UPDATE tga.entries SET xid = '4000000000' WHERE sequence_number < 4")
+    await admin.execute("ALTER TABLE tga.entries ENABLE ALWAYS TRIGGER append_only")
+    await admin.execute("UPDATE tga.tree_cursor SET system_identifier = 'the old cluster'")
+    for _ in range(6):
+        await sessions.commit("SELECT * FROM tga.integrate(2)")
+    leaves = await admin.fetch("SELECT sequence_number FROM tga.leaves ORDER BY leaf_index")
+    assert [row["sequence_number"] for row in leaves] == [1, 2, 3, 4]
+
+
 async def test_a_head_covers_an_entry_within_a_second_while_many_write(
     database: Database, ledger: PostgresLedger, sessions: Sessions, signer: LogSigner, admin: Admin
 ) -> None:

@@ -293,7 +293,11 @@ def _conclude(walk: _Examination, broken_streams: Sequence[str]) -> None:
         )
     elif broken_streams:
         diagnosis.kind = "changed_entry"
-        diagnosis.what = "The tree is the one that was signed, but what stands beside the entries was changed."
+        diagnosis.what = (
+            "The tree is the one that was signed, but what stands beside the entries was changed."
+            if diagnosis.heads_fit
+            else "Streams were changed, and there is no signed head to compare the tree with."
+        )
     if diagnosis.kind != "sound":
         for stream in broken_streams:
             walk.name(stream)

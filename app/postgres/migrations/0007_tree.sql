@@ -103,11 +103,16 @@ BEGIN
 
     -- One statement, one snapshot: of its xmin, and of what it sees.
     WITH looked AS MATERIALIZED (
-        SELECT e.xid, e.stream, e.sequence_number FROM entries e
-         WHERE (e.xid, e.stream, e.sequence_number) > (place.xid, place.stream, place.sequence_number)
-           AND e.xid < CASE WHEN place.is_walking THEN '18446744073709551615'::xid8
-                            ELSE pg_snapshot_xmin(pg_current_snapshot()) END
-         ORDER BY e.xid, e.stream, e.sequence_number LIMIT rows_max
+        (SELECT e.xid, e.stream, e.sequence_number FROM entries e
+          WHERE NOT place.is_walking
+            AND (e.xid, e.stream, e.sequence_number) > (place.xid, place.stream, place.sequence_number)
+            AND e.xid < pg_snapshot_xmin(pg_current_snapshot())
+          ORDER BY e.xid, e.stream, e.sequence_number LIMIT rows_max)
+        UNION ALL
+        -- Stream by stream: numbers of two lives say nothing about which entry of a stream came first.
+        (SELECT '0'::xid8, e.stream, e.sequence_number FROM entries e
+          WHERE place.is_walking AND (e.stream, e.sequence_number) > (place.stream, place.sequence_number)
+          ORDER BY e.stream, e.sequence_number LIMIT rows_max)
     ), fresh AS (
         SELECT l.stream, l.sequence_number, row_number() OVER (ORDER BY l.xid, l.stream, l.sequence_number) AS number
           FROM looked l
