@@ -93,6 +93,7 @@ class ToolCalls:
             # Chosen here, so that a call without a key can be found again when the gateway has to stop.
             trace_id=TraceId(body.trace_id or self._edge.clock.new_id()),
             traceparent=traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None,
+            is_trace_id_chosen=body.trace_id is not None,
         )
 
     async def _answer_in_line(self, call: CheckedCall, body: ToolCallBody, in_flight_max: int) -> Answer:

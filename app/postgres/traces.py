@@ -118,6 +118,10 @@ class PostgresTraces(Closing):
         rows = await self._sessions.fetch(_EXPIRED, limit)
         return [TraceId(row["stream"].removeprefix(f"{TRACE.name}:")) for row in rows]
 
+    async def is_known(self, trace_id: TraceId) -> bool:
+        stream = TRACE.stream(trace_id)
+        return bool(await self._sessions.fetch("SELECT FROM tga.heads WHERE stream = $1", stream))
+
     async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None:
         rows = await self._sessions.fetch(_CLAIM, server_id, tool_name, idempotency_key)
         if not rows:

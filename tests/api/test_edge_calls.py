@@ -62,6 +62,7 @@ async def test_the_runtime_is_asked_exactly_what_was_sent(front: Front) -> None:
             intent="why",
             trace_id=TraceId(TRACE_ID),
             traceparent=TRACEPARENT,
+            is_trace_id_chosen=True,
         )
     ]
     assert front.runtime.waits_ms == [7]

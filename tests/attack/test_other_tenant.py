@@ -24,10 +24,6 @@ def agent(world: World) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a birth that meets a taken trace_id is settled: Driver._settle acquires the other's trace for a moment",
-)
 def test_a_call_under_anothers_trace_id_does_not_keep_its_supervisor_from_deciding(
     world: World, agent: Client, intruder: str
 ) -> None:
@@ -51,9 +47,6 @@ def test_a_call_under_anothers_trace_id_does_not_keep_its_supervisor_from_decidi
     assert codes == {"REQUEST_MISMATCH"}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="ToolCalls._answer hides SequenceGap and ConcurrentExecution of a taken trace_id, nothing else"
-)
 def test_a_call_under_anothers_trace_id_does_not_tell_whether_it_was_erased(
     world: World, agent: Client, intruder: str
 ) -> None:

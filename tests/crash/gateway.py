@@ -191,6 +191,9 @@ class MinedTraces:
     async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
         return await self._inner.list_recoverable(after=after, limit=limit)
 
+    async def is_known(self, trace_id: TraceId) -> bool:
+        return await self._inner.is_known(trace_id)
+
     async def list_expired(self, *, limit: int) -> list[TraceId]:
         return await self._inner.list_expired(limit=limit)
 

@@ -182,3 +182,29 @@ async def test_a_key_that_does_not_do_is_told_to_the_client(world: World) -> Non
     async with bridged(world, MODERN, TGA_API_KEY="tga_wrong") as bridge:
         answer = await bridge.ask("tools/list", {})
         assert answer["error"]["data"]["code"] == "UNAUTHENTICATED"
+
+
+async def test_every_try_of_a_call_carries_the_same_key(world: World) -> None:
+    """To somebody who takes the call and hangs up, twice, before answering."""
+    seen: list[dict[str, Any]] = []
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        size = int(head.split("content-length: ")[1].split("\r\n")[0])
+        seen.append(json.loads(await reader.readexactly(size)))
+        if len(seen) > 2:
+            result = {"content": [], "isError": False, "resultType": "complete"}
+            body = json.dumps({"jsonrpc": "2.0", "id": seen[-1]["id"], "result": result}).encode()
+            head_out = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head_out.encode() + body)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, bridged(world, MODERN, TGA_URL=url) as bridge:
+        for _ in range(2):
+            await bridge.ask("tools/call", {"name": "bank__charge", "arguments": {"amount": 1}})
+    keys = [message["params"]["_meta"]["tga/proposed-key"] for message in seen]
+    assert len(keys) == 4
+    assert len(set(keys[:3])) == 1
+    assert keys[3] != keys[0]

@@ -24,7 +24,9 @@ _amounts = iter(range(100, 10_000))
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with mcp_world() as made:
-        made.config.write_text(made.config.read_text().replace('on_unknown_outcome = "hold"', ""))
+        # The bank honours keys; and a secret that it does not know of does not disturb it.
+        changed = made.config.read_text().replace('on_unknown_outcome = "hold"', 'secret_arguments = ["/card"]')
+        made.config.write_text(changed)
         made.start()
         yield made
 
@@ -185,12 +187,20 @@ async def test_others_and_other_arguments_are_other_calls(world: World, amount: 
 
 
 async def test_a_call_that_differs_only_in_a_secret_is_another_call(world: World, amount: int) -> None:
+    first = {"amount": amount, "ms": 300, "card": "4111111111111111"}
     async with raw_of(world) as raw:
-        first = {"amount": amount, "card": "4111111111111111"}
-        await broken_off(raw, "bank__pay_card", first, "pay_card")
-        second = await raw.call("bank__pay_card", {"amount": amount, "card": "5500005555555559"})
+        await broken_off(raw, "bank__slow_charge", first, "slow_charge")
+        second = await raw.call("bank__slow_charge", {**first, "card": "5500005555555559"})
         assert not second["isError"], second
-        assert executed(world, amount, "pay_card") == 2
+        await asyncio.to_thread(wait_for, lambda: executed(world, amount) == 2)
+
+
+async def test_a_broken_call_with_a_secret_is_recognised_too(world: World, amount: int) -> None:
+    arguments = {"amount": amount, "ms": 300, "card": "4111111111111111"}
+    async with raw_of(world) as raw:
+        await broken_off(raw, "bank__slow_charge", arguments, "slow_charge")
+        assert not (await raw.call("bank__slow_charge", arguments))["isError"]
+    assert executed(world, amount) == 1
 
 
 async def test_a_clients_own_key_decides_alone(world: World, amount: int) -> None:

@@ -13,6 +13,7 @@ from app.core.errors import (
     ArgumentsInvalid,
     CallDenied,
     ChecksumMismatch,
+    ConcurrentExecution,
     KeyMissing,
     KeyReused,
     OutcomeUnknown,
@@ -205,6 +206,20 @@ async def test_a_policys_denial_is_recorded_and_makes_no_claim(database: Databas
         repeated = await scripted.runtime.call(call(key="k"))
         assert repeated.effect == allowed.effect, "what was executed is answered from the record"
     assert len(scripted.connector.sent) == 1
+
+
+async def test_a_repeat_under_its_own_trace_id_is_answered_and_a_strangers_is_not_touched(database: Database) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        chosen = TraceId(scripted.clock.new_id())
+        asked = replace(call(key="k", trace_id=chosen), is_trace_id_chosen=True)
+        first = await scripted.runtime.call(asked)
+        assert (first.trace_id, first.state) == (chosen, "COMPLETED")
+        again = await scripted.runtime.call(asked)
+        assert (again.trace_id, again.replayed, again.effect) == (chosen, True, first.effect)
+        plans = len(scripted.ledger.plans)
+        with pytest.raises(ConcurrentExecution):
+            await scripted.runtime.call(replace(asked, idempotency_key="another"))
+        assert len(scripted.ledger.plans) == plans, "nothing was begun under it"
 
 
 async def test_a_persons_denial_is_the_same_for_every_repeat(database: Database) -> None:

@@ -334,7 +334,10 @@ class Driver:
             try:
                 await self._ledger.commit(plan)
                 break
-            except (OutcomeUnknown, SequenceGap):
+            except (OutcomeUnknown, SequenceGap) as error:
+                if isinstance(error, SequenceGap) and state.sequence_number == len(records) and not drive.is_unsettled:
+                    # Somebody else's trace has this id. It is not touched, not even to look whose.
+                    raise ConcurrentExecution("a trace with this id exists") from None
                 # A gap means that the head has moved: by a commit of ours that was thought lost, or by another.
                 drive.is_unsettled = True
                 if await self._settle(drive, attempt=attempt):

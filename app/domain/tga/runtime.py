@@ -55,6 +55,7 @@ class CheckedCall:
     intent: str | None = None
     trace_id: TraceId | None = None
     traceparent: str | None = None
+    is_trace_id_chosen: bool = False  # by the caller, who may have chosen somebody else's
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ class TgaRuntime:
         it is a repeat of one that goes on. Nothing is stored when it raises before the first commit.
         """
         try:
+            if call.is_trace_id_chosen and call.trace_id and await self._traces.is_known(call.trace_id):
+                # Looked at before anything is begun under it: whoever drives that trace is not disturbed.
+                raise ConcurrentExecution("a trace with this id exists")
             tool = self._tools.resolve(call.server_id, call.tool_name)
             self._tools.verify_arguments(tool, call.arguments)
             if tool.tool_class == "write" and call.idempotency_key is None:  # I2
