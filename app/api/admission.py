@@ -87,8 +87,35 @@ class _Line:
         return self.in_flight == 0 and self.subscribed == 0 and self.bucket.is_full(now)
 
 
+class Strangers:
+    """Bounds how many looks at the store guessers get: one that finds nothing is counted, and too many are refused
+    before they look. A key that was good before is never made to wait for them."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._bucket = TokenBucket(UNAUTHENTICATED_PER_SECOND_MAX, UNAUTHENTICATED_BURST_MAX, now())
+        # Not the keys: their hashes under this process's random seed, enough to tell a known one.
+        self._known: dict[int, None] = {}
+
+    def before_look(self, credential: str) -> None:
+        """RateLimited when strangers come too fast, and this may be one of them."""
+        if self._bucket.is_empty(self._now()) and hash(credential) not in self._known:
+            raise RateLimited("too many keys that do not exist", retry_after_s=self._bucket.wait_s())
+
+    def found(self, credential: str) -> None:
+        key = hash(credential)
+        if key not in self._known:
+            if len(self._known) >= CREDENTIALS_REMEMBERED_MAX:
+                del self._known[next(iter(self._known))]
+            self._known[key] = None
+
+    def refused(self, credential: str) -> None:
+        self._known.pop(hash(credential), None)
+        self._bucket.take(self._now())
+
+
 class Admission:
-    """Counts requests: of everybody, of a principal, of a tool server, of followers of events, of strangers.
+    """Counts requests: of everybody, of a principal, of a tool server, of followers of events.
 
     Memory is bounded by what is under way and by what came within the time a bucket takes to fill.
     """
@@ -101,9 +128,6 @@ class Admission:
         self._in_flight = 0
         self._subscribed = 0
         self._of_server: dict[str, int] = {}
-        self._strangers = TokenBucket(UNAUTHENTICATED_PER_SECOND_MAX, UNAUTHENTICATED_BURST_MAX, now())
-        # Not the credentials: their hashes under this process's random key, enough to tell a known one.
-        self._known: dict[int, None] = {}
 
     @property
     def in_flight(self) -> int:
@@ -122,28 +146,6 @@ class Admission:
 
     def end(self) -> None:
         self._in_flight -= 1
-
-    def expect_credential(self, authorization: str | None) -> None:
-        """RateLimited when strangers come too fast; a credential that was good before is never made to wait for them.
-
-        A refusal costs the store a look, and this is what bounds how many looks a guesser gets.
-        """
-        now = self._now()
-        if self._strangers.is_empty(now) and hash(authorization) not in self._known:
-            raise RateLimited(
-                "too many requests that could not be authenticated", retry_after_s=self._strangers.wait_s()
-            )
-
-    def remember_credential(self, authorization: str | None) -> None:
-        key = hash(authorization)
-        if key not in self._known:
-            if len(self._known) >= CREDENTIALS_REMEMBERED_MAX:
-                del self._known[next(iter(self._known))]
-            self._known[key] = None
-
-    def count_refused(self, authorization: str | None) -> None:
-        self._known.pop(hash(authorization), None)
-        self._strangers.take(self._now())
 
     def enter(self, principal: Principal) -> _Line:
         """Count one request of a principal: its rate, then what it has in flight. `leave` gives the place back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol
 
@@ -13,8 +13,9 @@ from starlette.types import Scope
 
 from app.api.admission import Admission
 from app.api.handover import Handover
+from app.api.turns import ReadingSessions, Turns, reader
 from app.connectors.registry import Registry
-from app.core.errors import InputMalformed, TgaError, Unauthenticated
+from app.core.errors import InputMalformed, TgaError
 from app.core.note import VerifierKey
 from app.domain.system.pins import Pins
 from app.domain.tga.models import Principal
@@ -63,6 +64,11 @@ class Edge:
     log: Log
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
+    turns: Turns = field(default_factory=Turns)
+
+    def for_reading(self) -> Edge:
+        """The same edge for routes that only read: what they ask of the store, they ask in turn."""
+        return replace(self, sessions=ReadingSessions(self.sessions, self.turns))
 
     def admitted(self, request: Scoped) -> Admitted:
         """`async with edge.admitted(request) as principal:`; Unauthenticated, RateLimited or TooManyInFlight."""
@@ -71,20 +77,10 @@ class Edge:
     @asynccontextmanager
     async def subscribed(self, request: Scoped) -> AsyncIterator[Principal]:
         """As `admitted`, for a request that follows events: it has a place of its own for as long as it lasts."""
-        principal = await self.authenticated(request.scope)
+        principal = await self.authenticator.authenticate(header_of(request.scope, b"authorization"))
+        reader.set((principal.tenant, principal.principal_id))
         with self.admission.subscription(principal):
             yield principal
-
-    async def authenticated(self, scope: Scope) -> Principal:
-        authorization = header_of(scope, b"authorization")
-        self.admission.expect_credential(authorization)
-        try:
-            principal = await self.authenticator.authenticate(authorization)
-        except Unauthenticated:
-            self.admission.count_refused(authorization)
-            raise
-        self.admission.remember_credential(authorization)
-        return principal
 
 
 class Admitted:
@@ -97,8 +93,9 @@ class Admitted:
         self._scope = scope
 
     async def __aenter__(self) -> Principal:
-        principal = await self._edge.authenticated(self._scope)
+        principal = await self._edge.authenticator.authenticate(header_of(self._scope, b"authorization"))
         self._line = self._edge.admission.enter(principal)
+        reader.set((principal.tenant, principal.principal_id))
         return principal
 
     async def __aexit__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from app.api.streaming import MEDIA_TYPE, Events, EventStream, event, mark
 from app.api.traces import UNSOUND, json_answer
 from app.api.watching import FeedWatch, TraceWatch
 from app.core.errors import InputMalformed, SequenceGap, StoreUnfit, TraceNotFound
-from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_SEND_WAIT_MS, LIST_ITEMS_MAX
+from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_PAGE_BYTES_MAX, EVENTS_SEND_WAIT_MS, LIST_ITEMS_MAX
 from app.domain.tga.models import Principal, TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.feed import Position, load_feed
@@ -86,7 +87,7 @@ def router(
         async def opens(principal: Principal) -> Events | None:
             trace_id = await trace_seen_by(edge, principal, request)
             after_seq = sequence_in(request, parameters(request, "after_seq"))
-            page = await load_entries(edge.sessions, trace_id, after_seq=after_seq, limit=LIST_ITEMS_MAX)
+            page = await _entries(edge.sessions, trace_id, after_seq)
             if page is None:
                 raise TraceNotFound("no such trace")
             if after_seq > page.head:
@@ -129,41 +130,57 @@ def router(
 async def _trace_events(
     sessions: Sessions, watch: TraceWatch, trace_id: TraceId, page: EntryPage, after_seq: int
 ) -> AsyncGenerator[bytes, None]:
-    """From `after_seq` on without gap or repeat: the next entry is always the one after the last that was sent."""
+    """From `after_seq` on without gap or repeat: the next entry is always the one after the last that was sent.
+
+    While an event is on its way to a slow client nothing of it is kept here, only what is left of its page.
+    """
     with watch.watching(trace_id, page.head) as watched:
         while True:
-            for item in entry_items(page.items, after_seq=after_seq):
-                after_seq = item["sequence_number"]
-                yield event(_ENTRY, item, identity=str(after_seq))
-            if after_seq >= page.head:
-                if not page.is_open:
-                    yield event("end", {"state": page.state, "sequence_number": page.head})
+            head, end = page.head, None if page.is_open else page.state
+            items = deque(entry_items(page.items, after_seq=after_seq))
+            del page
+            while items:
+                after_seq = items[0]["sequence_number"]
+                yield event(_ENTRY, items.popleft(), identity=str(after_seq))
+            if after_seq >= head:
+                if end is not None:
+                    yield event("end", {"state": end, "sequence_number": head})
                     return
                 shared = await watched.beyond(after_seq)
                 if shared is not None:
                     page = shared
+                    del shared
                     continue
-            read = await load_entries(sessions, trace_id, after_seq=after_seq, limit=LIST_ITEMS_MAX)
+            read = await _entries(sessions, trace_id, after_seq)
             if read is None or not read.items:
-                raise SequenceGap("the head stands further than the log", expected=page.head, found=after_seq).at(
+                raise SequenceGap("the head stands further than the log", expected=head, found=after_seq).at(
                     stream=TRACE.stream(trace_id)
                 )
             page = read
+            del read
 
 
 async def _feed_events(
     sessions: Sessions, watch: FeedWatch, scope: Scope, after: Position, limit: int
 ) -> AsyncGenerator[bytes, None]:
     while True:
-        page = await load_feed(sessions, scope, after=after, limit=limit)
-        for item in page.items:
-            after = item.position
-            yield event(_ENTRY, feed_item(item.stored), identity=feed_cursor(after))
-        if page.next == after and not page.items:
+        page = await load_feed(sessions, scope, after=after, limit=limit, bytes_max=EVENTS_PAGE_BYTES_MAX)
+        items, following, is_quiet = deque(page.items), page.next, page.next == after and not page.items
+        del page
+        while items:
+            after = items[0].position
+            yield event(_ENTRY, feed_item(items.popleft().stored), identity=feed_cursor(after))
+        if is_quiet:
             await watch.beyond(after.xid)
-        elif page.next != after:  # past what this follower may not see: it need not be looked at again
-            after = page.next
+        elif following != after:  # past what this follower may not see: it need not be looked at again
+            after = following
             yield mark(feed_cursor(after))
+
+
+async def _entries(sessions: Sessions, trace_id: TraceId, after_seq: int) -> EntryPage | None:
+    return await load_entries(
+        sessions, trace_id, after_seq=after_seq, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
+    )
 
 
 def _wants_events(request: Request) -> bool:

@@ -44,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Class attributes, so that whoever needs other times derives a class.
     headers_wait_ms = HEADERS_WAIT_MS
     body_wait_ms = BODY_WAIT_MS
+    connections_max = CONNECTIONS_MAX
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -59,8 +60,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            self._refuse(GatewayBusy("the gateway has as many connections as it takes", expected=CONNECTIONS_MAX))
+        beyond = len(self.connections) - self.connections_max
+        if beyond > 0:
+            self._refuse(GatewayBusy("the gateway has as many connections as it takes", expected=self.connections_max))
+            if beyond > self.connections_max // 16:
+                self._hang_up()  # even those who are listened to a little longer must not be too many
             return
         # Also for those who connect and say nothing.
         self._watch(self.headers_wait_ms)
@@ -102,6 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # its body would be taken for another protocol's bytes: see _ignore_upgrade
         if self.parser.get_http_version() not in _VERSIONS:
             self._give_up(_not_http())
+        self._verify_framing()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > HEADER_BYTES_MAX:
             self._give_up(_headers_too_large())
@@ -149,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self._is_over = True
-        super().timeout_keep_alive_handler()
+        self._hang_up()
 
     def _is_answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle  # none before the first request
@@ -176,10 +181,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch(wait_ms)  # it is us who do not read on
         elif not self._is_arriving or (self._has_headers and self.cycle.response_complete):
             self._is_over = True
-            self.transport.close()  # nothing was asked, or all of it is answered
+            self._hang_up()  # nothing was asked, or all of it is answered
         else:
             part = "body" if self._has_headers else "request line and headers"
             self._refuse(RequestTimeout(f"the {part} did not arrive in time", expected=f"within {wait_ms} ms"))
+
+    def _verify_framing(self) -> None:
+        """What others on the way may read differently is refused (RFC 9112, 3.2 and 6.1): no host or several, and a
+        body in any coding but `chunked`, once. The parser takes codings that nobody here undoes."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._give_up(InputMalformed("not one Host", expected="the header Host, once", found=hosts))
+        codings = [value.strip(b" \t").lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            self._give_up(InputMalformed("a transfer coding that is not known", expected="only `chunked`, once"))
 
     def _give_up(self, error: TgaError) -> None:
         self._refusal = error
@@ -234,7 +249,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write_eof()
         self._discarded_bytes = 0
         self.flow.resume_reading()
-        self._arrival = self.loop.call_later(LINGER_MS / 1000, self.transport.close)
+        self._arrival = self.loop.call_later(LINGER_MS / 1000, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """Close; and a little later for good, also when the client does not take what is still buffered."""
+        self._unwatch()
+        self.transport.close()
+        self._arrival = self.loop.call_later(LINGER_MS / 1000, self.transport.abort)
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size

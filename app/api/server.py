@@ -47,8 +47,11 @@ def build_app(edge: Edge) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, traces, events, approvals, log, servers, health):
+    for noun in (actions, health):
         app.include_router(noun.router(edge))
+    reading = edge.for_reading()
+    for noun in (traces, events, approvals, log, servers):
+        app.include_router(noun.router(reading))
     app.include_router(pages.router(document))
     add_exception_handlers(app)
     app.add_middleware(Door, edge=edge)
@@ -120,7 +123,8 @@ async def serve_http(
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_LAST_MS // 1000,
-        backlog=_BACKLOG,
+        # What is accepted in one turn of the loop comes on top of what is bounded: a part of it, then.
+        backlog=min(_BACKLOG, max(1, protocol.connections_max // 4)),
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets))

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.access import may, scope_of
 from app.api.edge import Edge, header_of
 from app.api.problems import document_of
+from app.api.protocol import TRANSPORT
 from app.core.errors import TgaError, Unauthenticated
 from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_SEND_WAIT_MS
 from app.domain.tga.models import Principal
@@ -102,13 +103,22 @@ class EventStream(Response):
         for error in ended:
             if isinstance(error, Exception) and not isinstance(error, TimeoutError):
                 raise error
-        if not is_gone and not any(isinstance(error, TimeoutError) for error in ended):
+        if any(isinstance(error, TimeoutError) for error in ended):
+            await self._cut(receive)
+        elif not is_gone:
             await self._write(send, b"", is_last=True)
+
+    async def _cut(self, receive: Receive) -> None:
+        """Closing would wait for the client to take what is buffered, and it takes nothing."""
+        self._request.scope[TRANSPORT].abort()
+        await _is_gone(receive)  # for the protocol to notice: an answer that is cut off is no defect then
 
     async def _pump(self, events: Events, send: Send) -> None:
         try:
             async for written in events:
                 await self._write(send, written)
+                del written  # only the connection's buffer holds it now
+                await self._write(send, b"")  # when that is empty enough the next one is made, and not before
         except TgaError as error:
             await self._write(send, problem_event(error))
 

@@ -150,7 +150,8 @@ def _key(scope: Scope, body: ToolCallBody) -> str | None:
     header = header_of(scope, b"idempotency-key")
     if header is None:
         return body.idempotency_key
-    key = checked(_KeyHeader, {"idempotency_key": header}).idempotency_key
+    # Space around a value is not part of it (RFC 9110, 5.5).
+    key = checked(_KeyHeader, {"idempotency_key": header.strip(" \t")}).idempotency_key
     if body.idempotency_key not in (None, key):
         raise InputMalformed("two idempotency keys", expected="one key, or the same one twice", found="two")
     return key

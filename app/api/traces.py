@@ -134,9 +134,11 @@ def router(edge: Edge) -> APIRouter:
 
 async def _loaded(edge: Edge, trace_id: TraceId) -> dict[str, Any]:
     try:
-        return _document(await edge.traces.load_trace(trace_id))
+        async with edge.turns.taken():
+            stored = await edge.traces.load_trace(trace_id)
     except TraceErased:
         return await _erased(edge.sessions, trace_id)
+    return _document(stored)
 
 
 def _document(stored: StoredTrace) -> dict[str, Any]:

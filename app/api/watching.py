@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Final
 
 from app.core.errors import TgaError
-from app.core.limits import FEED_POLL_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, LIST_ITEMS_MAX
+from app.core.limits import EVENTS_PAGE_BYTES_MAX, FEED_POLL_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, LIST_ITEMS_MAX
 from app.domain.tga.models import TraceId
 from app.postgres.feed import load_latest
 from app.postgres.listing import EntryPage, load_entries, load_sequences
@@ -74,7 +75,7 @@ class TraceWatch:
         watched.due, watched.delay_ms = min(watched.due, now + FOLLOW_POLL_MS / 1000), FOLLOW_POLL_MS
         self._changed.set()
         if self._poller is None:
-            self._poller = asyncio.create_task(self._poll())
+            self._poller = asyncio.create_task(self._poll(), context=Context())  # for nobody in particular
         try:
             yield watched
         finally:
@@ -122,7 +123,9 @@ class TraceWatch:
     async def _bring(self, trace_id: TraceId, watched: WatchedTrace) -> None:
         known = watched.head.value
         try:
-            page = await load_entries(self._sessions, trace_id, after_seq=known, limit=LIST_ITEMS_MAX)
+            page = await load_entries(
+                self._sessions, trace_id, after_seq=known, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
+            )
         except TgaError:
             return  # seen again at the next look
         if page is not None and page.head > known:
@@ -143,7 +146,7 @@ class FeedWatch:
         """Wait until there is something final after this transaction."""
         self._waiting += 1
         if self._poller is None:
-            self._poller = asyncio.create_task(self._poll())
+            self._poller = asyncio.create_task(self._poll(), context=Context())
         try:
             await self._latest.beyond(xid)
         finally:

@@ -9,6 +9,7 @@ import typer
 
 from app.cli import access, keys
 from app.cli.calls import parse_arguments
+from app.cli.context import config_path
 from app.cli.explaining import explain_call
 from app.cli.gateway_commands import ArgumentPairs, ServerArgument, ToolArgument
 from app.cli.policy import check_policy
@@ -137,13 +138,16 @@ def list_tenants_command(context: typer.Context, as_json: AsJson = False) -> Non
 
 @policy_commands.command("check")
 def check_policy_command(
+    context: typer.Context,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The policy; else the packaged one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether the gateway would take this policy, and what is in it; exit 1 if it would not."""
+    """Whether the gateway would take this policy, and what is in it; exit 1 if it would not.
+
+    Warns of rules that can never match the configured tools; what MCP servers have is not asked."""
 
     async def work() -> bool:
-        return check_policy(file, as_json=as_json)
+        return await check_policy(file, config=config_path(context_of(context).settings), as_json=as_json)
 
     run(work())
 

@@ -8,8 +8,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from app.core.errors import PolicyInvalid
+from app.config import Config, load_config
+from app.config.tables import qualify
+from app.connectors.registry import Registry
+from app.core.digest import GENESIS
+from app.core.errors import PolicyInvalid, TgaError
 from app.domain.policy.cedar import CedarPolicy, Outcome
+from app.domain.policy.encoding import Uid, principal_uid, tool_uid
 from app.domain.policy.explaining import Explanation, Standing, explain
 from app.domain.policy.rules import Rule
 from app.domain.tga.models import ActionRequest
@@ -25,8 +30,40 @@ _ANSWER: Final = {
 _TELLING: Final[tuple[Standing, ...]] = ("decides", "could not be evaluated", "applies", "condition not met")
 
 
-def check_policy(path: Path | None, *, as_json: bool) -> bool:
-    """True when the gateway would take this policy (None: the packaged one). Raises SettingInvalid if unreadable."""
+def live_misfits(policy: CedarPolicy, registry: Registry) -> list[str]:
+    """The rules that can never match, as far as the registry knows its tools by now."""
+    away = {s.server_id for s in registry.servers() if s.connection is not None and s.connection.state != "connected"}
+    return policy.misfits(registry.tools(), undiscovered=away)
+
+
+async def configured_misfits(policy: CedarPolicy, config: Config) -> list[str]:
+    """The rules that can never match, as far as the configuration tells: what MCP servers have is not asked. Raises
+    what a configuration raises that no gateway would start with."""
+    registry = Registry.from_config(config)
+    try:
+        discovering = {qualify(s.tenant, name): s for name, s in config.servers.items() if s.is_mcp}
+        expected = [
+            Tool(
+                server_id,
+                name,
+                tool.tool_class or "write",
+                GENESIS,
+                tenant=server.tenant,
+                secret_arguments=tuple(tool.secret_arguments),
+            )
+            for server_id, server in discovering.items()
+            for name, tool in server.tools.items()
+        ]
+        return policy.misfits([*registry.tools(), *expected], undiscovered=discovering.keys())
+    finally:
+        await registry.close()
+
+
+async def check_policy(path: Path | None, *, config: Path, as_json: bool) -> bool:
+    """True when the gateway would take this policy (None: the packaged one). Raises SettingInvalid if unreadable.
+
+    It is compared with the tools in `config`; a configuration that cannot be used is a warning, as it is not asked for.
+    """
     try:
         policy = load_policy(path)
     except PolicyInvalid as error:
@@ -36,15 +73,20 @@ def check_policy(path: Path | None, *, as_json: bool) -> bool:
             output.print("[red]not valid[/]", end="  ")
             output.print(str(error), markup=False)
         return False
+    warnings = list(policy.warnings)
+    try:
+        warnings += await configured_misfits(policy, load_config(config))
+    except TgaError as error:
+        warnings.append(f"not compared with the tools that there are: {error}")
     if as_json:
         rules = [{"id": r.name, "effect": r.effect, "line": r.line} for r in policy.rules]
-        _print_json({"valid": True, "digest": policy.digest, "policies": rules, "warnings": list(policy.warnings)})
+        _print_json({"valid": True, "digest": policy.digest, "policies": rules, "warnings": warnings})
         return True
     count = len(policy.rules)
     output.print(f"[green]valid[/]  {count} {'policy' if count == 1 else 'policies'}, digest {policy.digest}")
     for rule in policy.rules:
         _print_rule(rule)
-    for warning in policy.warnings:
+    for warning in warnings:
         output.print("[yellow]warning[/]", end="  ")
         output.print(warning, markup=False)
     return True
@@ -55,7 +97,7 @@ def explain_policy(path: Path | None, tool: Tool, request: ActionRequest, *, as_
     policy = load_policy(path)
     explanation = explain(policy, request, tool)
     if as_json:
-        _print_json(_document(policy, explanation))
+        _print_json(_document(policy, explanation, tool, request))
     else:
         _print_explanation(policy, explanation, tool, request)
     return explanation.verdict.answer != "deny"
@@ -69,8 +111,9 @@ def _print_explanation(policy: CedarPolicy, explanation: Explanation, tool: Tool
     asker = request.principal
     roles = ", ".join(asker.roles or ()) or "no roles"
     tags = ", ".join(sorted(tool.tags)) or "no tags"
-    output.print(f"\nasked by  {asker.tenant}/{asker.principal_id} ({roles})", markup=False)
-    output.print(f"tool      {tool.server_id}/{tool.tool_name} ({tool.tool_class}, {tags})", markup=False)
+    # As rules must write them: a slash in the owner's name is escaped there, and nowhere else.
+    output.print(f"\nasked by  {_entity(principal_uid(asker))} ({roles})", markup=False)
+    output.print(f"tool      {_entity(tool_uid(tool))} ({tool.tool_class}, {tags})", markup=False)
     output.print(f"policy    {policy.digest}")
     standings = explanation.standings
     for outcome, of_rules in zip(explanation.outcomes, standings, strict=True):
@@ -104,11 +147,17 @@ def _print_rule(rule: Rule, standing: str | None = None, *, is_shown_whole: bool
             output.print(f"    {number:>4} | {line}", markup=False)
 
 
-def _document(policy: CedarPolicy, explanation: Explanation) -> dict[str, Any]:
+def _entity(uid: Uid) -> str:
+    return f"{uid['type']}::{json.dumps(uid['id'])}"
+
+
+def _document(policy: CedarPolicy, explanation: Explanation, tool: Tool, request: ActionRequest) -> dict[str, Any]:
     verdict = explanation.verdict
     return {
         "verdict": verdict.answer,
         "rationale": verdict.rationale,
+        "principal": _entity(principal_uid(request.principal)),
+        "resource": _entity(tool_uid(tool)),
         "policy_digest": policy.digest,
         "policy_ids": list(verdict.policy_ids),
         "actions": {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -20,12 +21,14 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from app.api.protocol import BoundedProtocol
 from app.api.server import serve_http
 from app.cli.context import Gateway
+from app.cli.policy import live_misfits
 from app.cli.recovery import tell
 from app.core.digest import Digest
 from app.core.errors import ConcurrentExecution, TgaError
-from app.core.limits import LOG_ROUND_MS, SWEEP_EVERY_MS
+from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED, LOG_ROUND_MS, SWEEP_EVERY_MS
 from app.domain.system.policies import record_policy
 from app.mcp_server.server import PATH as MCP_PATH
 from app.settings import Settings
@@ -42,11 +45,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListening | None = None) -> bool:
     """Until a signal. `on_listening` is told the address once requests are taken; what it raises ends the gateway."""
     _log_to_stderr()
+    descriptors = _raise_descriptors()
     stopping = gateway.edge.stopping
     own_work = OwnWork(gateway)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with _stopped_by_signals(stopping):
-        serving = asyncio.create_task(_serve_http(gateway, settings, listening))
+        serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors))
         tasks = [asyncio.create_task(work) for work in own_work.all()]
         tasks.append(asyncio.create_task(_greet(listening, settings, on_listening)))
         try:
@@ -64,13 +68,40 @@ async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListeni
     return True
 
 
-async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.Future[str]) -> None:
+async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.Future[str], descriptors: int) -> None:
+    class Protocol(BoundedProtocol):
+        connections_max = connections_within(
+            descriptors, dispatching=sum(server.max_concurrency for server in gateway.registry.servers())
+        )
+
     def on_ready(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
         listening.set_result(f"http://{shown}:{port}")
 
     mounted = {MCP_PATH: gateway.mcp}
-    await serve_http(gateway.edge, host=settings.host, port=settings.port, on_ready=on_ready, mounted=mounted)
+    await serve_http(
+        gateway.edge, host=settings.host, port=settings.port, on_ready=on_ready, protocol=Protocol, mounted=mounted
+    )
+
+
+def connections_within(descriptors: int, *, dispatching: int) -> int:
+    """How many connections clients may hold, so that dispatch, the database and files always find descriptors.
+
+    A quarter stays free for what is accepted and refused in the same moment. Where there are too few descriptors for
+    all this, half of them.
+    """
+    left = max(descriptors - DESCRIPTORS_RESERVED - dispatching, descriptors // 2)
+    return min(CONNECTIONS_MAX, left * 3 // 4)
+
+
+def _raise_descriptors() -> int:
+    """As many as the system lets us have; the usual soft limit is far below that. Children are started before this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # some systems name no bound and have one
+        return soft
+    return hard if hard != resource.RLIM_INFINITY else sys.maxsize
 
 
 async def _until_the_end(serving: asyncio.Task[None], greeting: asyncio.Task[None]) -> None:
@@ -99,6 +130,8 @@ class OwnWork:
         self._reported: set[str] = set()
         self._recorded_policy: Digest = gateway.policy.digest
         self._away: set[str] = set()
+        self._warned: set[str] = set()
+        self._fitted: object = None
 
     def all(self) -> list[Coroutine[Any, Any, None]]:
         return [
@@ -144,6 +177,19 @@ class OwnWork:
         if expired:
             output.print(f"{expired} waited for a person for too long: denied.")
 
+    def _warn_of_policy(self) -> None:
+        """Each warning once for each policy. Tools come and go with their servers, so rules are compared with them
+        again whenever they are others."""
+        policy, registry = self._gateway.policy.policy, self._gateway.registry
+        fitted = (policy.digest, registry.tools(), [s.connection and s.connection.state for s in registry.servers()])
+        if fitted == self._fitted:
+            return
+        self._fitted = fitted
+        for warning in (*policy.warnings, *live_misfits(policy, registry)):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                logger.warning("policy: %s", warning)
+
     async def follow_policy(self) -> None:
         """A new policy is on the record as soon as it decides; if the store is away, as soon as it is back: until then
         nothing that it decided can be stored either."""
@@ -153,8 +199,8 @@ class OwnWork:
             logger.error("the policy file cannot be used, and the policy before it stays in force: %s", found.error)
         elif found is not None:
             output.print(f"The policy file was read again: {found.digest} decides now.")
-            for warning in found.warnings:
-                logger.warning("policy: %s", warning)
+            self._warned, self._fitted = set(), None
+        self._warn_of_policy()
         if policy.digest != self._recorded_policy:
             digest, text = policy.digest, policy.text
             await record_policy(self._gateway.system, self._gateway.clock, digest, text)

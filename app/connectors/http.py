@@ -257,8 +257,8 @@ def _headers(call: ToolCall, traceparent: str | None) -> dict[str, str]:
         "TGA-Trace-Id": call.trace_id,
         "traceparent": traceparent_of(call, traceparent),
     }
-    if call.idempotency_key is not None:
-        headers["Idempotency-Key"] = call.idempotency_key
+    if call.key_at_server is not None:
+        headers["Idempotency-Key"] = call.key_at_server
     return headers
 
 

@@ -324,8 +324,8 @@ def _meta(call: ToolCall, traceparent: str | None) -> dict[str, Any]:
         "tga/trace-id": call.trace_id,
         "traceparent": traceparent_of(call, traceparent),
     }
-    if call.idempotency_key is not None:
-        meta["tga/idempotency-key"] = call.idempotency_key
+    if call.key_at_server is not None:
+        meta["tga/idempotency-key"] = call.key_at_server
     return meta
 
 

@@ -130,6 +130,7 @@ DISCARDED_BYTES_MAX: Final = 1_048_576
 LINGER_MS: Final = 2_000
 KEEP_ALIVE_S: Final = 65
 CONNECTIONS_MAX: Final = 8_192
+DESCRIPTORS_RESERVED: Final = 256  # for the database, files and children; tool servers' connections come on top
 PIPELINED_REQUESTS_MAX: Final = 64
 CALL_WAIT_MS: Final = 30_000
 CALL_WAIT_MS_MAX: Final = 120_000
@@ -157,6 +158,9 @@ LIST_ITEMS_MAX: Final = 200
 LIST_ROWS_LOOKED_AT_MAX: Final = 5_000
 FEED_ROWS_LOOKED_AT_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 1_048_576  # an item that is larger stands on a page alone
+EVENTS_PAGE_BYTES_MAX: Final = 65_536  # a follower that does not read holds one
+READS_AT_ONCE_MAX: Final = 3  # of the eight sessions that everything else needs too
+READ_WAIT_MS: Final = 30_000
 CURSOR_CHARS_MAX: Final = 128
 QUERY_PARAMETERS_MAX: Final = 16
 # More entries than any transaction appends: a made-up cursor cannot ask for more to be skipped.

@@ -18,16 +18,18 @@ from starlette.types import Receive, Scope, Send
 from app import __version__
 from app.api.body import ClientGone, read_bytes
 from app.api.door import problem_is_ours
-from app.api.edge import Edge
+from app.api.edge import Edge, header_of
 from app.api.problems import problem
-from app.core.errors import InternalError, MethodNotAllowed, RouteNotFound, TgaError
+from app.core.errors import InternalError, MethodNotAllowed, RouteNotFound, TgaError, Unauthenticated
 from app.core.limits import (
+    EVENTS_SEND_WAIT_MS,
     MCP_HOLD_MS,
     MCP_PING_EVERY_MS,
     MCP_PROGRESS_QUEUED_MAX,
     MCP_STREAM_AFTER_MS,
     MCP_TASK_AFTER_MS,
 )
+from app.domain.tga.models import Principal
 from app.mcp_server.calling import Asked, Called, Calling
 from app.mcp_server.delivery import Delivery
 from app.mcp_server.envelope import (
@@ -237,13 +239,27 @@ class McpEndpoint:
                         await asyncio.gather(step, return_exceptions=True)
                         break
                     event = step.result()
-                    await _send_part(request.send, event or b"", is_last=event is None)
+                    if event is not None and not await self._is_still_admitted(request, asked.principal):
+                        event = None  # revoked or expired meanwhile: it hears nothing more
+                    async with asyncio.timeout(EVENTS_SEND_WAIT_MS / 1000):
+                        await _send_part(request.send, event or b"", is_last=event is None)
                     if event is None:
                         break
+            except TimeoutError:
+                pass  # a client that takes nothing keeps no place
             finally:
                 gone.cancel()
                 await asyncio.gather(gone, return_exceptions=True)
                 await events.aclose()  # type: ignore[attr-defined]
+
+    async def _is_still_admitted(self, request: _Request, principal: Principal) -> bool:
+        try:
+            fresh = await self._edge.authenticator.authenticate(header_of(request.scope, b"authorization"))
+        except Unauthenticated:
+            return False
+        except TgaError:  # nobody can tell now: the next event asks again
+            return True
+        return fresh == principal
 
     def _defect(self, error: Exception) -> RpcError:
         incident = self._edge.clock.new_id()

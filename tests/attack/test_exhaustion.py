@@ -10,8 +10,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.attack.client import Client
 from tests.cli.world import World
 
@@ -26,10 +24,6 @@ def _address(world: World) -> tuple[str, int]:
     return str(parts.hostname), int(parts.port or 0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="nobody looks at RLIMIT_NOFILE: strangers' connections take the files that dispatch, policy and log need",
-)
 def test_connections_of_strangers_do_not_fail_a_call_that_was_accepted(still_world: World) -> None:
     world = still_world
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -53,10 +47,6 @@ def test_connections_of_strangers_do_not_fail_a_call_that_was_accepted(still_wor
         world.stop()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="each follower of the feed that does not read holds a page of up to PAGE_BYTES_MAX, and an event",
-)
 def test_followers_that_never_read_take_little_memory(still_world: World) -> None:
     world = still_world
     world.start()

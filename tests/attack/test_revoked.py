@@ -6,8 +6,6 @@ import json
 import time
 from contextlib import closing
 
-import pytest
-
 from tests.attack.client import Client
 from tests.cli.world import World
 
@@ -18,9 +16,6 @@ _META = {
 }
 
 
-@pytest.mark.xfail(
-    strict=True, reason="subscriptions/listen never asks again whether its key is good; /v1 streams do, at every beat"
-)
 def test_a_revoked_key_hears_nothing_more_over_mcp(world: World) -> None:
     key = world.new_key("victim", "agent")
     with (

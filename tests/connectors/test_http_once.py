@@ -48,6 +48,16 @@ async def test_the_request_carries_the_ids_and_the_canonical_arguments() -> None
     }
 
 
+async def test_a_server_that_two_tenants_share_is_told_whose_key_it_is() -> None:
+    async with raw_server(always(response("200 OK"))) as raw:
+        connector = HttpConnector(raw.url)
+        for server_id in ("bank", "acme/bank"):
+            await connector.dispatch(tool_call(server_id=server_id), timeout_ms=5000)
+        await connector.close()
+    assert b"\r\nIdempotency-Key: key-1\r\n" in raw.requests[0]
+    assert b"\r\nIdempotency-Key: acme/key-1\r\n" in raw.requests[1]
+
+
 @pytest.mark.parametrize("flags", ["00", "01", "03"])
 async def test_the_callers_trace_goes_on_with_the_call_as_parent(flags: str) -> None:
     async with raw_server(response("200 OK")) as raw:

@@ -22,6 +22,7 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 # In code: `tga keys create NAME --role agent`, .venv/bin/tga verify --all
 _COMMAND = re.compile(r"(?:^|[\s`(|;$])(?:\.venv/bin/)?tga((?: +[^\s`|;)]+)+)", re.MULTILINE)
+_OTHERS = re.compile(r"^claude .*$", re.MULTILINE)  # a client's own command, in which a server is named tga
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
@@ -53,7 +54,7 @@ def commands_in(text: str) -> list[list[str]]:
     return [
         found.split(" #")[0].split()
         for code in _CODE.findall(text)
-        for found in _COMMAND.findall(code)
+        for found in _COMMAND.findall(_OTHERS.sub("", code))
         if not found.strip().startswith(("#", "="))
     ]
 

@@ -11,7 +11,7 @@ file with a `permit` that names Action::"approve" denies what none of them permi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from app.domain.policy.encoding import (
     tool_entity,
     tool_uid,
 )
+from app.domain.policy.fitting import find_misfits
 from app.domain.policy.rules import Action, Rule, arguments_read, find_mistakes, find_warnings, read_rules
 from app.domain.policy.source import Statement, place_of_error, read_statements
 from app.domain.tga.models import ActionRequest, Principal
@@ -110,6 +111,10 @@ class CedarPolicy:
         self._by_id = {rule.cedar_id: rule for rule in self.rules}
         self._arguments_read = arguments_read(self.rules)
         self._permits_approvals = any(r.effect == "permit" and r.names_action("approve") for r in self.rules)
+
+    def misfits(self, tools: Iterable[Tool], *, undiscovered: Collection[str] = ()) -> list[str]:
+        """Rules that can never match with these tools, as `find_misfits` tells of them; `warnings` need no tools."""
+        return find_misfits(self.rules, tools, undiscovered=undiscovered)
 
     def judge(self, request: ActionRequest, tool: Tool) -> Verdict:
         """Allow, ask or deny; never raises, and allows only on Cedar's explicit word for both actions."""

@@ -47,14 +47,14 @@ Uid = dict[str, str]
 
 
 def principal_uid(principal: Principal) -> Uid:
-    return {"type": "Principal", "id": _joined(principal.tenant, principal.principal_id)}
+    return {"type": "Principal", "id": named_id(principal.tenant, principal.principal_id)}
 
 
 def tool_uid(tool: Tool) -> Uid:
-    return {"type": "Tool", "id": _joined(tool.server_id, tool.tool_name)}
+    return {"type": "Tool", "id": named_id(tool.server_id, tool.tool_name)}
 
 
-def _joined(owner: str, name: str) -> str:
+def named_id(owner: str, name: str) -> str:
     """`owner/name`, so that no two pairs give the same text: a slash in the owner is written %2F."""
     return f"{owner.replace('%', '%25').replace('/', '%2F')}/{name}"
 
@@ -97,7 +97,12 @@ def context_of(request: ActionRequest, *, arguments: Iterable[str] | None) -> di
 
 def _plain_names(names: Iterable[str]) -> Iterable[str]:
     """Names of arguments from names in the context."""
-    return [name[1:] if name.startswith("$") and _ESCAPED_KEY.fullmatch(name) else name for name in names]
+    return map(plain_name, names)
+
+
+def plain_name(name: str) -> str:
+    """The name of an argument, or of a member of one, from the name that it has in the context."""
+    return name[1:] if name.startswith("$") and _ESCAPED_KEY.fullmatch(name) else name
 
 
 def cedar_value(value: Any) -> Any:

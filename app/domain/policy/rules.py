@@ -52,7 +52,7 @@ class Rule:
 
     def names_action(self, action: Action) -> bool:
         """Whether the scope names it; a policy about all actions names none."""
-        return any(entity["id"] == action for entity in _entities(self.body["action"]))
+        return any(entity["id"] == action for entity in scope_entities(self.body["action"]))
 
 
 def read_rules(policies: Mapping[str, Any], statements: list[Statement]) -> list[Rule]:
@@ -82,9 +82,9 @@ def find_mistakes(rules: Iterable[Rule]) -> Iterator[str]:
             for entity_type in _scope_types(rule.body[variable]):
                 if entity_type not in types:
                     yield f"line {rule.line}: {variable} is never a {entity_type}; there is {_listed(types)}"
-            for entity in _entities(rule.body[variable]):
+            for entity in scope_entities(rule.body[variable]):
                 yield from _unknown_entity(rule, entity)
-        for node in _nodes(rule.body["conditions"]):
+        for node in nodes_of(rule.body["conditions"]):
             yield from _mistakes_of_node(rule, node)
 
 
@@ -118,7 +118,7 @@ def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
     """What is allowed and probably not meant."""
     for rule in rules:
         read, tested = set[str](), set[str]()
-        for node in _nodes(rule.body["conditions"]):
+        for node in nodes_of(rule.body["conditions"]):
             for owner, attribute in _attributes(node):
                 if owner == "context":
                     (tested if "has" in node else read).add(attribute)
@@ -127,6 +127,11 @@ def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
             yield (
                 f"line {rule.line}: {rule.name} reads context.requester, which only approve has: "
                 'calls it looks at are denied. Write action == Action::"approve".'
+            )
+        if _is_one_server(rule.body["resource"]):
+            yield (
+                f"line {rule.line}: {rule.name} says resource == Server::…, but what is called is a tool: it never "
+                "matches. Write resource in Server::…"
             )
         for attribute in sorted((read - tested) & set(_OPTIONAL)):
             yield (
@@ -143,19 +148,19 @@ def arguments_read(rules: Iterable[Rule]) -> frozenset[str] | None:
     """
     names = set[str]()
     for rule in rules:
-        for node in _nodes(rule.body["conditions"]):
+        for node in nodes_of(rule.body["conditions"]):
             for child in _children(node):
-                if _is_variable(child, "context") and _attribute(node) is None:
+                if _is_variable(child, "context") and attribute_of(node) is None:
                     return None
                 if _is_arguments(child):
-                    name = _attribute(node)
+                    name = attribute_of(node)
                     if name is None:
                         return None
                     names.add(name)
     return frozenset(names)
 
 
-def _nodes(conditions: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def nodes_of(conditions: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Every object in the conditions, expressions among them; a stack, as they nest deeper than Python recurses."""
     waiting: list[Any] = [{"": condition["body"]} for condition in conditions]
     while waiting:
@@ -175,7 +180,7 @@ def _children(node: dict[str, Any]) -> Iterator[Any]:
             yield value
 
 
-def _attribute(operands: dict[str, Any]) -> str | None:
+def attribute_of(operands: dict[str, Any]) -> str | None:
     """The attribute, if these are the operands of `.` or `has`: {"left": …, "attr": name}, and nothing else."""
     attribute = operands.get("attr")
     return attribute if operands.keys() == {"left", "attr"} and isinstance(attribute, str) else None
@@ -193,7 +198,7 @@ def _attributes(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Of `owner.attribute` and `owner has attribute`: both. Owners without a name of their own are ""."""
     for operator in (".", "has"):
         operands = node.get(operator)
-        if isinstance(operands, dict) and (attribute := _attribute(operands)) is not None:
+        if isinstance(operands, dict) and (attribute := attribute_of(operands)) is not None:
             yield _owner(operands["left"]), attribute
 
 
@@ -204,7 +209,7 @@ def _owner(expression: Any) -> str:
     return "principal" if expression == _REQUESTER else ""
 
 
-def _entities(scope: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+def scope_entities(scope: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
     """The entities that a scope names: `==`, `in`, `in [..]`, `is .. in`."""
     for part in (scope, scope.get("in")):
         if isinstance(part, dict):
@@ -213,10 +218,14 @@ def _entities(scope: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
             yield from part.get("entities", ())
 
 
+def _is_one_server(scope: Mapping[str, Any]) -> bool:
+    return scope["op"] == "==" and any(entity["type"] == "Server" for entity in scope_entities(scope))
+
+
 def _scope_types(scope: Mapping[str, Any]) -> Iterator[str]:
     if "entity_type" in scope:
         yield scope["entity_type"]
-    for entity in _entities(scope):
+    for entity in scope_entities(scope):
         if entity["type"] in _TYPES:
             yield entity["type"]
 

@@ -69,12 +69,16 @@ class Pins:
                 piece = of_tenant[start : start + 16]
                 await self._system.append(tenant, lambda state, piece=piece: self._seen(state, piece))  # type: ignore[misc]
 
-    async def verify(self, tool: Tool) -> None:
+    async def verify(self, tool: Tool, *, refresh_first: bool = False) -> None:
         """Raise ToolQuarantined unless the tool's definition is the pinned one. A refusal is checked with the store
-        first: an operator may have accepted it through another gateway."""
+        first: an operator may have accepted it through another gateway. With `refresh_first` so is a consent: another
+        definition may have been accepted there."""
+        if refresh_first:
+            await self._system.refresh(tool.tenant)
         if self.state_of(tool).status == "pinned":
             return
-        await self._system.refresh(tool.tenant)
+        if not refresh_first:
+            await self._system.refresh(tool.tenant)
         if self.state_of(tool).status != "pinned":
             await self.see([tool])
         state = self.state_of(tool)

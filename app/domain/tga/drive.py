@@ -281,7 +281,7 @@ class Driver:
             update={
                 "tool_name": reader.tool_name,
                 "tool_class": "read",
-                "arguments": {"idempotency_key": call.idempotency_key},
+                "arguments": {"idempotency_key": call.key_at_server},
                 "idempotency_key": None,
             }
         )

@@ -174,6 +174,13 @@ class ToolCall(_Asking):
             raise ValueError("reconcile_tool is named by `reconcile`, always and only")
         return self
 
+    @property
+    def key_at_server(self) -> str | None:
+        """The key as its tool server is told it. Two tenants may share a server and choose the same key: outside the
+        default tenant it has the tenant in front, or one tenant's call would be answered with the other's."""
+        tenant, slash, _ = self.server_id.rpartition("/")
+        return self.idempotency_key and f"{tenant}{slash}{self.idempotency_key}"
+
 
 class JsonOutput(Part):
     encoding: Literal["json"]

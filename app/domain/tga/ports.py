@@ -137,7 +137,10 @@ class Supervisor(Protocol):
 class Pinning(Protocol):
     """Whether a tool still is what it was when it was pinned. Raises ToolQuarantined."""
 
-    async def verify(self, tool: Tool) -> None: ...
+    async def verify(self, tool: Tool, *, refresh_first: bool = False) -> None:
+        """From memory, unless it would be refused; `refresh_first`: from the store, so that a change made through
+        another gateway counts at once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class Supervision:
 
     async def _verify_approvable(self, request: ActionRequest, approver: Principal) -> Verdict:
         tool = self._tools.resolve(request.server_id, request.tool_name)
-        await self._pins.verify(tool)
+        await self._pins.verify(tool, refresh_first=True)
         if request.tool_definition_digest not in (None, tool.definition_digest):
             raise ToolQuarantined(
                 "the tool has changed since the request was made",

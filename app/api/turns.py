@@ -1,0 +1,90 @@
+"""Who reads next: only so many at once, and principals take turns, so that readers never keep calls waiting.
+
+Readers share the database's sessions and the one event loop with calls, decisions and recovery. Those do not pass here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import asyncpg
+
+from app.core.errors import GatewayBusy
+from app.core.limits import READ_WAIT_MS, READS_AT_ONCE_MAX
+from app.postgres.sessions import Connection, Sessions
+
+# Set when a request is admitted. What works for all readers together is nobody's, and has a turn of its own.
+reader: ContextVar[tuple[str, str] | None] = ContextVar("reader", default=None)
+
+
+class Turns:
+    """Places for readers. Whoever waits is served in turn with the other principals, and within one in order."""
+
+    def __init__(self, at_once: int = READS_AT_ONCE_MAX, *, wait_ms: int = READ_WAIT_MS) -> None:
+        self._free = at_once
+        self._wait_s = wait_ms / 1000
+        self._waiting: OrderedDict[tuple[str, str] | None, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """A place, for as long as one query takes; GatewayBusy when none is had in time."""
+        if self._free > 0:
+            self._free -= 1
+        else:
+            await self._turn()
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _turn(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(reader.get(), deque()).append(turn)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self._pass_on()  # it came in the moment that the wait was given up
+            if isinstance(error, TimeoutError):
+                raise GatewayBusy("too many are reading", expected=f"a turn within {self._wait_s:g} s") from None
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            whose, line = self._waiting.popitem(last=False)
+            turn = line.popleft()
+            if line:
+                self._waiting[whose] = line  # behind the others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class ReadingSessions(Sessions):
+    """The same sessions, each used in turn. Closing them is their owner's business."""
+
+    def __init__(self, sessions: Sessions, turns: Turns) -> None:
+        self._sessions = sessions
+        self._turns = turns
+
+    async def close(self) -> None:
+        return None
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        async with self._turns.taken(), self._sessions.reading() as connection:
+            yield connection
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        async with self._turns.taken():
+            return await self._sessions.fetch(statement, *arguments)
+
+    async def commit(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        raise RuntimeError("what only reads commits nothing")
