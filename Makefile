@@ -10,8 +10,10 @@ export TGA_HOME ?= $(CURDIR)/.tga
 run: $(READY)
 	@$(BIN)/python tools/run.py
 
+# Most of the suite waits for processes that it kills: more workers than cores. A file stays with one worker.
+WORKERS ?= 3
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -29,6 +31,9 @@ bench: $(READY)
 	$(BIN)/python -m bench.tool_call
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.http
+	$(BIN)/python -m bench.mcp
+	$(BIN)/python -m bench.sequencer
+	$(BIN)/python -m bench.verify
 	$(BIN)/python -m bench.load --minutes 10
 
 wheel: $(READY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -38,7 +38,7 @@ def router(edge: Edge) -> APIRouter:
                 after=list_position("approvals", given.get("cursor")),
                 limit=limit_in(given),
             )
-            items = [{**asdict(item), "server_id": own_name(principal.tenant, item.server_id)} for item in page.items]
+            items = [replace(item, server_id=own_name(principal.tenant, item.server_id)) for item in page.items]
             return json_answer({"items": items, "next": list_cursor("approvals", page.next)})
 
     return routes

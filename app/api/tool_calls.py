@@ -107,7 +107,8 @@ class ToolCalls:
 
     async def _answer(self, call: CheckedCall, body: ToolCallBody) -> Answer:
         try:
-            return await self._edge.handover.wait(self._edge.runtime.call(call, wait_ms=body.wait_ms))
+            with self._edge.turns.behind():
+                return await self._edge.handover.wait(self._edge.runtime.call(call, wait_ms=body.wait_ms))
         except (SequenceGap, ConcurrentExecution) as error:
             if body.trace_id is None or error.stream not in (None, TRACE.stream(body.trace_id)):
                 raise

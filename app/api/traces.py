@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -81,7 +81,7 @@ def router(edge: Edge) -> APIRouter:
                 before=list_position("traces", given.get("cursor")),
                 limit=limit_in(given),
             )
-            items = [{**asdict(item), "server_id": own_name(principal.tenant, item.server_id)} for item in page.items]
+            items = [replace(item, server_id=own_name(principal.tenant, item.server_id)) for item in page.items]
             return json_answer({"items": items, "next": list_cursor("traces", page.next)})
 
     @routes.get(

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import asyncpg
 
 from app.core.errors import GatewayBusy
-from app.core.limits import READ_WAIT_MS, READS_AT_ONCE_MAX
+from app.core.limits import READ_PAUSE_MS_MAX, READ_PAUSE_TIMES, READ_WAIT_MS, READS_AT_ONCE_MAX
 from app.postgres.sessions import Connection, Sessions
 
 # Set when a request is admitted. What works for all readers together is nobody's, and has a turn of its own.
@@ -27,6 +27,7 @@ class Turns:
 
     def __init__(self, at_once: int = READS_AT_ONCE_MAX, *, wait_ms: int = READ_WAIT_MS) -> None:
         self._free = at_once
+        self._calls = 0
         self._wait_s = wait_ms / 1000
         self._waiting: OrderedDict[tuple[str, str] | None, deque[asyncio.Future[None]]] = OrderedDict()
 
@@ -37,10 +38,26 @@ class Turns:
             self._free -= 1
         else:
             await self._turn()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             yield
         finally:
-            self._pass_on()
+            if self._calls and self._waiting:
+                # Not at once: the processors that readers have kept busy are the call's for a while.
+                pause_s = min(READ_PAUSE_TIMES * (loop.time() - began), READ_PAUSE_MS_MAX / 1000)
+                loop.call_later(pause_s, self._pass_on)
+            else:
+                self._pass_on()
+
+    @contextmanager
+    def behind(self) -> Iterator[None]:
+        """While a call is being answered readers pause between their turns."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
 
     async def _turn(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

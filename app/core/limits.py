@@ -161,6 +161,8 @@ PAGE_BYTES_MAX: Final = 1_048_576  # an item that is larger stands on a page alo
 EVENTS_PAGE_BYTES_MAX: Final = 65_536  # a follower that does not read holds one
 READS_AT_ONCE_MAX: Final = 3  # of the eight sessions that everything else needs too
 READ_WAIT_MS: Final = 30_000
+READ_PAUSE_TIMES: Final = 4  # while a call is under way a reader's place rests so many times what its query took
+READ_PAUSE_MS_MAX: Final = 100
 CURSOR_CHARS_MAX: Final = 128
 QUERY_PARAMETERS_MAX: Final = 16
 # More entries than any transaction appends: a made-up cursor cannot ask for more to be skipped.

@@ -35,24 +35,15 @@ def _called(world: World, tenant: str, server: str, tool: str, **arguments: obje
         return agent.call(server, tool, arguments)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the policy sees a commitment in a secret argument's place: == is false, no error"
-)
 def test_a_forbid_on_the_value_of_a_secret_argument_is_not_silent(world: World) -> None:
     said = _called(world, "default", "bank", "pay_card", amount=1, card="4111111111111111")
     assert said.status == 403 or "stolen-card" in _told(world)
 
 
-@pytest.mark.xfail(
-    strict=True, reason='the id is Tool::"other%2Ftheirs/charge", while every text says other/theirs/charge'
-)
 def test_a_forbid_on_another_tenants_tool_as_explain_writes_it_is_not_silent(world: World) -> None:
     said = _called(world, "other", "theirs", "charge", amount=1)
     assert said.status == 403 or "not-theirs" in _told(world)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="ids of tools and servers in a policy are not compared with those that there are"
-)
 def test_a_forbid_on_a_tool_that_does_not_exist_is_not_silent(world: World) -> None:
     assert "mistyped" in _told(world)

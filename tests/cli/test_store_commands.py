@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.world import World, trace_of
+from tests.cli.world import World, trace_of, wait_for
 
 
 def findings(world: World) -> dict[str, dict[str, object]]:
@@ -62,6 +63,36 @@ def test_the_doctor_tells_of_a_database_that_is_away_and_looks_at_all_the_rest(w
     assert told.returncode == 1
     assert "wrong  database: STORE_UNAVAILABLE" in told.stdout
     assert f"ok     gateway at {world.url}" in told.stdout
+
+
+def test_the_doctor_warns_of_a_rule_that_can_never_match_and_so_does_the_gateway(restored: World) -> None:
+    world = restored
+    slips = """
+    @id("mistyped") forbid(principal, action, resource == Tool::"bank/chagre");
+    @id("stolen") forbid(principal, action, resource == Tool::"bank/pay_card")
+    when { context.arguments.card == "4111" };
+    """
+    world.policy.write_text(world.policy.read_text() + slips)
+    told = world.tga("doctor")
+    assert told.returncode == 0, told.stdout
+    assert 'mistyped names Tool::"bank/chagre", which no tool is' in told.stdout.split("warn   policy rule: ")[1]
+    assert "stolen reads context.arguments.card" in told.stdout.split("warn   policy rule: ")[2]
+    assert findings(world)["policy rule"]["warning"] is True
+    wait_for(lambda: "stolen reads context.arguments.card" in world.told.read_text())
+    assert world.told.read_text().count('mistyped names Tool::"bank/chagre"') == 1
+
+
+def test_the_doctor_warns_when_the_signer_has_lost_its_memory(world: World, tmp_path: Path) -> None:
+    wait_for(lambda: (world.home / "keys" / "log.head").exists())
+    wait_for(lambda: "newest published head" in str(findings(world)["log's memory"]["found"]))
+    assert findings(world)["log's memory"]["warning"] is False
+    lost = tmp_path / "keys"
+    shutil.copytree(world.home / "keys", lost)
+    (lost / "log.head").unlink()
+    told = world.tga("doctor", TGA_KEYS=str(lost))
+    assert told.returncode == 0, told.stdout
+    assert f"warn   log's memory: log.head is missing in {lost}, but the newest published head has " in told.stdout
+    assert not (lost / "log.head").exists()
 
 
 def test_the_doctor_makes_no_keys(tmp_path: Path, world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from app.core.errors import SettingInvalid
 from app.policy_file import load_policy, packaged_policy_text
 from tests.policy.asking import request_of, tool_of
 
+CONFIG = Path(str(resources.files("app.demo").joinpath("tga.toml")))
 POLICY = """// Rules of the bank.
 @id("may-call")
 permit(principal, action == Action::"call", resource);
@@ -36,42 +38,104 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def test_check_shows_what_a_valid_file_holds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_policy(path, as_json=False)
+async def test_check_shows_what_a_valid_file_holds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await check_policy(path, config=CONFIG, as_json=False)
     told = capsys.readouterr().out
     assert f"valid  4 policies, digest {load_policy(path).digest}" in told
     assert "permit may-call, line 2" in told
     assert "forbid not-to-eve, line 12" in told
-    assert check_policy(path, as_json=True)
+    assert await check_policy(path, config=CONFIG, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["valid"] is True
     assert document["policies"][1] == {"id": "small-alone", "effect": "permit", "line": 5}
 
 
-def test_check_names_the_line_of_a_mistake(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_check_names_the_line_of_a_mistake(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(POLICY.replace('action == Action::"call",', 'action == Action::"cal",'))
-    assert not check_policy(path, as_json=False)
+    assert not await check_policy(path, config=CONFIG, as_json=False)
     assert f'{path}, line 2: there is no Action::"cal"' in capsys.readouterr().out
     path.write_text(POLICY + "permit(principal action);")
-    assert not check_policy(path, as_json=True)
+    assert not await check_policy(path, config=CONFIG, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["valid"] is False
     assert f"{path}, line 15: unexpected token `action`" in document["error"]
 
 
-def test_check_warns(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_check_warns(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(POLICY + 'permit(principal, action, resource) when { context.intent == "[x]" };')
-    assert check_policy(path, as_json=False)
+    assert await check_policy(path, config=CONFIG, as_json=False)
     assert "warning  line 15: policy4 reads context.intent" in capsys.readouterr().out
 
 
-def test_check_of_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
+TENANTS = """
+[tenants.other]
+[servers.bank]
+transport = "http"
+base_url = "http://127.0.0.1:9"
+[servers.bank.tools.charge]
+class = "write"
+[servers.bank.tools.report]
+class = "write"
+[servers.theirs]
+transport = "http"
+base_url = "http://127.0.0.1:9"
+tenant = "other"
+[servers.theirs.tools.charge]
+class = "write"
+[servers.notes]
+transport = "mcp-stdio"
+command = ["nothing-of-this-name"]
+[servers.notes.tools.add]
+secret_arguments = ["/text"]
+"""
+
+
+async def test_check_compares_the_file_with_the_configured_tools_and_stays_valid(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "tga.toml"
+    config.write_text(TENANTS)
+    assert await check_policy(path, config=config, as_json=True)
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+    path.write_text(
+        POLICY
+        + '@id("theirs") forbid(principal, action, resource == Tool::"other/theirs/charge");'
+        + '@id("undiscovered") forbid(principal, action, resource == Tool::"notes/remove");'
+        + '@id("secret") forbid(principal, action, resource == Tool::"notes/add")'
+        + 'when { context.arguments.text == "" };'
+    )
+    assert await check_policy(path, config=config, as_json=True)
+    theirs, secret = json.loads(capsys.readouterr().out)["warnings"]
+    assert theirs.startswith("line 15: theirs names ")
+    assert theirs.endswith('Write Tool::"other%2Ftheirs/charge".')
+    assert secret.startswith('line 15: secret reads context.arguments.text, where Tool::"notes/add" has a secret')
+    assert await check_policy(path, config=config, as_json=False)
+    assert f"warning  {theirs}" in capsys.readouterr().out
+    config.write_text("[servers")
+    assert await check_policy(path, config=config, as_json=True)
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert warning.startswith("not compared with the tools that there are: ")
+
+
+def test_explain_writes_ids_as_rules_must(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool, request = tool_of(server_id="other/theirs"), request_of(server_id="other/theirs")
+    explain_policy(path, tool, request, as_json=True)
+    resource = json.loads(capsys.readouterr().out)["resource"]
+    assert resource == 'Tool::"other%2Ftheirs/charge"'
+    path.write_text(POLICY + f'@id("pasted") forbid(principal, action, resource == {resource});')
+    assert not explain_policy(path, tool, request, as_json=False)
+    told = capsys.readouterr().out
+    assert "because forbidden by pasted" in told
+    assert f"tool      {resource} (write" in told
+
+
+async def test_check_of_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
     with pytest.raises(SettingInvalid):
-        check_policy(tmp_path / "none.cedar", as_json=False)
+        await check_policy(tmp_path / "none.cedar", config=CONFIG, as_json=False)
 
 
-def test_the_packaged_policy_is_checked_without_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_policy(None, as_json=True)
+async def test_the_packaged_policy_is_checked_without_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await check_policy(None, config=CONFIG, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert [rule["id"] for rule in document["policies"]] == ["every-tool", "unattended-without-approval-tag"]
     assert document["warnings"] == []
@@ -85,8 +149,8 @@ def test_explain_shows_the_rule_that_forbids_with_its_text_and_line(
     assert not explain_policy(path, tool_of("money"), request, as_json=False)
     told = capsys.readouterr().out
     assert told.startswith("DENY  the call is not made\nbecause forbidden by not-to-eve\n")
-    assert "asked by  default/agent-1 (no roles)" in told
-    assert "tool      bank/charge (write, money)" in told
+    assert 'asked by  Principal::"default/agent-1" (no roles)' in told
+    assert 'tool      Tool::"bank/charge" (write, money)' in told
     assert '  decides: forbid not-to-eve, line 12\n      12 | @id("not-to-eve") @permit' in told
     assert 'like "*[eve]*" };' in told
     assert "applies: permit may-call, line 2" in told

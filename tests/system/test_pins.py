@@ -18,6 +18,7 @@ from app.postgres.database import Database
 from tests.conftest import Admin
 from tests.invariants.plans import contents, verify_all
 from tests.runtime.scripted import WRITE, Scripted, call, new_key, open_scripted
+from tests.runtime.supervised import ask, decide
 
 OPERATOR = Principal(principal_id="olga", tenant="default", roles=["operator"])
 
@@ -129,6 +130,19 @@ async def test_an_acceptance_through_another_gateway_is_seen_at_once(database: D
             await other.runtime.call(call(key=new_key()))
         await accept(one, B)
         assert (await other.runtime.call(call(key=new_key()))).state == "COMPLETED"
+
+
+async def test_an_approval_counts_only_for_what_is_pinned_now_through_whichever_gateway(database: Database) -> None:
+    async with open_scripted(database.gateway_url) as one, open_scripted(database.gateway_url) as other:
+        asked, again = await ask(one), await ask(one)
+        await other.system.log.refresh("default")
+        await accept(other, B)
+        assert one.system.pins.state_of(WRITE).status == "pinned"  # as far as it knows
+        with pytest.raises(ToolQuarantined):
+            await decide(one, asked)
+        assert one.connector.sent == []
+        await accept(other, WRITE)
+        assert (await decide(one, again)).state == "COMPLETED"
 
 
 async def test_gateways_that_start_at_once_pin_each_tool_once(database: Database, admin: Admin) -> None:

@@ -167,9 +167,8 @@ def _listed(tools: list[Tool]) -> str:
 
 
 def _perhaps(kind: str, found: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(found[:_ID_CHARS_TOLD_MAX], sorted(known), n=_TOOLS_TOLD_MAX)
-    if close:
-        return f"Perhaps you mean {' or '.join(_told(kind, one) for one in close)}."
+    for close in difflib.get_close_matches(found[:_ID_CHARS_TOLD_MAX], sorted(known), n=1):
+        return f"Perhaps you mean {_told(kind, close)}."
     return "`tga servers` lists what there is, and `tga policy explain` writes its id as rules must."
 
 

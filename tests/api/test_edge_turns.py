@@ -1,0 +1,146 @@
+"""Readers take turns, and connections leave room: neither keeps from others what they need."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.api.protocol import BoundedProtocol
+from app.api.turns import Turns, reader
+from app.cli.serving import connections_within
+from app.core.errors import GatewayBusy
+from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
+from tests.api.wire import CALL, open_front, request
+
+
+async def _read(turns: Turns, who: str, order: list[str], *, hold_s: float = 0.002) -> None:
+    reader.set(("default", who))
+    async with turns.taken():
+        order.append(who)
+        await asyncio.sleep(hold_s)
+
+
+async def test_a_principal_with_one_read_does_not_wait_behind_anothers_hundred() -> None:
+    turns, order = Turns(1), list[str]()
+    many = [asyncio.create_task(_read(turns, "many", order)) for _ in range(100)]
+    await asyncio.sleep(0)
+    one = asyncio.create_task(_read(turns, "one", order))
+    await asyncio.gather(*many, one)
+    assert order.index("one") <= 2
+
+
+async def test_no_more_read_at_once_than_there_are_places_and_every_place_comes_back() -> None:
+    turns, at_once, most = Turns(3), 0, 0
+
+    async def read() -> None:
+        nonlocal at_once, most
+        async with turns.taken():
+            at_once += 1
+            most = max(most, at_once)
+            try:
+                await asyncio.sleep(0.001)
+            finally:
+                at_once -= 1
+
+    reads = [asyncio.create_task(read()) for _ in range(60)]
+    await asyncio.sleep(0.002)
+    for given_up in reads[::2]:
+        given_up.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
+    assert (most, turns._free, len(turns._waiting)) == (3, 3, 0)
+
+
+async def test_a_turn_that_comes_as_its_reader_goes_is_passed_on() -> None:
+    turns, order = Turns(1), list[str]()
+    async with turns.taken():
+        gone, last = (asyncio.create_task(_read(turns, who, order)) for who in ("gone", "last"))
+        await asyncio.sleep(0.01)
+    gone.cancel()  # in the same step in which its turn came
+    async with asyncio.timeout(5):
+        await asyncio.gather(gone, last, return_exceptions=True)
+    assert order == ["last"]
+    assert turns._free == 1
+
+
+async def test_who_waits_for_a_turn_for_too_long_is_told_so() -> None:
+    turns, order = Turns(1, wait_ms=20), list[str]()
+    first = asyncio.create_task(_read(turns, "slow", order, hold_s=0.2))
+    await asyncio.sleep(0)
+    with pytest.raises(GatewayBusy):
+        await _read(turns, "other", order)
+    await first
+    await _read(turns, "other", order)
+
+
+async def test_readers_pause_while_a_call_is_under_way_and_only_then() -> None:
+    async def took(turns: Turns) -> float:
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(_read(turns, "r", [], hold_s=0.02) for _ in range(3)))
+        return asyncio.get_running_loop().time() - began
+
+    turns = Turns(1)
+    assert await took(turns) < 0.14
+    with turns.behind():
+        assert await took(turns) > 0.2
+
+
+class Few(BoundedProtocol):
+    connections_max = 2
+    headers_wait_ms = 400
+
+
+async def test_beyond_the_connections_there_are_one_is_refused_at_once_and_a_silent_one_makes_room() -> None:
+    async with open_front(protocol=Few) as front:
+        held = [await front.open() for _ in range(2)]
+        for wire in held:
+            assert (await wire.ask(request(body=CALL))).status == 200
+        async with await front.open() as refused:
+            reply = await refused.reply()
+            assert (reply.status, reply.code) == (503, "GATEWAY_BUSY")
+            assert await refused.is_closed()
+        held[0].writer.close()
+        await asyncio.sleep(0.05)
+        silent = await front.open()
+        await asyncio.sleep(0.05)
+        async with await front.open() as refused:
+            assert (await refused.reply()).status == 503
+        assert await silent.is_closed()
+        async with await front.open() as taken:
+            assert (await taken.ask(request(body=CALL))).status == 200
+        for wire in (*held, silent):
+            wire.writer.close()
+
+
+def test_connections_leave_descriptors_for_everything_else() -> None:
+    assert connections_within(1_000_000, dispatching=64) == CONNECTIONS_MAX
+    for descriptors in (1_024, 4_096):
+        most = connections_within(descriptors, dispatching=64)
+        # With what may be accepted in one turn, and what is refused and listened to a little longer.
+        assert most + most // 4 + most // 16 + DESCRIPTORS_RESERVED + 64 <= descriptors
+        assert most >= descriptors // 3
+    assert 0 < connections_within(64, dispatching=64) < 32
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"",
+        b"Host: a\r\nHost: b\r\n",
+        b"Host: a\r\nTransfer-Encoding: gzip, chunked\r\n",
+        b"Host: a\r\nTransfer-Encoding: chunked, chunked\r\n",
+        b"Host: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    ],
+)
+async def test_framing_that_others_may_read_differently_is_refused(lines: bytes) -> None:
+    async with open_front() as front, await front.open() as wire:
+        await wire.send(b"GET /healthz HTTP/1.1\r\n" + lines + b"\r\n")
+        reply = await wire.reply()
+        assert (reply.status, reply.code) == (400, "INPUT_MALFORMED")
+        assert await wire.is_closed()
+
+
+async def test_space_around_an_idempotency_key_is_not_part_of_it() -> None:
+    async with open_front() as front:
+        await front.ask(request(body=CALL, headers={"Idempotency-Key": " \tk-1 \t"}))
+        assert [call.idempotency_key for call in front.runtime.calls] == ["k-1"]
