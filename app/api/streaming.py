@@ -89,7 +89,7 @@ class EventStream(Response):
 
     async def _last(self, events: Events, principal: Principal, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_is_gone(receive))
-        pump = asyncio.create_task(self._pump(events, send))
+        pump = asyncio.create_task(self._pump(events, principal, send))
         beat = asyncio.create_task(self._beat(principal, send))
         stop = asyncio.create_task(self._edge.stopping.wait())
         tasks = (gone, pump, beat, stop)
@@ -113,9 +113,11 @@ class EventStream(Response):
         self._request.scope[TRANSPORT].abort()
         await _is_gone(receive)  # for the protocol to notice: an answer that is cut off is no defect then
 
-    async def _pump(self, events: Events, send: Send) -> None:
+    async def _pump(self, events: Events, principal: Principal, send: Send) -> None:
         try:
             async for written in events:
+                if not await self._is_still_admitted(principal):
+                    return  # revoked or expired meanwhile: it hears nothing more
                 await self._write(send, written)
                 del written  # only the connection's buffer holds it now
                 await self._write(send, b"")  # when that is empty enough the next one is made, and not before

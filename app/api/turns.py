@@ -12,11 +12,9 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import asyncpg
-
 from app.core.errors import GatewayBusy
 from app.core.limits import READ_PAUSE_MS_MAX, READ_PAUSE_TIMES, READ_WAIT_MS, READS_AT_ONCE_MAX
-from app.postgres.sessions import Connection, Sessions
+from app.postgres.sessions import Connection, Record, Sessions
 
 # Set when a request is admitted. What works for all readers together is nobody's, and has a turn of its own.
 reader: ContextVar[tuple[str, str] | None] = ContextVar("reader", default=None)
@@ -99,9 +97,9 @@ class ReadingSessions(Sessions):
         async with self._turns.taken(), self._sessions.reading() as connection:
             yield connection
 
-    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+    async def fetch(self, statement: str, *arguments: Any) -> list[Record]:
         async with self._turns.taken():
             return await self._sessions.fetch(statement, *arguments)
 
-    async def commit(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+    async def commit(self, statement: str, *arguments: Any) -> list[Record]:
         raise RuntimeError("what only reads commits nothing")

@@ -21,6 +21,7 @@ from app.core.errors import (
     TgaError,
 )
 
+Record: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
 GATEWAY_ROLE = "tga_gateway"
