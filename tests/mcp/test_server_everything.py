@@ -3,6 +3,7 @@ directly, value by value, over HTTP and stdio, in both protocol versions."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from mcp import Client, MCPError, StdioServerParameters
 
 from tests.cli.world import World
 from tests.mcp.npm import npm_servers
-from tests.mcp.served import LEGACY, MODERN, mcp_world
+from tests.mcp.served import LEGACY, MODERN, mcp_world, raw_of
 from tests.mcp.test_server_calls import over, told
 
 # What a tool needs to answer; the others take nothing.
@@ -74,3 +75,22 @@ async def test_each_tool_answers_as_it_does_directly(
                     assert type(mine) is type(theirs) or name in NEEDS_TASKS, (name, mine, theirs)
                 else:
                     assert mine == theirs, (name, arguments)
+
+
+async def test_a_task_that_is_cancelled_is_cancelled_at_its_server_and_its_outcome_recorded_as_unknown(
+    world: World,
+) -> None:
+    async with raw_of(world, LEGACY) as raw:
+        long = {"duration": 30, "steps": 3}
+        made = await raw.call("everything__trigger-long-running-operation", long, task={"ttl": 60_000})
+        task_id = made["task"]["taskId"]
+        async with asyncio.timeout(20):
+            while True:  # it may still be on its way to the server
+                cancelled = await raw.ask("tasks/cancel", {"taskId": task_id})
+                if "its server was told" in cancelled.get("statusMessage", ""):
+                    break
+                await asyncio.sleep(0.05)
+            while (trace := await raw.get(f"/v1/traces/{task_id}"))["state"] == "EXECUTING":
+                await asyncio.sleep(0.1)
+        effect = trace["artifacts"]["tool_effect"]
+        assert (trace["state"], effect["basis"], len(effect["attempts"])) == ("FAILED", "unknown", 1)
