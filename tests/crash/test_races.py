@@ -125,15 +125,21 @@ def test_a_recoverer_that_races_with_the_last_append_never_sends_again(base: Dat
             tries = 0
             for _ in range(TRIALS // 6):
                 ids = [TraceId(first.clock.new_id()) for _ in range(6)]
-                sent = asyncio.Event()
+                # Each from the moment that its own call is out: one who takes an id before its trace is born, as no
+                # caller of the gateway can, would only keep it from being born.
+                sent = {trace_id: asyncio.Event() for trace_id in ids}
 
-                async def answer(tool_call: ToolCall, sent: asyncio.Event = sent) -> Dispatched:
-                    sent.set()
+                async def answer(tool_call: ToolCall, sent: dict[TraceId, asyncio.Event] = sent) -> Dispatched:
+                    sent[TraceId(tool_call.trace_id)].set()
                     return await answer_soon(tool_call)
 
                 first.connector.answers = [answer]
                 made = [first.runtime.call(call(key=new_key(), trace_id=trace_id)) for trace_id in ids]
-                raced = [recover_until_final(rival, trace_id, sent) for trace_id in ids for rival in (first, second)]
+                raced = [
+                    recover_until_final(rival, trace_id, sent[trace_id])
+                    for trace_id in ids
+                    for rival in (first, second)
+                ]
                 results = await asyncio.gather(*made, *raced)
                 tries += sum(result for result in results if isinstance(result, int))
             finished.set()
