@@ -107,14 +107,16 @@ def retire_key_command(
 @keys_commands.command("rotate")
 def rotate_key_command(
     context: typer.Context,
-    which: Annotated[str, typer.Argument(metavar="KIND", help="signing or sealing.")],
+    which: Annotated[str, typer.Argument(metavar="KIND", help="signing, sealing or log.")],
 ) -> None:
-    """A new signing or sealing key for the gateway. The old one is kept: it verifies, or opens, what it made."""
+    """A new signing, sealing or log key for the gateway. The old one is kept: it verifies, or opens, what it made."""
     settings = context_of(context).settings
     if which == "signing":
         run_in_gateway(context, lambda gateway: keys.rotate_signing(gateway, settings))
+    if which == "log":
+        run_in_gateway(context, lambda gateway: keys.rotate_log(gateway, settings))
     if which != "sealing":
-        refuse("KIND is signing or sealing")
+        refuse("KIND is signing, sealing or log")
 
     async def work() -> bool:
         return keys.rotate_sealing(settings)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.cli.client import GatewayClient
-from app.cli.context import Gateway
+from app.cli.context import Gateway, config_path
 from app.cli.showing import notes, output
 from app.cli.signing import load_public_key, make_key
+from app.config import load_config
 from app.core.errors import AccessNotFound, TgaError
+from app.domain.log.announcing import announce_log_key
 from app.domain.system.models import DEFAULT_TENANT
 from app.domain.system.signatory import SystemSignatory
 from app.domain.tga.models import Principal
 from app.keyring import Keyring
+from app.log_signer import LogSigner
 from app.postgres.access import PostgresAccess
 from app.settings import Settings
 
@@ -61,6 +64,18 @@ async def rotate_signing(gateway: Gateway, settings: Settings) -> bool:
         return True
     await signatory.retire(DEFAULT_TENANT, old, by=_BY)
     output.print(f"{old} is retired.", markup=False)
+    return True
+
+
+async def rotate_log(gateway: Gateway, settings: Settings) -> bool:
+    """A new key for tree heads, announced before it signs one. The first head under it carries the old one's signature
+    too; heads from before stay verifiable with the old public key."""
+    signer = LogSigner.open(settings.keys, origin=load_config(config_path(settings)).log.origin)
+    old = signer.verifier_key.to_text()
+    new = signer.rotate().to_text()
+    await announce_log_key(gateway.system, gateway.clock, signer.public_key)
+    output.print(new, markup=False)
+    notes.print(f"Heads are signed with it when the gateways are restarted. Keep the old one for older heads: {old}")
     return True
 
 

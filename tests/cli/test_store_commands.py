@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.core.note import TlogProof, TreeHead, VerifierKey, open_note
+from app.domain.log.heads import fits
 from tests.cli.world import World, trace_of, wait_for
 
 
@@ -180,6 +182,19 @@ def test_a_new_signing_key_is_announced_and_the_old_one_retired_once_nobody_sign
     assert (again.returncode, f"{new} is retired." in again.stdout) == (0, True)
     assert world.tga("verify", "--all").returncode == 0
     assert world.tga("keys", "rotate", "both").returncode == 2
+
+
+def test_a_new_log_key_signs_heads_after_a_restart(world: World) -> None:
+    told = world.tga("keys", "rotate", "log")
+    new, old = told.stdout.strip(), told.stderr.split()[-1]
+    assert (told.returncode, new != old) == (0, True)
+    assert new.split("+")[0] == old.split("+")[0], "the log keeps its name"
+    world.stop()
+    world.start()
+    receipt = world.tga("receipt", trace_of(world.tga("call", "bank", "charge", "-a", "amount=1", "-k", "log-key")))
+    note = TlogProof.from_text(receipt.stdout).note
+    assert TreeHead.from_text(open_note(note, [VerifierKey.from_text(new)], fits)).size > 0
+    assert world.tga("verify", "--all").returncode == 0
 
 
 def test_what_the_old_sealing_key_sealed_still_opens_after_a_rotation(world: World) -> None:
