@@ -78,13 +78,13 @@ def test_a_verdict_names_the_policies_that_decided_and_the_digest_of_the_text() 
     text = CALL + "permit(principal, action, resource) when { 1 == 2 };\n" + UNATTENDED
     verdict = judged(text)
     assert verdict.policy_digest == digest_of_bytes(text.encode())
-    assert verdict.policy_ids == ["may-call", "alone"]
+    assert verdict.policy_ids == ("may-call", "alone")
     assert verdict.rationale is None
     forbidden = judged(text + "forbid(principal, action, resource);")
-    assert forbidden.policy_ids == ["policy3"]
+    assert forbidden.policy_ids == ("policy3",)
     assert forbidden.rationale == "forbidden by policy3"
     silent = judged("forbid(principal, action, resource) when { false };")
-    assert silent.policy_ids == []
+    assert silent.policy_ids == ()
     assert silent.rationale == "no policy permits this call"
 
 

@@ -4,6 +4,9 @@
 denied. Cedar skips a policy that it cannot evaluate, a `forbid` among them, so that arguments which make a `forbid`
 fail would pass it: here any policy that cannot be evaluated denies, whatever the others say.
 
+A decision depends on nothing but what Cedar is told, and Cedar is told only what some rule reads, so a decision is
+remembered by that: most policies read who and what, and few arguments.
+
 `approve` is what a person does whose role already admits it. The policy only narrows that: a `forbid` denies, and a
 file with a `permit` that names Action::"approve" denies what none of them permits. A file without one allows it.
 """
@@ -11,7 +14,7 @@ file with a `permit` that names Action::"approve" denies what none of them permi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +23,7 @@ from cedarpy import AuthzResult, Decision, PolicySet, is_authorized_batch, polic
 
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import InputTooLarge, PolicyInvalid
-from app.core.limits import POLICY_IDS_MAX
+from app.core.limits import POLICY_IDS_MAX, POLICY_MEMORY_CONTEXT_BYTES_MAX, POLICY_MEMORY_VERDICTS_MAX
 from app.domain.policy.encoding import (
     Uid,
     context_of,
@@ -30,7 +33,7 @@ from app.domain.policy.encoding import (
     tool_uid,
 )
 from app.domain.policy.fitting import find_misfits
-from app.domain.policy.rules import Action, Rule, arguments_read, find_mistakes, find_warnings, read_rules
+from app.domain.policy.rules import Action, Rule, arguments_read, context_read, find_mistakes, find_warnings, read_rules
 from app.domain.policy.source import Statement, place_of_error, read_statements
 from app.domain.tga.models import ActionRequest, Principal
 from app.domain.tga.ports import Tool, Verdict
@@ -110,6 +113,8 @@ class CedarPolicy:
         self.warnings: Final[Sequence[str]] = tuple(find_warnings(self.rules))
         self._by_id = {rule.cedar_id: rule for rule in self.rules}
         self._arguments_read = arguments_read(self.rules)
+        self._context_read = context_read(self.rules)
+        self._judged: dict[Hashable, Verdict] = {}
         self._permits_approvals = any(r.effect == "permit" and r.names_action("approve") for r in self.rules)
 
     def misfits(self, tools: Iterable[Tool], *, undiscovered: Collection[str] = ()) -> list[str]:
@@ -118,7 +123,36 @@ class CedarPolicy:
 
     def judge(self, request: ActionRequest, tool: Tool) -> Verdict:
         """Allow, ask or deny; never raises, and allows only on Cedar's explicit word for both actions."""
-        return self.verdict_of(*self.outcomes(request, tool))
+        seen = self._all_that_decides(request, tool)
+        if seen is None or (verdict := self._judged.get(seen)) is None:
+            outcomes = self.outcomes(request, tool)
+            verdict = self.verdict_of(*outcomes)
+            if seen is not None and not any(outcome.faults for outcome in outcomes):
+                self._remember(seen, verdict)
+        return verdict
+
+    def _all_that_decides(self, request: ActionRequest, tool: Tool) -> Hashable | None:
+        """All that Cedar is told of a request: what is the same in this is judged the same. None: too much to keep."""
+        context = b""
+        if self._arguments_read != frozenset() or self._context_read != frozenset():
+            try:
+                context = orjson.dumps(self._context_of(request), option=orjson.OPT_SORT_KEYS)
+            except Exception:
+                return None  # asking says what is wrong with it
+            if len(context) > POLICY_MEMORY_CONTEXT_BYTES_MAX:
+                return None
+        asks = request.principal
+        roles = None if asks.roles is None else tuple(asks.roles)
+        known = (tool.server_id, tool.tool_name, tool.tool_class, tool.tags, tool.tenant)
+        return request.server_id, request.tool_name, asks.principal_id, asks.tenant, roles, known, context
+
+    def _remember(self, seen: Hashable, verdict: Verdict) -> None:
+        if len(self._judged) >= POLICY_MEMORY_VERDICTS_MAX:
+            del self._judged[next(iter(self._judged))]
+        self._judged[seen] = verdict
+
+    def _context_of(self, request: ActionRequest) -> dict[str, Any]:
+        return context_of(request, arguments=self._arguments_read, fields=self._context_read)
 
     def outcomes(self, request: ActionRequest, tool: Tool) -> tuple[Outcome, Outcome]:
         """For `call` and `call_unattended`."""
@@ -142,7 +176,7 @@ class CedarPolicy:
 
     def _verdict(self, answer: Any, rationale: str | None, outcomes: Iterable[Outcome]) -> Verdict:
         names = {rule.name: None for o in outcomes for rule in (*o.determining, *_faulty(o))}
-        return Verdict(answer, self.digest, list(names)[:POLICY_IDS_MAX], rationale)
+        return Verdict(answer, self.digest, tuple(names)[:POLICY_IDS_MAX], rationale)
 
     def _ask(
         self, request: ActionRequest, tool: Tool, principal: Principal, actions: Sequence[Action]
@@ -165,7 +199,7 @@ class CedarPolicy:
 
     def question(self, request: ActionRequest, tool: Tool, principal: Principal, actions: Sequence[Action]) -> Question:
         """What is put to Cedar. Raises what encoding raises."""
-        context: dict[str, Any] = context_of(request, arguments=self._arguments_read)
+        context = self._context_of(request)
         entities = [principal_entity(principal), tool_entity(tool)]
         if "approve" in actions:
             context["requester"] = {"__entity": principal_uid(request.principal)}

@@ -23,7 +23,7 @@ cedar.py). `==` between kinds is false, not an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import rfc8785
@@ -82,15 +82,18 @@ def tool_entity(tool: Tool) -> dict[str, Any]:
     }
 
 
-def context_of(request: ActionRequest, *, arguments: Iterable[str] | None) -> dict[str, Any]:
-    """The context, with these arguments of the request (None: all). Raises InputTooLarge when they hold too much."""
+def context_of(
+    request: ActionRequest, *, arguments: Iterable[str] | None, fields: Collection[str] | None
+) -> dict[str, Any]:
+    """The context, with these arguments and fields of the request (None: all). Raises InputTooLarge when the arguments
+    hold too much."""
     chosen = request.arguments
     if arguments is not None:
         chosen = {name: chosen[name] for name in _plain_names(arguments) if name in chosen}
     context = {"arguments": cedar_value(chosen)}
     for field in ("intent", "idempotency_key", "tool_definition_digest"):
         value = getattr(request, field)
-        if value is not None:
+        if value is not None and (fields is None or field in fields):
             context[field] = value
     return context
 

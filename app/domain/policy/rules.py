@@ -7,7 +7,7 @@ forbids nothing and says nothing, so the slip is an error here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -146,13 +146,23 @@ def arguments_read(rules: Iterable[Rule]) -> frozenset[str] | None:
     Nothing else decides: an argument that no rule names need not be put to Cedar. Whatever is not plainly
     `context.arguments.name` counts as all.
     """
+    rules = tuple(rules)
+    if context_read(rules) is None:
+        return None
+    return _attributes_read(rules, _is_arguments)
+
+
+def context_read(rules: Iterable[Rule]) -> frozenset[str] | None:
+    """The attributes of the context that the rules look at, likewise; None: all of them."""
+    return _attributes_read(rules, lambda node: _is_variable(node, "context"))
+
+
+def _attributes_read(rules: Iterable[Rule], is_owner: Callable[[Any], bool]) -> frozenset[str] | None:
     names = set[str]()
     for rule in rules:
         for node in nodes_of(rule.body["conditions"]):
             for child in _children(node):
-                if _is_variable(child, "context") and attribute_of(node) is None:
-                    return None
-                if _is_arguments(child):
+                if is_owner(child):
                     name = attribute_of(node)
                     if name is None:
                         return None
