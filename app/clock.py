@@ -6,28 +6,38 @@ import asyncio
 import random
 import time
 from datetime import UTC, datetime
+from typing import Final
 
 import uuid_utils
 
+_SECONDS_KEPT: Final = 64
+
 
 class SystemClock:
+    """A call asks for the time a dozen times: it is written once a millisecond, its seconds once a second."""
+
     def __init__(self) -> None:
-        self._second = -1
-        self._written = ""
+        self._millisecond = -1
+        self._now = ""
+        self._seconds: dict[int, str] = {}
 
     def now(self) -> str:
-        return self._at(time.time_ns())
+        millisecond = time.time_ns() // 1_000_000
+        if millisecond != self._millisecond:
+            self._millisecond, self._now = millisecond, self._written(millisecond)
+        return self._now
 
     def after(self, milliseconds: int) -> str:
-        at_ns = time.time_ns() + milliseconds * 1_000_000
-        written = datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{written}.{at_ns // 1_000_000 % 1000:03}Z"
+        return self._written(time.time_ns() // 1_000_000 + milliseconds)
 
-    def _at(self, time_ns: int) -> str:
-        second, rest_ns = divmod(time_ns, 1_000_000_000)
-        if second != self._second:  # written once a second; a call asks a dozen times
-            self._second, self._written = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{self._written}.{rest_ns // 1_000_000:03}Z"
+    def _written(self, millisecond: int) -> str:
+        second, rest = divmod(millisecond, 1000)
+        written = self._seconds.get(second)
+        if written is None:
+            if len(self._seconds) >= _SECONDS_KEPT:
+                self._seconds.clear()
+            written = self._seconds[second] = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{written}.{rest:03}Z"
 
     def new_id(self) -> str:
         return str(uuid_utils.uuid7())

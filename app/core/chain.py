@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from app.core.digest import GENESIS, Digest
 from app.core.errors import ChecksumMismatch, InvalidTransition, SequenceGap
@@ -70,8 +71,7 @@ class StreamKind:
         return frozenset(state for state in self.states if state not in left)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """Where a stream stands: its last entry, the state that made, and the artifact it committed to."""
 
     sequence_number: int
@@ -84,8 +84,7 @@ class Head:
         return cls(0, GENESIS, kind.birth_state, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """What every entry of every kind of stream says of itself; `computed_digest` is what its bytes hash to."""
 
     sequence_number: int
@@ -98,8 +97,7 @@ class Link:
     artifact_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(NamedTuple):
     """A parsed artifact and what its bytes hash to."""
 
     document: Mapping[str, object]

@@ -12,8 +12,13 @@ Digest = NewType("Digest", str)
 GENESIS: Final = Digest("0" * 64)
 
 
+_EMPTY: Final = hashlib.sha256()  # copied, which costs less than asking OpenSSL for the algorithm each time
+
+
 def digest_of_bytes(data: bytes) -> Digest:
-    return Digest(hashlib.sha256(data).hexdigest())
+    state = _EMPTY.copy()
+    state.update(data)
+    return Digest(state.hexdigest())
 
 
 def digest_of(value: JsonValue) -> Digest:

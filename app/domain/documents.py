@@ -5,13 +5,12 @@ A document becomes bytes once (`canonical_bytes`), and those bytes are what is h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from operator import methodcaller
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from app.core.canonical import JsonValue, canonical_bytes, parse_object
+from app.core.canonical import JsonValue, canonical_bytes, canonical_members, embedded, parse_object
 from app.core.chain import Link
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import SchemaViolation
@@ -41,10 +40,22 @@ Count = Annotated[int, Field(ge=0, le=SAFE_INTEGER_MAX)]
 SequenceNumber = Annotated[int, Field(ge=1, le=SAFE_INTEGER_MAX)]
 
 
+# What a pydantic model consists of; set directly, as the models are frozen.
+_SET_DICT, _SET_FIELDS_SET, _SET_EXTRA, _SET_PRIVATE = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
+
+
 class Part(BaseModel):
     """An object inside a document: exact fields, exact types, never changed."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    _depth: ClassVar[int] = 2
+    _foreign: ClassVar[tuple[str, ...]]
+    _fields_set: ClassVar[set[str]]
+    _defaults: ClassVar[dict[str, Any]]
 
     @classmethod
     def made(cls, **fields: Any) -> Self:
@@ -54,37 +65,71 @@ class Part(BaseModel):
         except ValidationError as error:
             raise _schema_violation(cls, error) from None
 
+    @classmethod
+    def of_known(cls, **fields: Any) -> Self:
+        """From all its fields but those with a default, each validated where it came from or made by the gateway
+        itself. (`model_construct`, but five times faster.)"""
+        return cls._of_validated({**cls._defaults, **fields})
+
     def to_json(self) -> dict[str, JsonValue]:
+        """As the record states it."""
         return self.model_dump()
+
+    def _members(self) -> dict[str, Any]:
+        """What `to_json` gives, for `canonical_members`: parts are left as they are, foreign JSON is embedded."""
+        if not self._foreign:
+            return self.__dict__
+        return {**self.__dict__, **{name: embedded(getattr(self, name), depth=self._depth) for name in self._foreign}}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        fields = cls.model_fields
+        cls._fields_set = set(fields)
+        cls._foreign = tuple(name for name, field in fields.items() if _may_hold_anything(field.annotation))
+        cls._defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
+
+    @classmethod
+    def _of_validated(cls, fields: dict[str, Any]) -> Self:
+        made = object.__new__(cls)
+        _SET_DICT(made, fields)
+        _SET_FIELDS_SET(made, cls._fields_set)  # shared: nobody changes it
+        _SET_EXTRA(made, None)
+        _SET_PRIVATE(made, None)
+        return made
+
+
+def _may_hold_anything(annotation: Any) -> bool:
+    """Whether values of this type are JSON that someone else wrote, or numbers that have no one spelling."""
+    if annotation in (Any, object, float) or dict in (annotation, get_origin(annotation)):
+        return True
+    return any(_may_hold_anything(inner) for inner in get_args(annotation))
+
+
+_unfolded: Final = methodcaller("_members")
 
 
 class Document(Part):
     """A document that is hashed: it says which schema it follows, so that none can be taken for another."""
 
+    __slots__ = ("_kept",)  # no field: what is computed from the fields is neither compared nor copied
+    _depth: ClassVar[int] = 1
     schema_version: Literal["1.0"] = "1.0"
 
-    @cached_property
-    def _canonical(self) -> tuple[bytes, Digest]:
-        written = canonical_bytes(self.to_json())
-        return written, digest_of_bytes(written)
+    def to_bytes(self) -> bytes:
+        return self._written()[0]
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A changed copy; it does not inherit what was computed from the original."""
-        copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("_canonical", None)
-        copied.__dict__.pop("payload_digest", None)
-        return copied
+    def digest(self) -> Digest:
+        return self._written()[1]
 
-    @classmethod
-    def _of_validated(cls, fields: dict[str, Any]) -> Self:
-        """The document with all these fields, each already validated where it came from. (`model_construct`, but
-        five times faster: it fills no defaults and looks for no aliases.)"""
-        made = cls.__new__(cls)
-        object.__setattr__(made, "__dict__", fields)
-        object.__setattr__(made, "__pydantic_fields_set__", set(fields))
-        object.__setattr__(made, "__pydantic_extra__", None)
-        object.__setattr__(made, "__pydantic_private__", None)
-        return made
+    def _written(self) -> tuple[bytes, Digest]:
+        """Its bytes and their digest, made once."""
+        try:
+            kept: tuple[bytes, Digest] = _KEPT(self)
+        except AttributeError:
+            written = canonical_members(self._members(), unfold=_unfolded) or canonical_bytes(self._hashed())
+            kept = written, digest_of_bytes(written)
+            _KEEP(self, kept)
+        return kept
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Self:
@@ -107,11 +152,12 @@ class Document(Part):
             raise SchemaViolation(f"{cls.__name__} is not in canonical form", expected="RFC 8785 bytes")
         return cls.from_json(value)
 
-    def to_bytes(self) -> bytes:
-        return self._canonical[0]
+    def _hashed(self) -> dict[str, JsonValue]:
+        """What its digest is over."""
+        return self.to_json()
 
-    def digest(self) -> Digest:
-        return self._canonical[1]
+
+_KEPT, _KEEP = Document.__dict__["_kept"].__get__, Document.__dict__["_kept"].__set__
 
 
 class LogEntry(Document):
@@ -127,23 +173,32 @@ class LogEntry(Document):
     recorded_at: Time
     entry_digest: Sha256
 
-    @cached_property
-    def _canonical(self) -> tuple[bytes, Digest]:
+    def _hashed(self) -> dict[str, JsonValue]:
         body = self.to_json()
         del body["entry_digest"]
-        written = canonical_bytes(body)
-        return written, digest_of_bytes(written)
+        return body
+
+    def _members(self) -> dict[str, Any]:
+        return self._hashed()
 
     @classmethod
     def of_body(cls, body: dict[str, JsonValue]) -> Self:
-        """The entry that says this, with the digest of the bytes that say it: written and hashed once."""
-        written = canonical_bytes(body, bytes_max=ENTRY_BYTES_MAX)
+        """The entry that says this, with the digest of the bytes that say it: written and hashed once.
+
+        Takes `body` over. Its fields were validated where they came from.
+        """
+        written = canonical_members(body, unfold=_unfolded, bytes_max=ENTRY_BYTES_MAX)
+        if written is None:
+            written = canonical_bytes(body, bytes_max=ENTRY_BYTES_MAX)
         digest = digest_of_bytes(written)
-        return cls._of_validated({**body, "entry_digest": digest, "_canonical": (written, digest)})
+        body["entry_digest"] = digest
+        entry = cls._of_validated(body)
+        _KEEP(entry, (written, digest))
+        return entry
 
     def body_bytes(self) -> bytes:
         """The bytes that are hashed and stored: the document without its own digest."""
-        return self._canonical[0]
+        return self._written()[0]
 
     def to_bytes(self) -> bytes:
         """The whole document, as `from_bytes` reads it; what is hashed and stored is `body_bytes`."""
@@ -161,14 +216,14 @@ class LogEntry(Document):
 
     def link(self) -> Link:
         return Link(
-            sequence_number=self.sequence_number,
-            prev_entry_digest=self.prev_entry_digest,
-            entry_digest=self.entry_digest,
-            computed_digest=self.digest(),
-            from_state=self.from_state,
-            to_state=self.to_state,
-            artifact_type=self.artifact_type,
-            artifact_digest=self.artifact_digest,
+            self.sequence_number,
+            self.prev_entry_digest,
+            self.entry_digest,
+            self.digest(),
+            self.from_state,
+            self.to_state,
+            self.artifact_type,
+            self.artifact_digest,
         )
 
 

@@ -7,22 +7,19 @@ an idempotency key, an execution checkpoint, a dispatch attempt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.core.digest import Digest
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedEntry:
+class PlannedEntry(NamedTuple):
     """The stored bytes of an entry (without its digest) and of the artifact that it commits to."""
 
     entry: bytes
     artifact: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One key, one stream, for ever (I2). The payload digest tells a repeat from a misuse of the key."""
 
     server_id: str
@@ -31,24 +28,21 @@ class Claim:
     payload_digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCheckpoint:
+class PlannedCheckpoint(NamedTuple):
     """The canonical bytes of a folded state; the ledger hashes them and compares the entry that they name."""
 
     state: bytes
     created_at: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(NamedTuple):
     """A stream's secrets as they are kept outside the ledger: unreadable without the sealing key."""
 
     salt: bytes
     values: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What one executor appends to a stream in one transaction; who owns it afterwards, and whom it waits for.
 
     `dispatch_attempt` is the number of a send after the first; its row is the fence of that send. `resolution` is the

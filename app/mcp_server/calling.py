@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import orjson
@@ -250,7 +250,7 @@ class Calling:
             head = await load_head(self._edge.sessions, answer.trace_id)
             if head is not None and head.state in TRACE.terminal_states:
                 break
-        return replace(await self.as_it_stands(answer.trace_id), replayed=answer.replayed)
+        return (await self.as_it_stands(answer.trace_id))._replace(replayed=answer.replayed)
 
     async def as_it_stands(self, trace_id: TraceId) -> Answer:
         return Drive.of(await self._edge.traces.load_trace(trace_id), executor_id="").answer(replayed=True)

@@ -48,8 +48,8 @@ class Writer:
         self._queue.append((plan, future))
         self._queue_bytes += size
         self._start_flusher_if_needed()
-        # Shielded: a caller that gives up does not take its plan out of a batch that is already on its way.
-        error = await asyncio.shield(future)
+        # A caller that gives up leaves its plan in the queue, or in the batch that is on its way.
+        error = await future
         if error is not None:
             raise error
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -169,7 +169,7 @@ class Front:
 
 
 def waiting_plan(records: list[LogRecord]) -> Plan:
-    return replace(plan_of(records), waiting_after="supervisor")
+    return plan_of(records)._replace(waiting_after="supervisor")
 
 
 class _Serving:

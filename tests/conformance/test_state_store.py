@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -181,7 +181,7 @@ async def a_wrong_digest_is_refused(stores: Stores) -> None:
     store = await stores.open()
     (record,) = pending_trace(1)
     wrong = record.entry.model_copy(update={"entry_digest": "f" * 64})
-    await expect(ChecksumMismatch, store.append_log_entry(replace(record, entry=wrong)))
+    await expect(ChecksumMismatch, store.append_log_entry(record._replace(entry=wrong)))
     await expect(TraceNotFound, store.load_state(trace_id(1)))
 
 
@@ -189,8 +189,8 @@ async def a_wrong_digest_is_refused(stores: Stores) -> None:
 async def an_artifact_that_the_entry_does_not_commit_to_is_refused(stores: Stores) -> None:
     store = await stores.open()
     (record,), (other,) = pending_trace(1), pending_trace(1, intent="another")
-    await expect(ChecksumMismatch, store.append_log_entry(replace(record, artifact=other.artifact)))
-    await expect(ChecksumMismatch, store.append_log_entry(replace(record, artifact=None)))
+    await expect(ChecksumMismatch, store.append_log_entry(record._replace(artifact=other.artifact)))
+    await expect(ChecksumMismatch, store.append_log_entry(record._replace(artifact=None)))
     await expect(TraceNotFound, store.load_state(trace_id(1)))
 
 
@@ -201,7 +201,7 @@ async def a_transition_outside_the_table_is_refused(stores: Stores) -> None:
     await store.append_log_entry(records[0])
     body = {**records[1].entry.to_json(), "to_state": "AUTHORIZED"}
     del body["entry_digest"]
-    await expect(InvalidTransition, store.append_log_entry(replace(records[1], entry=relinked(body))))
+    await expect(InvalidTransition, store.append_log_entry(records[1]._replace(entry=relinked(body))))
     assert await store.list_log_entries(trace_id(1), 0) == records[:1]
 
 

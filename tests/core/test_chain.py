@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any, Final
 
@@ -223,25 +222,25 @@ def test_each_wrong_part_of_a_link_has_its_error(transition: Transition) -> None
     head = heads(transition)
     link, artifact = bare(TRACE, head, transition)
     wrong: list[tuple[Link, Artifact, type[TgaError]]] = [
-        (replace(link, sequence_number=link.sequence_number - 1), artifact, SequenceGap),
-        (replace(link, sequence_number=link.sequence_number + 1), artifact, SequenceGap),
-        (replace(link, prev_entry_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
-        (replace(link, entry_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
-        (replace(link, computed_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
-        (replace(link, artifact_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
-        (link, replace(artifact, computed_digest=OTHER_DIGEST), ChecksumMismatch),
-        (link, replace(artifact, document={**artifact.document, "trace_id": "another"}), ChecksumMismatch),
-        (replace(link, from_state="NOWHERE"), artifact, InvalidTransition),
-        (replace(link, to_state="NOWHERE"), artifact, InvalidTransition),
-        (replace(link, artifact_type="nothing"), artifact, InvalidTransition),
+        (link._replace(sequence_number=link.sequence_number - 1), artifact, SequenceGap),
+        (link._replace(sequence_number=link.sequence_number + 1), artifact, SequenceGap),
+        (link._replace(prev_entry_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
+        (link._replace(entry_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
+        (link._replace(computed_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
+        (link._replace(artifact_digest=OTHER_DIGEST), artifact, ChecksumMismatch),
+        (link, artifact._replace(computed_digest=OTHER_DIGEST), ChecksumMismatch),
+        (link, artifact._replace(document={**artifact.document, "trace_id": "another"}), ChecksumMismatch),
+        (link._replace(from_state="NOWHERE"), artifact, InvalidTransition),
+        (link._replace(to_state="NOWHERE"), artifact, InvalidTransition),
+        (link._replace(artifact_type="nothing"), artifact, InvalidTransition),
     ]
     rule = TRACE.rule_of[transition.artifact_type]
     if rule.binds_field is not None:
         unbound = {**artifact.document, rule.binds_field: OTHER_DIGEST}
-        wrong.append((link, replace(artifact, document=unbound), ChecksumMismatch))
+        wrong.append((link, artifact._replace(document=unbound), ChecksumMismatch))
     if rule.verdict_field is not None:
         undecided = {**artifact.document, rule.verdict_field: "MAYBE"}
-        wrong.append((link, replace(artifact, document=undecided), InvalidTransition))
+        wrong.append((link, artifact._replace(document=undecided), InvalidTransition))
     for wrong_link, wrong_artifact, expected in wrong:
         with pytest.raises(TgaError) as raised:
             verify_link(TRACE, head, wrong_link, wrong_artifact, identity="id")
@@ -252,13 +251,13 @@ def test_each_wrong_part_of_a_link_has_its_error(transition: Transition) -> None
 def test_when_all_is_wrong_sequence_speaks_first_then_chain_then_transition(transition: Transition) -> None:
     head = heads(transition)
     link, artifact = bare(TRACE, head, transition)
-    wrong = replace(link, sequence_number=99, prev_entry_digest=OTHER_DIGEST, to_state="NOWHERE")
+    wrong = link._replace(sequence_number=99, prev_entry_digest=OTHER_DIGEST, to_state="NOWHERE")
     with pytest.raises(SequenceGap):
         verify_link(TRACE, head, wrong, artifact, identity="id")
-    wrong = replace(wrong, sequence_number=link.sequence_number)
+    wrong = wrong._replace(sequence_number=link.sequence_number)
     with pytest.raises(ChecksumMismatch):
         verify_link(TRACE, head, wrong, artifact, identity="id")
-    wrong = replace(wrong, prev_entry_digest=link.prev_entry_digest)
+    wrong = wrong._replace(prev_entry_digest=link.prev_entry_digest)
     with pytest.raises(InvalidTransition):
         verify_link(TRACE, head, wrong, artifact, identity="id")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -83,7 +82,7 @@ async def test_a_refused_plan_claims_nothing(ledger: PostgresLedger, admin: Admi
     records = pending_trace(1)
     plan = plan_of(records)
     late = plan.entries[0].entry.replace(b'"sequence_number":1', b'"sequence_number":2')
-    wrong = replace(plan, entries=[PlannedEntry(late, plan.entries[0].artifact)])
+    wrong = plan._replace(entries=[PlannedEntry(late, plan.entries[0].artifact)])
     with pytest.raises(TgaError, match="STATE_SEQUENCE_GAP"):
         await ledger.commit(wrong)
     assert await admin.fetchval("SELECT count(*) FROM tga.claims") == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,7 +82,7 @@ async def test_a_second_effect_is_refused_and_the_first_one_stands(store: Postgr
 def test_a_trace_whose_payload_is_gone_cannot_go_on() -> None:
     records = executing_trace(1)
     with pytest.raises(RecoveryFailed, match="payload is missing"):
-        fold([replace(records[0], artifact=None), *records[1:]])
+        fold([records[0]._replace(artifact=None), *records[1:]])
 
 
 async def test_without_a_recorded_effect_the_same_call_is_dispatched_again_with_the_same_ids(

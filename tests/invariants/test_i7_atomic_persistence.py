@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -81,7 +81,7 @@ def effect(n: int) -> Plan:
 def wait(n: int) -> Plan:
     """A request that waits for a person, with its secrets, and a webhook to be told."""
     born = plan_of(pending_trace(n))
-    return replace(born, waiting_after="supervisor", sealed=Sealed(b"salt", b"values"), announce_to=["people"])
+    return born._replace(waiting_after="supervisor", sealed=Sealed(b"salt", b"values"), announce_to=["people"])
 
 
 def attempt(n: int) -> Plan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -31,7 +30,7 @@ def principal(name: str = "agent-1", tenant: str = "default") -> dict[str, str]:
 
 
 def waiting(n: int, **overrides: Any) -> Plan:
-    return replace(plan_of(pending_trace(n, **overrides)), waiting_after="supervisor")
+    return plan_of(pending_trace(n, **overrides))._replace(waiting_after="supervisor")
 
 
 async def append(ledger: PostgresLedger, plans: Sequence[Plan]) -> None:

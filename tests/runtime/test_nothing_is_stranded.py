@@ -195,7 +195,7 @@ async def test_a_sequence_number_that_is_text_is_refused(ledger: PostgresLedger,
     plan = plan_of(pending_trace(1))
     as_text = plan.entries[0].entry.replace(b'"sequence_number":1', b'"sequence_number":"1"')
     with pytest.raises(SchemaViolation, match="no number"):
-        await ledger.commit(replace(plan, entries=[replace(plan.entries[0], entry=as_text)]))
+        await ledger.commit(plan._replace(entries=[plan.entries[0]._replace(entry=as_text)]))
     assert await admin.fetchval("SELECT count(*) FROM tga.entries") == 0
 
 

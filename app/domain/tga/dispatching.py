@@ -42,7 +42,9 @@ class Attempts:
         return len(self.listed)
 
     def begin(self, now: str) -> None:
-        self.listed.append(Attempt(attempt=self.count + 1, started_at=now, ended_at=None, result="interrupted"))
+        self.listed.append(
+            Attempt.of_known(attempt=self.count + 1, started_at=now, ended_at=None, result="interrupted")
+        )
 
     def end(self, now: str, dispatched: Dispatched) -> None:
         self.sent_by_this_process += 1
@@ -61,7 +63,10 @@ class Attempts:
             case NotSent():
                 result = "refused"
                 self.last_detail = dispatched.detail
-        self.listed[-1] = self.listed[-1].model_copy(update={"ended_at": now, "result": result})
+        begun = self.listed[-1]
+        self.listed[-1] = Attempt.of_known(
+            attempt=begun.attempt, started_at=begun.started_at, ended_at=now, result=result
+        )
 
     def note_not_executed(self) -> None:
         """A reconciling read said that the key was not executed: as if nothing had been sent."""
@@ -103,7 +108,7 @@ def effect_of_resolution(
 
 
 def _effect(call: ToolCall, attempts: Attempts, now: str, **known: Any) -> ToolEffect:
-    return ToolEffect(
+    return ToolEffect.of_known(
         trace_id=call.trace_id,
         tool_call_id=call.tool_call_id,
         tool_call_digest=call.digest(),

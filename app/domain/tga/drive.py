@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from app.core.canonical import canonical_bytes
 from app.core.digest import Digest
@@ -53,11 +53,11 @@ from app.domain.tga.secrets import find_commitments, reveal
 from app.domain.tga.transitions import TRACE, State
 
 _T = TypeVar("_T")
-NO_ANSWER = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
+BY_POLICY: Final = DecidedBy(type="policy", id="policy")
+NO_ANSWER: Final = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Where a trace stands. `effect` is there when it is COMPLETED or FAILED, `decision` once it was decided on."""
 
     trace_id: TraceId
@@ -111,15 +111,13 @@ class Drive:
         return drive
 
     def keep(self, artifact: ArtifactDocument | None) -> None:
-        match artifact:
-            case SupervisorDecision():
-                self.decision = artifact
-            case ToolCall():
-                self.call = artifact
-            case ToolEffect():
-                self.effect = artifact
-            case _:
-                pass
+        # isinstance would ask pydantic's metaclass, in Python, each time that it is something else.
+        if type(artifact) is SupervisorDecision:
+            self.decision = artifact
+        elif type(artifact) is ToolCall:
+            self.call = artifact
+        elif type(artifact) is ToolEffect:
+            self.effect = artifact
 
     def answer(self, *, replayed: bool = False) -> Answer:
         state = known(self.state)
@@ -172,18 +170,13 @@ class Driver:
         return drive.answer()
 
     async def _append_tool_call(self, drive: Drive) -> Answer | None:
-        tool, request = self.tool_of(drive), drive.request
+        tool = self.tool_of(drive)
         await self._verify_as_decided(drive, tool)
-        call = ToolCall(
-            trace_id=drive.trace_id,
+        call = ToolCall.carrying_out(
+            drive.request,
             tool_call_id=self._clock.new_id(),
             supervisor_decision_digest=known(known(drive.state).supervisor_decision_digest),
-            server_id=request.server_id,
-            tool_name=request.tool_name,
-            tool_class=request.tool_class,
             tool_definition_digest=tool.definition_digest,
-            arguments=request.arguments,
-            idempotency_key=request.idempotency_key,
             on_unknown_outcome=tool.on_unknown_outcome,
             reconcile_tool=tool.reconcile_tool,
             prepared_at=self._clock.now(),
@@ -413,9 +406,8 @@ class Driver:
         verdict = await self._supervisor.judge(drive.request, tool)
         drive.must_ask = verdict.answer == "ask"
         if verdict.answer != "ask":
-            by = DecidedBy(type="policy", id="policy")
             decided: Literal["APPROVE", "DENY"] = "APPROVE" if verdict.answer == "allow" else "DENY"
-            self.advance(drive, self.decision(drive, decided, by, verdict, rationale=verdict.rationale))
+            self.advance(drive, self.decision(drive, decided, BY_POLICY, verdict, rationale=verdict.rationale))
         return verdict.answer
 
     def decision(
@@ -430,7 +422,9 @@ class Driver:
         signature: Signature | None = None,
     ) -> SupervisorDecision:
         """The decision, with the policy that was asked about it."""
-        return SupervisorDecision.made(
+        # What a person has written is validated; all else is the gateway's own.
+        make = SupervisorDecision.of_known if rationale is None and signature is None else SupervisorDecision.made
+        return make(
             trace_id=drive.trace_id,
             action_request_digest=known(drive.state).action_request_digest,
             decision=decision,
@@ -488,4 +482,4 @@ def request_of(stored: StoredTrace) -> ActionRequest:
 def _as_executor(plan: Plan, executor_id: str) -> Plan:
     """The same plan under a new executor id: the old one's session was lost."""
     owner_after = executor_id if plan.owner_after is not None else None
-    return replace(plan, executor_id=executor_id, owner_after=owner_after)
+    return plan._replace(executor_id=executor_id, owner_after=owner_after)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NewType, Self, get_args
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from app.core.canonical import JsonValue, canonical_bytes
+from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members, embedded
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch
 from app.core.limits import ATTEMPTS_LISTED_MAX
@@ -36,6 +35,14 @@ class ArtifactDocument(Document):
 
     artifact_type: ClassVar[ArtifactType]
     trace_id: Uuid7
+
+    def in_state(self) -> dict[str, Any]:
+        """What the folded state keeps of it."""
+        raise NotImplementedError
+
+    def continues(self, state: ExecutionState) -> bool:
+        """I3: whether it is about the very call that the state is about."""
+        return True
 
 
 def payload_digest(server_id: str, tool_name: str, arguments: dict[str, JsonValue]) -> Digest:
@@ -66,6 +73,11 @@ class Principal(Part):
         _require_no_stated_null(self, "roles")
         return self
 
+    def _members(self) -> dict[str, Any]:
+        if self.roles is None:
+            return {"principal_id": self.principal_id, "tenant": self.tenant}
+        return self.__dict__
+
     def is_same_as(self, other: Principal) -> bool:
         """Roles come and go; the identity stays."""
         return (self.principal_id, self.tenant) == (other.principal_id, other.tenant)
@@ -74,14 +86,36 @@ class Principal(Part):
 class _Asking(ArtifactDocument):
     """What says which tool is to be called with what."""
 
+    __slots__ = ("_kept_payload",)
     server_id: Name
     tool_name: Name
     arguments: dict[str, Any]
 
-    @cached_property
+    @property
     def payload_digest(self) -> Digest:
         """What makes two calls the same call: the fingerprint that a claim keeps."""
-        return payload_digest(self.server_id, self.tool_name, self.arguments)
+        return self._asked()[1]
+
+    def _asked(self) -> tuple[Embedded, Digest]:
+        """The arguments' bytes and the payload's digest, made once."""
+        try:
+            kept: tuple[Embedded, Digest] = _KEPT_PAYLOAD(self)
+        except AttributeError:
+            arguments = embedded(self.arguments, depth=1)
+            payload = {"server_id": self.server_id, "tool_name": self.tool_name, "arguments": arguments}
+            written = canonical_members(payload)
+            if written is None:
+                kept = arguments, payload_digest(self.server_id, self.tool_name, self.arguments)
+            else:
+                kept = arguments, digest_of_bytes(written)
+            _KEEP_PAYLOAD(self, kept)
+        return kept
+
+    def _members(self) -> dict[str, Any]:
+        return {**self.__dict__, "arguments": self._asked()[0]}
+
+
+_KEPT_PAYLOAD, _KEEP_PAYLOAD = _Asking.__dict__["_kept_payload"].__get__, _Asking.__dict__["_kept_payload"].__set__
 
 
 class ActionRequest(_Asking):
@@ -105,6 +139,20 @@ class ActionRequest(_Asking):
         _require_no_stated_null(self, "traceparent")
         return self
 
+    def in_state(self) -> dict[str, Any]:
+        return {
+            "server_id": self.server_id,
+            "tool_name": self.tool_name,
+            "tool_class": self.tool_class,
+            "idempotency_key": self.idempotency_key,
+            "payload_digest": self.payload_digest,
+            "action_request_digest": self.digest(),
+            "supervisor_decision_digest": None,
+            "tool_call_digest": None,
+            "tool_call_id": None,
+            "tool_effect_digest": None,
+        }
+
     def to_json(self) -> dict[str, JsonValue]:
         """What is not stated is left out: the first stores were written before these could be stated."""
         body = self.model_dump()
@@ -113,6 +161,12 @@ class ActionRequest(_Asking):
         if self.principal.roles is None:
             del body["principal"]["roles"]
         return body
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        if self.traceparent is None:
+            del members["traceparent"]
+        return members
 
 
 class DecidedBy(Part):
@@ -144,6 +198,9 @@ class SupervisorDecision(ArtifactDocument):
             raise ValueError("time and the caller can only deny")
         return self
 
+    def in_state(self) -> dict[str, Any]:
+        return {"supervisor_decision_digest": self.digest()}
+
     def signed_bytes(self) -> bytes:
         """What its signature is over: all that whoever decides knows and means, without what the gateway adds."""
         body = self.to_json()
@@ -173,6 +230,31 @@ class ToolCall(_Asking):
         if (self.on_unknown_outcome == "reconcile") != (self.reconcile_tool is not None):
             raise ValueError("reconcile_tool is named by `reconcile`, always and only")
         return self
+
+    @classmethod
+    def carrying_out(cls, request: ActionRequest, **decided: Any) -> Self:
+        """The call that the request asks for, to the letter (I3); what the gateway adds is `decided`."""
+        call = cls.of_known(
+            trace_id=request.trace_id,
+            server_id=request.server_id,
+            tool_name=request.tool_name,
+            tool_class=request.tool_class,
+            arguments=request.arguments,
+            idempotency_key=request.idempotency_key,
+            **decided,
+        )
+        _KEEP_PAYLOAD(call, request._asked())
+        return call
+
+    def in_state(self) -> dict[str, Any]:
+        return {"tool_call_digest": self.digest(), "tool_call_id": self.tool_call_id}
+
+    def continues(self, state: ExecutionState) -> bool:
+        return (
+            self.payload_digest == state.payload_digest
+            and self.tool_class == state.tool_class
+            and self.idempotency_key == state.idempotency_key
+        )
 
     @property
     def key_at_server(self) -> str | None:
@@ -255,6 +337,12 @@ class ToolEffect(ArtifactDocument):
             raise ValueError("what is not known to have succeeded is a failure")
         return self
 
+    def in_state(self) -> dict[str, Any]:
+        return {"tool_effect_digest": self.digest()}
+
+    def continues(self, state: ExecutionState) -> bool:
+        return state.tool_call_id in (None, self.tool_call_id)
+
 
 ARTIFACT_MODELS: dict[str, type[ArtifactDocument]] = {
     model.artifact_type: model for model in (ActionRequest, SupervisorDecision, ToolCall, ToolEffect)
@@ -326,9 +414,7 @@ class ExecutionState(Document):
 
     def moved(self, fields: dict[str, Any]) -> Self:
         """The state with these fields, each of them already validated as a field of an entry or artifact."""
-        kept = {**self.__dict__, **fields}
-        kept.pop("_canonical", None)
-        next_state = self._of_validated(kept)
+        next_state = self._of_validated({**self.__dict__, **fields})
         next_state._verify_digests()
         return next_state
 

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from app.core.canonical import JsonValue
 from app.core.chain import Artifact, Head, verify_link, verify_place, verify_transition
@@ -20,15 +19,12 @@ from app.domain.tga.models import (
     ExecutionCheckpoint,
     ExecutionLogEntry,
     ExecutionState,
-    SupervisorDecision,
     ToolCall,
-    ToolEffect,
 )
 from app.domain.tga.transitions import TRACE, State
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(NamedTuple):
     """An entry with the artifact that it commits to; None when the payload is gone and only its digest stands."""
 
     entry: ExecutionLogEntry
@@ -120,7 +116,7 @@ def _fold_next(state: ExecutionState | None, head: Head, record: LogRecord) -> E
             raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=entry.trace_id)
         link, artifact = entry.link(), _artifact_of(record)
         verify_place(TRACE, head, link, artifact, identity=entry.trace_id)
-        _verify_continuity(state, record)
+        _verify_continuity(state, record.artifact)
         verify_transition(TRACE, head, link, artifact)
         return _next_state(state, record)
     except TgaError as error:
@@ -134,7 +130,7 @@ def advance(
     head = head_of(state)
     rule = TRACE.rule_of[artifact.artifact_type]
     verdict = "" if rule.verdict_field is None else str(getattr(artifact, rule.verdict_field))
-    key = (head.state, artifact.artifact_type, verdict, head.sequence_number == 0)
+    to_state = TRACE.next_state.get((head.state, artifact.artifact_type, verdict, head.sequence_number == 0))
     body: dict[str, JsonValue] = {
         "schema_id": TRACE.entry_schema_id,
         "schema_version": artifact.schema_version,
@@ -142,14 +138,19 @@ def advance(
         "sequence_number": head.sequence_number + 1,
         "prev_entry_digest": head.entry_digest,
         "from_state": head.state,
-        "to_state": TRACE.next_state.get(key, head.state),
+        "to_state": to_state or head.state,
         "artifact_type": artifact.artifact_type,
         "artifact_digest": artifact.digest(),
         "executor_id": executor_id,
         "recorded_at": recorded_at,
     }
     record = LogRecord(ExecutionLogEntry.of_body(body), artifact)
-    return record, _fold_next(state, head, record)
+    # The entry itself is right by construction; what else can be wrong is for the judge to name.
+    is_bound = rule.binds_field is None or getattr(artifact, rule.binds_field) == head.artifact_digest
+    is_same_trace = state is None or artifact.trace_id == state.trace_id
+    if to_state is None or not is_bound or not is_same_trace or not (state is None or artifact.continues(state)):
+        return record, _fold_next(state, head, record)
+    return record, _next_state(state, record)
 
 
 def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry: ExecutionLogEntry | None) -> None:
@@ -172,8 +173,7 @@ def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry: ExecutionLogEnt
         raise error.at(stream=TRACE.stream(checkpoint.trace_id), sequence_number=state.sequence_number) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Send this call, with these ids, as often as it takes: they never change (I3)."""
 
     tool_call_id: str
@@ -200,54 +200,32 @@ def decide_next(
 
 
 def _next_state(state: ExecutionState | None, record: LogRecord) -> ExecutionState:
-    entry, artifact = record.entry, record.artifact
+    entry, artifact = record
     if artifact is None:
         raise RecoveryFailed("the artifact's payload is missing", expected=entry.artifact_digest, found="nothing")
-    moved: dict[str, Any] = {
-        "state": entry.to_state,
-        "sequence_number": entry.sequence_number,
-        "entry_digest": entry.entry_digest,
-        "updated_at": entry.recorded_at,
-    }
-    if isinstance(artifact, ActionRequest):
-        return ExecutionState(
-            trace_id=entry.trace_id,
-            server_id=artifact.server_id,
-            tool_name=artifact.tool_name,
-            tool_class=artifact.tool_class,
-            idempotency_key=artifact.idempotency_key,
-            payload_digest=artifact.payload_digest,
-            action_request_digest=entry.artifact_digest,
-            supervisor_decision_digest=None,
-            tool_call_digest=None,
-            tool_call_id=None,
-            tool_effect_digest=None,
-            **moved,
-        )
-    if state is None:
+    if state is None and not isinstance(artifact, ActionRequest):
         raise RecoveryFailed("a trace begins with an action request", found=artifact.artifact_type)
-    if isinstance(artifact, SupervisorDecision):
-        moved["supervisor_decision_digest"] = entry.artifact_digest
-    elif isinstance(artifact, ToolCall):
-        moved["tool_call_digest"] = entry.artifact_digest
-        moved["tool_call_id"] = artifact.tool_call_id
-    elif isinstance(artifact, ToolEffect):
-        moved["tool_effect_digest"] = entry.artifact_digest
+    moved = artifact.in_state()
+    moved["state"] = entry.to_state
+    moved["sequence_number"] = entry.sequence_number
+    moved["entry_digest"] = entry.entry_digest
+    moved["updated_at"] = entry.recorded_at
+    if state is None:
+        return ExecutionState.of_known(trace_id=entry.trace_id, **moved)
     return state.moved(moved)
 
 
-def _verify_continuity(state: ExecutionState | None, record: LogRecord) -> None:
-    """I3: exactly the call that was decided on is made, and the effect is that call's."""
-    artifact = record.artifact
-    if state is None or artifact is None:
+def _verify_continuity(state: ExecutionState | None, artifact: ArtifactDocument | None) -> None:
+    if state is None or artifact is None or artifact.continues(state):  # I3
         return
     if isinstance(artifact, ToolCall):
-        payload = artifact.payload_digest
-        expected = (state.payload_digest, state.tool_class, state.idempotency_key)
-        found = (payload, artifact.tool_class, artifact.idempotency_key)
-        if found != expected:  # I3
-            raise ChecksumMismatch("the tool call is not the one that was asked for", expected=expected, found=found)
-    if isinstance(artifact, ToolEffect) and state.tool_call_id not in (None, artifact.tool_call_id):
         raise ChecksumMismatch(
-            "the effect is of another tool call", expected=state.tool_call_id, found=artifact.tool_call_id
+            "the tool call is not the one that was asked for",
+            expected=(state.payload_digest, state.tool_class, state.idempotency_key),
+            found=(artifact.payload_digest, artifact.tool_class, artifact.idempotency_key),
         )
+    raise ChecksumMismatch(
+        "the effect is of another tool call",
+        expected=state.tool_call_id,
+        found=getattr(artifact, "tool_call_id", None),
+    )
