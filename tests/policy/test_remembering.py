@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -75,6 +76,18 @@ def test_what_is_remembered_is_what_a_policy_without_memory_says(
     assert policy.judge(request, tool) == fresh
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=RULES)
+def test_whoever_asks_for_whichever_tool_is_judged_for_what_they_are(policy: CedarPolicy) -> None:
+    remembering = CedarPolicy(policy.text)
+    roles: list[tuple[str, ...]] = [(), ("worker",), ("agent",)]
+    for name, role, tenant in product(("ada", "mallory"), roles, ("default", "other")):
+        request = request_of({}, principal=principal_of(name, *role, tenant=tenant))
+        for tool_name, kind, tags in product(("charge", "wipe"), ("read", "write"), ((), ("money",), ("approval",))):
+            tool = tool_of(*tags, tool_name=tool_name, tool_class=kind)
+            asked = asked_of(request, tool)
+            assert remembering.judge(asked, tool) == policy.verdict_of(*policy.outcomes(asked, tool))
+
+
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked = [0]
     ask = is_authorized_batch
@@ -133,3 +146,10 @@ def test_what_rules_read(condition: str, arguments: set[str] | None, context: se
     rules = CedarPolicy(f"permit(principal, action, resource) when {{ {condition} }};").rules
     assert arguments_read(rules) == arguments
     assert context_read(rules) == context
+
+
+def test_a_request_for_another_tool_is_never_taken_for_one_that_was_allowed() -> None:
+    policy = CedarPolicy(PERMIT_ALL)
+    assert policy.judge(request_of(), tool_of()).answer == "allow"
+    assert policy.judge(request_of(tool_name="wipe"), tool_of()).answer == "deny"
+    assert policy.judge(request_of(server_id="other"), tool_of()).answer == "deny"
