@@ -50,6 +50,7 @@ _SET_DICT, _SET_FIELDS_SET, _SET_EXTRA, _SET_PRIVATE = (
 class Part(BaseModel):
     """An object inside a document: exact fields, exact types, never changed."""
 
+    __slots__ = ("_kept",)  # no field: what is computed from the fields is neither compared nor copied
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     _depth: ClassVar[int] = 2
@@ -95,7 +96,11 @@ class Part(BaseModel):
         _SET_FIELDS_SET(made, cls._fields_set)  # shared: nobody changes it
         _SET_EXTRA(made, None)
         _SET_PRIVATE(made, None)
+        _KEEP(made, None)
         return made
+
+
+_KEPT, _KEEP = Part.__dict__["_kept"].__get__, Part.__dict__["_kept"].__set__
 
 
 def _may_hold_anything(annotation: Any) -> bool:
@@ -111,7 +116,6 @@ _unfolded: Final = methodcaller("_members")
 class Document(Part):
     """A document that is hashed: it says which schema it follows, so that none can be taken for another."""
 
-    __slots__ = ("_kept",)  # no field: what is computed from the fields is neither compared nor copied
     _depth: ClassVar[int] = 1
     schema_version: Literal["1.0"] = "1.0"
 
@@ -123,9 +127,12 @@ class Document(Part):
 
     def _written(self) -> tuple[bytes, Digest]:
         """Its bytes and their digest, made once."""
+        kept: tuple[bytes, Digest] | None
         try:
-            kept: tuple[bytes, Digest] = _KEPT(self)
+            kept = _KEPT(self)
         except AttributeError:
+            kept = None
+        if kept is None:
             written = canonical_members(self._members(), unfold=_unfolded) or canonical_bytes(self._hashed())
             kept = written, digest_of_bytes(written)
             _KEEP(self, kept)
@@ -155,9 +162,6 @@ class Document(Part):
     def _hashed(self) -> dict[str, JsonValue]:
         """What its digest is over."""
         return self.to_json()
-
-
-_KEPT, _KEEP = Document.__dict__["_kept"].__get__, Document.__dict__["_kept"].__set__
 
 
 class LogEntry(Document):

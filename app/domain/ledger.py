@@ -64,9 +64,12 @@ class Plan(NamedTuple):
     announce_to: Sequence[str] = ()
 
     def size_bytes(self) -> int:
-        checkpoint = 0 if self.checkpoint is None else len(self.checkpoint.state)
-        sealed = 0 if self.sealed is None else len(self.sealed.salt) + len(self.sealed.values)
-        return checkpoint + sealed + sum(len(planned.entry) + len(planned.artifact) for planned in self.entries)
+        size = 0 if self.checkpoint is None else len(self.checkpoint.state)
+        if self.sealed is not None:
+            size += len(self.sealed.salt) + len(self.sealed.values)
+        for entry, artifact in self.entries:
+            size += len(entry) + len(artifact)
+        return size
 
 
 class Ledger(Protocol):

@@ -22,10 +22,12 @@ from app.core.errors import (
 )
 
 Record: TypeAlias = asyncpg.Record
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+_Pooled: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | _Pooled"
 
 GATEWAY_ROLE = "tga_gateway"
 COMMAND_TIMEOUT_S = 30.0
+_AT_HAND_MAX = 2
 
 # Seconds, not the hours of the default: a partitioned executor must lose its lock while someone still cares.
 _SETTINGS = {
@@ -71,10 +73,15 @@ class Closing(abc.ABC):
 
 
 class Sessions(Closing):
-    """A pool of sessions in the gateway's role. They hold no state between uses, so nothing is reset on return."""
+    """A pool of sessions in the gateway's role. They hold no state between uses, so nothing is reset on return.
+
+    A few are kept at hand between uses: going through asyncpg's pool takes two tasks, as long as a small commit.
+    """
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
+        self._at_hand: list[_Pooled] = []
+        self._waiting = 0
 
     @classmethod
     async def open(cls, url: str, *, sessions_max: int = 8) -> Self:
@@ -97,6 +104,8 @@ class Sessions(Closing):
 
     async def close(self) -> None:
         try:
+            while self._at_hand:
+                await self._release(self._at_hand.pop())
             await asyncio.wait_for(self._pool.close(), timeout=10.0)
         except (*LOST, asyncpg.PostgresError):
             self._pool.terminate()
@@ -132,21 +141,39 @@ class Sessions(Closing):
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:
-        try:
-            connection = await self._pool.acquire(timeout=COMMAND_TIMEOUT_S)
-        except (*LOST, asyncpg.PostgresError) as error:
-            raise unavailable(error) from error
+        connection = await self._take()
         try:
             yield connection
-        except TgaError as error:
+        except BaseException as error:
             if isinstance(error.__cause__, asyncpg.InternalClientError):
                 connection.terminate()  # it would be handed out again, and fail again
+            await self._release(connection)
             raise
+        # Whoever waits for one waits at the pool.
+        if self._waiting or len(self._at_hand) >= _AT_HAND_MAX or self._pool.is_closing():
+            await self._release(connection)
+        else:
+            self._at_hand.append(connection)
+
+    async def _take(self) -> _Pooled:
+        while self._at_hand:
+            connection = self._at_hand.pop()
+            if not connection.is_closed():
+                return connection
+            await self._release(connection)
+        self._waiting += 1
+        try:
+            return await self._pool.acquire(timeout=COMMAND_TIMEOUT_S)
+        except (*LOST, asyncpg.PostgresError) as error:
+            raise unavailable(error) from error
         finally:
-            try:
-                await self._pool.release(connection)
-            except (*LOST, asyncpg.PostgresError):
-                connection.terminate()
+            self._waiting -= 1
+
+    async def _release(self, connection: _Pooled) -> None:
+        try:
+            await self._pool.release(connection)
+        except (*LOST, asyncpg.PostgresError):
+            connection.terminate()
 
 
 def unavailable(error: BaseException) -> TgaError:

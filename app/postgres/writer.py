@@ -20,7 +20,7 @@ from app.core.limits import (
 from app.domain.ledger import Plan
 from app.postgres.ledger import PostgresLedger
 
-_Waiting = tuple[Plan, "asyncio.Future[TgaError | None]"]
+_Waiting = tuple[Plan, int, "asyncio.Future[TgaError | None]"]  # with its size
 
 
 class Writer:
@@ -45,7 +45,7 @@ class Writer:
                 "too much is waiting to be committed", found=f"{len(self._queue)} plans", stream=plan.stream
             )
         future: asyncio.Future[TgaError | None] = asyncio.get_running_loop().create_future()
-        self._queue.append((plan, future))
+        self._queue.append((plan, size, future))
         self._queue_bytes += size
         self._start_flusher_if_needed()
         # A caller that gives up leaves its plan in the queue, or in the batch that is on its way.
@@ -83,15 +83,15 @@ class Writer:
 
     async def _flush(self, batch: list[_Waiting]) -> None:
         try:
-            results = await self._ledger.commit_batch([plan for plan, _ in batch])
+            results = await self._ledger.commit_batch([plan for plan, _, _ in batch])
         except BaseException as error:
-            for _, future in batch:
+            for _, _, future in batch:
                 if not future.done():
                     future.set_exception(error)
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, future), result in zip(batch, results, strict=True):
+            for (_, _, future), result in zip(batch, results, strict=True):
                 if not future.done():
                     future.set_result(result)
 
@@ -104,12 +104,12 @@ class Writer:
             # Callers that were answered together ask together. In halves, one half is built while the other commits.
             plans_max = min(plans_max, -(-len(self._queue) // (WRITER_FLUSHERS_MAX - self._committing)))
         while self._queue and len(batch) < plans_max:
-            plan, _ = self._queue[0]
+            plan, plan_size, _ = self._queue[0]
             # Two plans of one stream cannot share a transaction: the second builds on what the first leaves.
-            if plan.stream in streams or (batch and size + plan.size_bytes() > BATCH_BYTES_MAX):
+            if plan.stream in streams or (batch and size + plan_size > BATCH_BYTES_MAX):
                 break
             batch.append(self._queue.popleft())
             streams.add(plan.stream)
-            size += plan.size_bytes()
+            size += plan_size
         self._queue_bytes -= size
         return batch

@@ -57,7 +57,7 @@ def _require_key_for_writes(tool_class: str, idempotency_key: str | None) -> Non
 
 def _require_no_stated_null(part: Part, field: str) -> None:
     # One document, one spelling: a field that may be left out is never null.
-    if field in part.model_fields_set and getattr(part, field) is None:
+    if getattr(part, field) is None and field in part.model_fields_set:
         raise ValueError(f"{field} is left out when it is not known, never null")
 
 

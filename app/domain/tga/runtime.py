@@ -337,8 +337,7 @@ class TgaRuntime:
         """The answer, waited for without holding on to it: whoever is cancelled here does not cancel the drive."""
         step_ms = UNSETTLED_WAIT_MS if wait_ms is None else wait_ms
         while True:
-            done, _ = await asyncio.wait({task}, timeout=step_ms / 1000)
-            if done:
+            if await _is_done_within(task, step_ms / 1000):
                 return task.result()
             if drive.is_unsettled:
                 raise OutcomeUnknown("the store did not answer in time", stream=TRACE.stream(drive.trace_id))
@@ -410,6 +409,26 @@ class TgaRuntime:
                 "the trace cannot be driven", found=f"{type(error).__name__}: {error}", stream=TRACE.stream(trace_id)
             )
             return Recovered(trace_id, found, None, wrong)
+
+
+async def _is_done_within(task: asyncio.Task[Answer], seconds: float) -> bool:
+    """asyncio.wait for one task, at half its cost."""
+    if not task.done():
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        task.add_done_callback(wake)
+        timer = loop.call_later(seconds, wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            task.remove_done_callback(wake)
+    return task.done()
 
 
 def _answer_of(stored: StoredTrace) -> Answer:
