@@ -145,7 +145,7 @@ async def measure_throughput(server: Server, baseline: Baseline, scale: Scale) -
                 rounds.add("commit", at_once, await run_unbatched(server, workload, at_once, scale.seconds))
             timing, batch_size = await run_batched(server, workload, at_once, scale.seconds)
             rounds.add("writer", at_once, timing, batch_size=batch_size)
-    steps = rounds.steps("baseline")
+    steps = baseline.steps
     await baseline.verify_stored({"entries": steps, "artifacts": steps})
     return rounds, sync_ms
 

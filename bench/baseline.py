@@ -22,6 +22,7 @@ from app.postgres.embedded import find_binaries
 from bench.cost import measuring_session
 from bench.measure import DATABASE, Server, Timing
 
+WARMUP_S: Final = 1  # sessions are opened and statements planned; ours has its warm-up, too
 _VARIABLE: Final = re.compile(r":(\w+)")
 
 
@@ -47,6 +48,7 @@ class Baseline:
     step: Step
     pgbench: Path | None = field(default_factory=lambda: find_pgbench())
     runs: int = 0
+    steps: int = 0
 
     @property
     def name(self) -> str:
@@ -68,7 +70,8 @@ class Baseline:
             f"lpad((:n / {self.step.steps_per_stream})::text, 28, '0'))"
         )
         lines = [r"\set n :n + 1", rf"\set place :n % {self.step.steps_per_stream} + 1"]
-        lines += [f"{statement.replace(':stream', stream)};" for statement in self.step.statements]
+        for statement in self.step.statements:  # \\gset ends one as a semicolon does
+            lines.append(statement.replace(":stream", stream) + ("" if statement.endswith("gset") else ";"))
         return "\n".join(lines) + "\n"
 
     def _run_pgbench(self, pgbench: Path, clients: int, seconds: float) -> Timing:
@@ -77,7 +80,7 @@ class Baseline:
             script = Path(place, "step.sql")
             script.write_text(self._script(), "utf-8")
             command: list[str | Path] = [pgbench, "-n", "-M", "prepared", "-f", script, "-c", str(clients)]
-            command += ["-j", str(min(clients, os.cpu_count() or 1)), "-T", str(max(1, round(seconds)))]
+            command += ["-j", str(min(clients, os.cpu_count() or 1)), "-T", str(WARMUP_S + max(1, round(seconds)))]
             command += ["--log", f"--log-prefix={Path(place, 'latency')}"]
             command += [part for name, value in {"n": "-1", **values}.items() for part in ("-D", f"{name}={value}")]
             command += ["-h", self.server.embedded.socket_dir, "-p", "5432", "-U", "postgres", DATABASE]
@@ -88,9 +91,8 @@ class Baseline:
                 raise RuntimeError(f"pgbench failed: {ran.stderr}")
             server_cpu_s, client_cpu_s = self.server.cpu_s() - server_before, _children_cpu_s() - client_before
             lines = [line for log in Path(place).glob("latency*") for line in log.read_text("ascii").splitlines()]
-        per_second = next(float(line.split()[2]) for line in ran.stdout.splitlines() if line.startswith("tps = "))
-        latencies = [int(line.split()[2]) / 1e6 for line in lines]
-        return Timing(len(latencies), len(latencies) / per_second, client_cpu_s, server_cpu_s, latencies)
+        self.steps += len(lines)
+        return _timing_of(lines, client_cpu_s=client_cpu_s, server_cpu_s=server_cpu_s)
 
     async def _run_asyncpg(self, clients: int, seconds: float) -> Timing:
         latencies: list[float] = []
@@ -115,6 +117,7 @@ class Baseline:
             server_before, client_before, started = self.server.cpu_s(), time.process_time(), time.perf_counter()
             await asyncio.gather(*(work(session, i, started + seconds) for i, session in enumerate(sessions)))
             elapsed, client_cpu_s = time.perf_counter() - started, time.process_time() - client_before
+            self.steps += len(latencies)
             return Timing(len(latencies), elapsed, client_cpu_s, self.server.cpu_s() - server_before, latencies)
 
     async def verify_stored(self, counts: Mapping[str, int]) -> None:
@@ -123,6 +126,17 @@ class Baseline:
             found = {name: await session.fetchval(f"SELECT count(*) FROM baseline.{name}") for name in counts}
         if found != counts:
             raise RuntimeError(f"the baseline should have stored {counts} and stored {found}")
+
+
+def _timing_of(lines: list[str], *, client_cpu_s: float, server_cpu_s: float) -> Timing:
+    """Of the steps that ended after the warm-up; the CPU is of the whole run, and counted in proportion."""
+    ended = sorted(
+        (int(epoch) + int(us) / 1e6, int(taken) / 1e6) for _, _, taken, _, epoch, us in map(str.split, lines)
+    )
+    begun = ended[0][0] - ended[0][1] + WARMUP_S
+    latencies = [taken for at, taken in ended if at > begun]
+    part = len(latencies) / len(ended)
+    return Timing(len(latencies), ended[-1][0] - begun, client_cpu_s * part, server_cpu_s * part, latencies)
 
 
 def _numbered(statement: str) -> tuple[str, list[str]]:

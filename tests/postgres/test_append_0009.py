@@ -1,0 +1,416 @@
+"""0009 appends as 0006 did: random batches of sound and broken plans, put to both, with the same answers and rows.
+
+Each batch goes to the function of 0006 (under another name) in a transaction that is rolled back, then to today's in
+one that is committed, so that both meet the same ledger. What a clock, a sequence or a transaction's number decides is
+left out of the comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from app.core.canonical import canonical_bytes
+from app.core.digest import digest_of_bytes
+from app.domain.ledger import Claim, Plan, PlannedCheckpoint, PlannedEntry, Sealed
+from app.domain.tga.replay import LogRecord, fold
+from app.postgres.ledger import _APPEND, _columns
+from tests.invariants.plans import plan_of, planned
+from tests.traces import (
+    EXECUTOR,
+    OTHER_EXECUTOR,
+    action_request,
+    records_of,
+    supervisor_decision,
+    time_at,
+    tool_call,
+    tool_effect,
+    trace_id,
+)
+
+Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+Columns: TypeAlias = list[list[Any]]
+
+BATCHES = 90
+PAST, FUTURE = "2020-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"
+_CHECKED_ENTRY = """
+CREATE TYPE tga.checked_entry AS (
+    plan integer, stream text, sequence_number bigint, entry bytea, entry_digest bytea, to_state text,
+    artifact bytea, artifact_digest bytea, settles_claim boolean,
+    tenant text, principal_id text, server_id text, tool_name text, expires_at timestamptz
+)
+"""
+_TABLES = {
+    "entries": "stream, sequence_number, entry, entry_digest, xid = pg_current_xact_id() AS is_new",
+    "artifacts": "*",
+    "execution_checkpoints": "*",
+    "claims": "*",
+    "claim_effects": "*",
+    "dispatch_attempts": "stream, attempt, executor_id, resolution",
+    "heads": "stream, sequence_number, entry_digest, state, artifact_digest, owner, waiting, is_open, tenant,"
+    " principal_id, server_id, tool_name, expires_at, updated_at >= transaction_timestamp() AS is_touched",
+    "sealed": "*",
+    "outbox": "webhook, stream",
+}
+# Columns of p, e, c, k in what the ledger sends.
+P_EXECUTOR, E_PLAN, E_ENTRY, E_ARTIFACT, K_PLAN = 1, 4, 5, 6, 12
+
+
+async def _make_old(admin: Session) -> None:
+    source = resources.files("app.postgres").joinpath("migrations", "0006_gateway.sql").read_text("utf-8")
+    start = source.index("CREATE FUNCTION tga.append(")
+    await admin.execute(_CHECKED_ENTRY)
+    await admin.execute(
+        source[start : source.index("-- Erase the payloads")].replace("tga.append(", "tga.append_0006(", 1)
+    )
+
+
+@dataclass
+class Trace:
+    """One trace that the batches drive: its whole log, and how much of it stands in the ledger."""
+
+    n: int
+    records: list[LogRecord]
+    claim: Claim | None
+    stored: int = 0
+    attempts: int = 1
+
+
+@dataclass
+class Driver:
+    """Makes the plans of a batch, sound ones and broken ones, from a seed alone."""
+
+    seed: int
+    random: random.Random = field(init=False)
+    traces: list[Trace] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def new_trace(self) -> Trace:
+        n = self.seed * 100_000 + len(self.traces)
+        expires_at = self.random.choice((None, None, PAST, FUTURE))
+        request = action_request(n, expires_at=expires_at)
+        by_expiry = self.random.random() < 0.3
+        overrides = {"decided_by": {"type": "expiry", "id": "expiry"}} if by_expiry else {}
+        verdict = "DENY" if by_expiry else self.random.choice(("APPROVE", "APPROVE", "APPROVE", "DENY"))
+        decision = supervisor_decision(request, decision=verdict, **overrides)
+        artifacts: list[Any] = [request, decision]
+        if verdict == "APPROVE":
+            call = tool_call(n, request, decision)
+            artifacts += [call, tool_effect(call, outcome=self.random.choice(("SUCCESS", "FAILURE")))]
+        records = records_of(*artifacts)
+        made = Trace(n, records, plan_of(records[:1]).claim)
+        self.traces.append(made)
+        return made
+
+    def next_plan(self, trace: Trace) -> Plan:
+        """A sound plan: some of the next entries, or none."""
+        stream = trace.records[0].stream
+        left = len(trace.records) - trace.stored
+        if trace.stored and (not left or self.random.random() < 0.15):
+            return self._without_entries(trace, stream)
+        count = self.random.randint(1, left) if left else 0
+        records = trace.records[trace.stored : trace.stored + count]
+        is_birth = trace.stored == 0
+        waits = is_birth and count == 1
+        is_over = count == left
+        with_checkpoint = self.random.random() < 0.6
+        return Plan(
+            stream=stream,
+            executor_id=EXECUTOR,
+            owner_after=None if waits or is_over else EXECUTOR,
+            waiting_after="supervisor" if waits else None,
+            entries=[planned(record) for record in records],
+            claim=trace.claim if is_birth and self.random.random() < 0.8 else None,
+            checkpoint=self.checkpoint(trace, trace.stored + count) if with_checkpoint else None,
+            sealed=Sealed(b"salt", b"values") if is_birth and self.random.random() < 0.3 else None,
+            forgets_secrets=is_over,
+            announce_to=["people", "pager"] if waits else [],
+        )
+
+    def _without_entries(self, trace: Trace, stream: str) -> Plan:
+        plan = Plan(stream, EXECUTOR, self.random.choice((None, EXECUTOR, OTHER_EXECUTOR)))
+        match self.random.randrange(4):
+            case 0:
+                attempt = trace.attempts + self.random.choice((1, 1, 2))
+                return plan._replace(dispatch_attempt=attempt, resolution=b"{}", owner_after=EXECUTOR)
+            case 1:
+                return plan._replace(checkpoint=self.checkpoint(trace, self.random.randint(1, trace.stored)))
+            case 2:
+                return plan._replace(waiting_after="operator")
+        return plan
+
+    def checkpoint(self, trace: Trace, sequence_number: int) -> PlannedCheckpoint:
+        state = fold(trace.records[:sequence_number])
+        assert state is not None
+        return PlannedCheckpoint(state.to_bytes(), time_at(self.random.randint(1, 9)))
+
+    def batch(self) -> list[tuple[Trace | None, Plan]]:
+        found: list[tuple[Trace | None, Plan]] = []
+        for _ in range(self.random.choice((1, 1, 2, 3, 5, 8))):
+            open_traces = [trace for trace in self.traces[-40:] if trace not in [t for t, _ in found]]
+            is_old = bool(open_traces) and self.random.random() < 0.65
+            trace = self.random.choice(open_traces) if is_old else self.new_trace()
+            plan = self.next_plan(trace)
+            if self.random.random() < 0.4:
+                plan = self._broken(trace, plan)
+            found.append((trace, plan))
+        if self.random.random() < 0.1:
+            found.append((None, self.random.choice(found)[1]))  # a stream twice
+        return found
+
+    def _broken(self, trace: Trace, plan: Plan) -> Plan:
+        ways: list[Callable[[Driver, Trace, Plan], Plan]] = [_break_plan, _break_checkpoint]
+        if plan.entries:
+            ways += [_break_entry] * 5
+        return self.random.choice(ways)(self, trace, plan)
+
+    def disturb(self, columns: Columns) -> str:
+        """Now and then something that no Plan can say; returns what."""
+        what = self.random.choice(("", "", "", "", "", "mixed", "no executor", "checkpoint twice", "bad bytes", "null"))
+        if what == "mixed":  # entries of several plans among each other, each plan's in their order
+            order = sorted(range(len(columns[E_PLAN])), key=lambda _: self.random.random())
+            places: dict[int, Iterator[int]] = {
+                plan: iter([i for i, p in enumerate(columns[E_PLAN]) if p == plan]) for plan in columns[E_PLAN]
+            }
+            order = [next(places[columns[E_PLAN][i]]) for i in order]
+            for column in (E_PLAN, E_ENTRY, E_ARTIFACT):
+                columns[column] = [columns[column][i] for i in order]
+        elif what == "no executor":
+            columns[P_EXECUTOR][self.random.randrange(len(columns[P_EXECUTOR]))] = None
+        elif what == "checkpoint twice" and len(columns[K_PLAN]) > 1:
+            columns[K_PLAN][1] = columns[K_PLAN][0]
+        elif what == "bad bytes" and columns[E_PLAN] and self.random.random() < 0.5:
+            column = self.random.choice((E_ENTRY, E_ARTIFACT))
+            bad = self.random.choice((b"{", b"\xff{}", b'{"a":"\\u0000"}', b"", b"[]", b"null", b"7"))
+            columns[column][self.random.randrange(len(columns[E_PLAN]))] = bad
+        elif what == "null" and columns[E_PLAN] and self.random.random() < 0.5:
+            columns[self.random.choice((E_ENTRY, E_ARTIFACT))][0] = None
+        return what
+
+
+def _break_plan(driver: Driver, trace: Trace, plan: Plan) -> Plan:
+    other = driver.random.choice(driver.traces)
+    match driver.random.randrange(9):
+        case 0:
+            return plan._replace(executor_id=OTHER_EXECUTOR)
+        case 1:
+            return plan._replace(stream=driver.random.choice(("nothing:1", "", "trace", ":", "trace:none")))
+        case 2:
+            return plan._replace(claim=other.claim)
+        case 3:
+            assert trace.claim is not None
+            return plan._replace(claim=Claim("crm", "create_ticket", f"other-{trace.n}", trace.claim.payload_digest))
+        case 4:
+            return plan._replace(dispatch_attempt=driver.random.choice((2, 3, trace.attempts + 1)))
+        case 5:
+            return plan._replace(entries=list(plan.entries)[::-1])
+        case 6:
+            return plan._replace(entries=list(plan.entries)[1:])
+        case 7:
+            return plan._replace(entries=[*plan.entries, *list(plan.entries)[-1:]])
+    return plan._replace(entries=[planned(record) for record in driver.random.choice(driver.traces).records])
+
+
+def _break_checkpoint(driver: Driver, trace: Trace, plan: Plan) -> Plan:
+    checkpoint = plan.checkpoint or driver.checkpoint(trace, driver.random.randint(1, len(trace.records)))
+    document = json.loads(checkpoint.state)
+    match driver.random.randrange(5):
+        case 0:
+            values = (0, -1, 1, 2, 2**63 - 1, -(2**63), 2**70, None, "2", "x", 1.5)
+            document["sequence_number"] = driver.random.choice(values)
+        case 1:
+            document["entry_digest"] = driver.random.choice((None, "", "0" * 64, 7))
+        case 2:
+            document.pop(driver.random.choice(("entry_digest", "sequence_number")))
+        case 3:
+            document["state"] = "ELSEWHERE"  # another content at the same place
+        case _:
+            return plan._replace(checkpoint=PlannedCheckpoint(b"{", checkpoint.created_at))
+    return plan._replace(checkpoint=PlannedCheckpoint(json.dumps(document).encode(), checkpoint.created_at))
+
+
+_FIELDS = ("sequence_number", "prev_entry_digest", "from_state", "to_state", "schema_id", "trace_id", "artifact_type")
+_ARTIFACT_FIELDS = (
+    "trace_id",
+    "schema_id",
+    "decision",
+    "outcome",
+    "action_request_digest",
+    "supervisor_decision_digest",
+    "tool_call_digest",
+    "decided_by",
+    "expires_at",
+    "principal",
+)
+
+
+def _break_entry(driver: Driver, trace: Trace, plan: Plan) -> Plan:
+    """Change one field of one entry or of its artifact; with the digests made to fit again, or not."""
+    entries = list(plan.entries)
+    place = driver.random.randrange(len(entries))
+    entry, artifact = json.loads(entries[place].entry), json.loads(entries[place].artifact)
+    other = driver.random.choice(driver.traces)
+    values: dict[str, tuple[Any, ...]] = {
+        "sequence_number": (0, 2, 3, "1", 1.5, -1, 2**63, None, [1], 10**30),
+        "prev_entry_digest": ("0" * 64, "f" * 64, None),
+        "from_state": ("PENDING", "AUTHORIZED", "EXECUTING", "COMPLETED", "", None),
+        "to_state": ("PENDING", "AUTHORIZED", "EXECUTING", "COMPLETED", "FAILED", "", None),
+        "schema_id": ("tga/v1/execution_log_entry", "tga/v1/action_request", "tga/v1/tool_effect", None, 1),
+        "trace_id": (trace_id(other.n), "", None, {}),
+        "artifact_type": ("action_request", "supervisor_decision", "tool_call", "tool_effect", "other", None),
+        "decision": ("APPROVE", "DENY", "", None),
+        "outcome": ("SUCCESS", "FAILURE", "OTHER"),
+        "decided_by": ({"type": "expiry", "id": "expiry"}, {"type": "policy", "id": "p"}, None),
+        "expires_at": (PAST, FUTURE, "no time", None),
+        "principal": ({"tenant": "other", "principal_id": "else"}, {}, None),
+    }
+    if driver.random.random() < 0.06:
+        entry["padding"] = "x" * 70_000
+    elif driver.random.random() < 0.5:
+        name = driver.random.choice(_FIELDS)
+        if driver.random.random() < 0.1:
+            entry.pop(name)
+        else:
+            entry[name] = driver.random.choice(values[name])
+    else:
+        name = driver.random.choice(_ARTIFACT_FIELDS)
+        artifact[name] = driver.random.choice(values.get(name, ("f" * 64, None)))
+        if driver.random.random() < 0.8:
+            entry["artifact_digest"] = digest_of_bytes(json.dumps(artifact).encode())
+    entries[place] = PlannedEntry(json.dumps(entry).encode(), json.dumps(artifact).encode())
+    if driver.random.random() < 0.7:  # what follows links to the changed one
+        for after in range(place + 1, len(entries)):
+            linked = json.loads(entries[after].entry)
+            linked["prev_entry_digest"] = digest_of_bytes(entries[after - 1].entry)
+            entries[after] = PlannedEntry(canonical_bytes(linked), entries[after].artifact)
+    return plan._replace(entries=entries)
+
+
+async def _rows(admin: Session) -> dict[str, list[str]]:
+    return {
+        table: [
+            row["row"]
+            for row in await admin.fetch(f"SELECT t::text AS row FROM (SELECT {columns} FROM tga.{table}) t ORDER BY 1")
+        ]
+        for table, columns in _TABLES.items()
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a function answered, or how it failed, and what the ledger holds after it."""
+
+    answer: list[tuple[Any, ...]] | str
+    rows: dict[str, list[str]]
+
+
+async def _put(admin: Session, statement: str, columns: Columns, *, is_kept: bool) -> Outcome:
+    transaction = admin.transaction()
+    await transaction.start()
+    try:
+        found = await admin.fetch(statement, 5_000, *columns)
+    except asyncpg.PostgresError as error:
+        await transaction.rollback()
+        return Outcome(f"{error.sqlstate} {error}", {})
+    answer = []
+    for row in found:
+        values = dict(row)
+        if str(values["code"]).startswith("APPROVAL_"):
+            values["found"] = re.sub(r"\d", "0", values["found"])  # the time of the clock
+        answer.append(tuple(values.values()))
+    outcome = Outcome(answer, await _rows(admin))
+    await (transaction.commit() if is_kept else transaction.rollback())
+    return outcome
+
+
+# What is said to one plan alone. Failures of a whole batch are counted apart.
+SAID = {
+    "no such kind of stream",
+    "the append names no executor",
+    "the stream stands twice in one batch",
+    "the stream has no entries",
+    "another executor owns the stream",
+    "the stream is finished: nothing is sent for it",
+    "the entry is too large",
+    "the entry has another schema",
+    "the sequence number is no number",
+    "the entry names another stream",
+    "the artifact has another schema",
+    "the entry is not the next of its stream",
+    "the entry does not link to the one before it",
+    "the artifact is not the one that the entry commits to",
+    "the artifact names another stream",
+    "the artifact does not bind to the one before it",
+    "the state does not admit this artifact",
+    "the request has expired",
+    "the request has not expired yet",
+    "the checkpoint does not stand on its entry",
+    "the attempt is not the next one",
+    "a claim is made with the first entry of its stream, once",
+    "another claim stands in the way",
+}
+
+
+async def test_random_batches_meet_the_same_answer_and_leave_the_same_rows(admin: Session) -> None:
+    await _make_old(admin)
+    old = _APPEND.replace("tga.append(", "tga.append_0006(")
+    said: set[str] = set()
+    appended = failed = 0
+    for seed in range(1, 6):
+        driver = Driver(seed)
+        for number in range(BATCHES):
+            batch = driver.batch()
+            columns = [list(column) for column in _columns([plan for _, plan in batch])]
+            disturbed = driver.disturb(columns)
+            before = await _put(admin, old, columns, is_kept=False)
+            after = await _put(admin, _APPEND, columns, is_kept=True)
+            assert after == before, f"seed {seed}, batch {number} {disturbed}: {[plan for _, plan in batch]}"
+            if isinstance(after.answer, str):
+                failed += 1
+                continue
+            for (trace, plan), (place, code, _, what, *_) in zip(batch, after.answer, strict=True):
+                assert plan is batch[place - 1][1]
+                if code is not None:
+                    said.add(what)
+                elif trace is not None and plan.stream == trace.records[0].stream:
+                    appended += 1
+                    trace.attempts = plan.dispatch_attempt or trace.attempts
+                    trace.stored = int(
+                        await admin.fetchval("SELECT sequence_number FROM tga.heads WHERE stream = $1", plan.stream)
+                    )
+    # The comparison is worth something only if everything was said, and enough was sound.
+    assert said >= SAID
+    assert appended > 3 * BATCHES
+    assert failed > 10
+
+
+def test_everything_that_the_append_can_say_is_expected_above() -> None:
+    source = resources.files("app.postgres").joinpath("migrations", "0009_append.sql").read_text("utf-8")
+    texts = set(re.findall(r"'((?:the|a|an|another|no) [^']+)'", source.partition("CREATE FUNCTION tga.append(")[2]))
+    assert texts - {"a plan stands twice among claims, checkpoints or attempts"} == SAID
+
+
+@pytest.mark.parametrize("name", ["append", "prepare_transaction"])
+async def test_the_function_is_as_guarded_as_before(admin: Session, name: str) -> None:
+    row = await admin.fetchrow(
+        "SELECT prosecdef, proconfig, proacl::text, pg_get_userbyid(proowner) AS owner FROM pg_proc"
+        " WHERE pronamespace = 'tga'::regnamespace AND proname = $1",
+        name,
+    )
+    assert row is not None
+    assert row["owner"] == "tga_owner"
+    granted = "{tga_owner=X/tga_owner,tga_gateway=X/tga_owner}" if name == "append" else "{tga_owner=X/tga_owner}"
+    assert row["proacl"] == granted
+    if name == "append":
+        assert row["prosecdef"]
+        assert "search_path=pg_catalog, tga, pg_temp" in row["proconfig"]
