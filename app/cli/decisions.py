@@ -93,10 +93,10 @@ async def resolve(client: GatewayClient, trace_id: str, action: str, *, rational
     if result is not None:
         body["output"] = parse_json(result)
     trace = await client.get(path_to("v1", "traces", trace_id))
-    if trace["waiting"] != "operator":
+    if trace["waiting"] != "operator" and trace["state"] != "EXECUTING":  # whether that one can be sent, it knows best
         raise TraceNotHeld(
             "nothing to resolve",
-            expected="a trace that waits for an operator",
+            expected="a trace that waits for an operator or cannot be sent any more",
             found=f"{trace['state']}, waiting for {trace['waiting'] or 'nobody'}",
             stream=TRACE.stream(trace_id),
         )

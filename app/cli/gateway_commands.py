@@ -171,7 +171,7 @@ def resolve_command(
     rationale: Annotated[str, typer.Option("-r", "--rationale", help="Why; it goes on the record.")],
     result: Annotated[str | None, typer.Option("--output", help="With succeeded: the output, as JSON.")] = None,
 ) -> None:
-    """End a hold: say what became of a call whose outcome is unknown, or have it sent again."""
+    """Say what became of a call that is held or cannot be sent any more; or have a held one sent again."""
     if action not in ("redispatch", "succeeded", "failed"):
         refuse("ACTION is redispatch, succeeded or failed")
     if result is not None and action != "succeeded":

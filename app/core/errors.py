@@ -77,7 +77,10 @@ class ChecksumMismatch(TgaError):
 class RecoveryFailed(TgaError):
     code = "STATE_RECOVERY_FAILED"
     meaning = "The chain is sound, but the trace cannot go on: what it needs is missing, or claim and log disagree."
-    remedy = "Restore what is missing, then recover the trace again."
+    remedy = (
+        "Restore what is missing, then recover the trace again. A call whose tool is gone for good is ended with "
+        "`tga resolve`."
+    )
 
 
 class LockAcquireFailed(TgaError):
@@ -165,7 +168,10 @@ class KeyMissing(TgaError):
 
 class TraceNotHeld(TgaError):
     code = "TRACE_NOT_HELD"
-    meaning = "A resolution was given for a trace that does not wait for an operator, or for another tool call of it."
+    meaning = (
+        "A resolution was given for a trace that neither waits for an operator nor is beyond sending, or for another "
+        "tool call of it."
+    )
     remedy = "Look at the trace again and resolve what it shows."
 
 
@@ -270,7 +276,10 @@ class ToolQuarantined(TgaError):
 class SecretMissing(TgaError):
     code = "SECRET_MISSING"
     meaning = "A sealed value cannot be opened: its key is not here, or it does not fit what the record commits to."
-    remedy = "Put the sealing key back into the keys folder, then recover the trace again."
+    remedy = (
+        "Put the sealing key back into the keys folder, then recover the trace again. If it is lost for good, find out "
+        "what became of the call and say so with `tga resolve`."
+    )
 
 
 class TraceErased(TgaError):

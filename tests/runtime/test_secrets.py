@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.core.errors import ApprovalExpired, KeyReused, SecretMissing
+from app.core.errors import ApprovalExpired, KeyReused, SecretMissing, TraceNotHeld
 from app.domain.tga.models import TraceId
 from app.domain.tga.ports import Answered, Dispatched
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
@@ -266,15 +266,7 @@ async def test_without_the_sealing_key_nothing_is_sent_and_with_it_the_call_goes
 
 
 async def test_recovering_without_the_sealing_key_uses_up_no_attempts(database: Database, admin: Admin) -> None:
-    class Died(BaseException):
-        pass
-
-    async def die(_: object) -> Dispatched:
-        raise Died
-
-    async with open_scripted(database.gateway_url, die, tool=SECRET) as first:
-        with pytest.raises(Died):
-            await first.runtime.call(secret_call(new_key()))
+    await left_executing(database.gateway_url)
     async with open_scripted(database.gateway_url, tool=SECRET) as scripted:
         without = runtime_of(scripted, vault=PostgresVault(scripted.sessions, OTHER_KEYS))
         for _ in range(SECRET.max_attempts + 2):
@@ -285,6 +277,51 @@ async def test_recovering_without_the_sealing_key_uses_up_no_attempts(database: 
         answers = [one.answer async for one in scripted.runtime.recover_all()]
         assert [answer is not None and answer.state for answer in answers] == ["COMPLETED"]
         assert scripted.connector.sent_arguments == [ARGUMENTS]
+        await verify_all(scripted.sessions)
+
+
+async def left_executing(url: str) -> TraceId:
+    class Died(BaseException):
+        pass
+
+    async def die(_: object) -> Dispatched:
+        raise Died
+
+    async with open_scripted(url, die, tool=SECRET) as first:
+        with pytest.raises(Died):
+            await first.runtime.call(secret_call(new_key()))
+        (trace_id,) = await first.traces.list_recoverable(after=None, limit=10)
+        return trace_id
+
+
+@pytest.mark.parametrize("gone", ["key", "values", "tool"])
+@pytest.mark.parametrize("action", ["succeeded", "failed"])
+async def test_a_call_that_can_never_be_sent_again_is_ended_by_an_operator(
+    action: Any, gone: str, database: Database, admin: Admin
+) -> None:
+    trace_id = await left_executing(database.gateway_url)
+    async with open_scripted(database.gateway_url, tool=SECRET) as scripted:
+        runtime = scripted.runtime
+        state = (await scripted.traces.load_trace(trace_id)).state
+        said: Any = {"tool_call_digest": state.tool_call_digest, "resolved_by": "olga", "rationale": "asked the bank"}
+        with pytest.raises(TraceNotHeld):  # all is there: it is recovered, not resolved
+            await runtime.resolve(trace_id, action=action, **said)
+        if gone == "key":
+            runtime = runtime_of(scripted, vault=PostgresVault(scripted.sessions, OTHER_KEYS))
+        elif gone == "values":
+            await admin.execute("DELETE FROM tga.sealed")
+        else:
+            scripted.tools.tools.clear()
+        with pytest.raises(TraceNotHeld):
+            await runtime.resolve(trace_id, action=action, **{**said, "tool_call_digest": "0" * 64})
+        with pytest.raises(TraceNotHeld):  # what cannot be sent is not sent again by order
+            await runtime.resolve(trace_id, action="redispatch", **said)
+        answer = await runtime.resolve(trace_id, action=action, **said)
+        assert answer.state == ("COMPLETED" if action == "succeeded" else "FAILED")
+        assert answer.effect is not None
+        assert answer.effect.basis == "resolution"
+        assert scripted.connector.sent == []
+        assert [one async for one in runtime.recover_all()] == []
         await verify_all(scripted.sessions)
 
 

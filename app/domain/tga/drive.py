@@ -264,6 +264,16 @@ class Driver:
             raise SecretMissing("the call's secret values are gone", stream=TRACE.stream(drive.trace_id))
         return drive.true_arguments
 
+    async def is_unsendable(self, drive: Drive) -> bool:
+        """Whether the call is under way and cannot be sent again by anyone: its tool or its secret values are gone."""
+        if known(drive.state).state != "EXECUTING":
+            return False
+        try:
+            await self._arguments_to_send(drive, self.tool_of(drive))
+        except (SecretMissing, RecoveryFailed):
+            return True
+        return False
+
     async def _reconcile(self, drive: Drive, tool: Tool) -> ToolEffect | None:
         """Ask the named read tool whether the key was executed; None when it was not. Asking changes nothing, so it
         may be repeated; when nobody can say, the outcome stays unknown."""

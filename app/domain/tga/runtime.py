@@ -178,13 +178,16 @@ class TgaRuntime:
         output: Output | None = None,
         wait_ms: int | None = None,
     ) -> Answer:
-        """An operator's word on a held trace, about exactly this tool call."""
+        """An operator's word on a trace that is held, or that cannot be sent any more, about exactly this tool call."""
         async with self._taken(trace_id) as drive:
             state = known(drive.state)
-            if drive.waiting != "operator" or state.tool_call_digest != tool_call_digest:
+            is_open = drive.waiting == "operator" or (
+                action != "redispatch" and await self._driver.is_unsendable(drive)
+            )
+            if not is_open or state.tool_call_digest != tool_call_digest:
                 raise TraceNotHeld(
                     "nothing to resolve",
-                    expected="a trace that waits for an operator, and its tool_call_digest",
+                    expected="a trace that waits for an operator or cannot be sent any more, and its tool_call_digest",
                     found=f"{state.state}, waiting for {drive.waiting or 'nobody'}, tool call {state.tool_call_digest}",
                 )
             resolution = Resolution.made(
