@@ -79,7 +79,7 @@ def test_all_that_exists_can_be_named() -> None:
     policy = CedarPolicy(
         """
         permit(principal in Role::"worker", action in [Action::"call", Action::"call_unattended"], resource)
-        when { principal.id == "a" || principal.tenant == "b" || principal.roles.contains("c") };
+        when { principal.id == "a" || principal.tenant == "b" || principal.roles.contains("agent") };
         forbid(principal is Principal, action == Action::"approve", resource is Tool in Server::"x")
         when { context.requester == principal || context.requester.tenant != principal.tenant }
         unless { context.arguments.x == Json::"null" || context.arguments["$__entity"] has y.z };
@@ -170,3 +170,22 @@ def test_a_text_beyond_the_limit_is_refused() -> None:
 def test_strange_characters_are_refused(text: str) -> None:
     with pytest.raises(PolicyInvalid):
         CedarPolicy(text)
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ('resource.class == "wirte"', ["'wirte'"]),
+        ('"READ" != resource.class', ["'READ'"]),
+        ('principal.roles.contains("admn")', ["'admn'"]),
+        ('principal.roles.containsAny(["admin", "boss", "agents"])', ["'boss'", "'agents'"]),
+        ('["read", "none"].contains(resource.class)', ["'none'"]),
+        ('resource.class == "write" && principal.roles.containsAll(["admin"])', []),
+        ('resource.tags.contains("whatever") && resource.name == "x" && "a" == "b"', []),
+        ("resource.class == resource.name", []),
+    ],
+)
+def test_a_comparison_with_what_an_attribute_never_is_is_warned_of(condition: str, told: list[str]) -> None:
+    policy = CedarPolicy(f"forbid(principal, action, resource) when {{ {condition} }};")
+    assert [next(part for part in told if part in warning) for warning in policy.warnings] == told
+    assert all(warning.startswith("line 1: policy0 compares ") for warning in policy.warnings)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from app.core.limits import NAME_CHARS_MAX
 from app.domain.policy.encoding import CEDAR_KEYS, JSON_TYPE
 from app.domain.policy.source import Statement
-from app.domain.tga.models import Role
+from app.domain.tga.models import Role, ToolClass
 
 Action = Literal["call", "call_unattended", "approve"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
@@ -28,6 +28,9 @@ _ATTRIBUTES: Final = {
 }
 _ARGUMENTS: Final = {".": {"left": {"Var": "context"}, "attr": "arguments"}}
 _REQUESTER: Final = {".": {"left": {"Var": "context"}, "attr": "requester"}}
+# Attributes that can have only these values, and what they are compared with them by.
+_ONLY: Final = {("resource", "class"): get_args(ToolClass), ("principal", "roles"): get_args(Role)}
+_COMPARISONS: Final = ("==", "!=", "contains", "containsAny", "containsAll")
 # A request may lack these; a policy that reads one without `has` cannot be evaluated for it, and so denies it.
 _OPTIONAL: Final = ("intent", "idempotency_key", "tool_definition_digest")
 
@@ -119,6 +122,7 @@ def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
     for rule in rules:
         read, tested = set[str](), set[str]()
         for node in nodes_of(rule.body["conditions"]):
+            yield from _impossible_values(rule, node)
             for owner, attribute in _attributes(node):
                 if owner == "context":
                     (tested if "has" in node else read).add(attribute)
@@ -138,6 +142,28 @@ def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
                 f"line {rule.line}: {rule.name} reads context.{attribute}, which a request may lack: such requests "
                 f"are denied. Ask `context has {attribute}` first."
             )
+
+
+def _impossible_values(rule: Rule, node: Mapping[str, Any]) -> Iterator[str]:
+    """Comparisons with a text that the attribute can never be: `resource.class == "wirte"`."""
+    for operator in _COMPARISONS:
+        operands = node.get(operator)
+        if not isinstance(operands, dict):
+            continue
+        sides = operands.get("left"), operands.get("right")
+        for side, other in (sides, sides[::-1]):
+            for owned in _attributes(side) if isinstance(side, dict) else ():
+                for text in _texts(other):
+                    if text not in _ONLY.get(owned, (text,)):
+                        compared = f"{rule.name} compares {'.'.join(owned)} with {text!r}"
+                        yield f"line {rule.line}: {compared}, which it never is; there is {_listed(_ONLY[owned])}"
+
+
+def _texts(operand: Any) -> list[str]:
+    """The texts that stand there as such, alone or in a set."""
+    members = operand.get("Set", [operand]) if isinstance(operand, dict) else []
+    values = [member.get("Value") for member in members if isinstance(member, dict)]
+    return [value for value in values if isinstance(value, str)]
 
 
 def arguments_read(rules: Iterable[Rule]) -> frozenset[str] | None:
