@@ -6,20 +6,24 @@ that whoever has lost the lock has lost its hands too. Others stand by, and foll
 A round is: places for new entries (committed), hashes of the subtrees that they complete (committed), the head signed
 and remembered beside the key (durable), the head published (committed). A crash between any two of them is finished by
 the next round, which begins by looking at what is there: there is no other way to start.
+
+Nothing is signed that a synchronous standby may not have: each commit above waits for it, and what was already there is
+covered by one that does nothing else (`begin_reign`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
 import asyncpg
 
-from app.core.errors import ConcurrentExecution, LogForked, TgaError
+from app.core.errors import ConcurrentExecution, LogForked, StoreUnavailable, TgaError
 from app.core.limits import LOG_BATCH_ROWS_MAX, LOG_ROUND_MS, LOG_STALL_MS, LOG_STANDBY_MS
 from app.core.merkle import Frontier, Hash, Node, Range
 from app.core.note import VerifierKey
@@ -30,6 +34,8 @@ from app.postgres.tree import KEPT_LEVEL, PostgresTree
 
 logger = logging.getLogger("tga")
 
+# Where PostgreSQL says that it no longer waits for a standby; unlike the message, it is the same in every language.
+_WAIT_BROKEN_OFF = "SyncRepWaitForLSN"
 _LOCK = "SELECT pg_try_advisory_lock(tga.tree_lock_key('sequencer')) AS is_held"
 
 
@@ -48,10 +54,16 @@ class TreeSession(Closing):
 
     def __init__(self, session: asyncpg.Connection[asyncpg.Record]) -> None:
         self._session = session
+        self._broken_off: str | None = None
+        session.add_log_listener(self._hear)
 
     @classmethod
     async def open(cls, url: str) -> Self:
         return cls(await connect(url, role=GATEWAY_ROLE))
+
+    def _hear(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
+        if message.as_dict().get("server_source_function") == _WAIT_BROKEN_OFF:
+            self._broken_off = str(message)
 
     async def close(self) -> None:
         try:
@@ -60,14 +72,22 @@ class TreeSession(Closing):
             self._session.terminate()
 
     async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        self._broken_off = None
         try:
-            return await self._session.fetch(statement, *arguments)
+            rows = await self._session.fetch(statement, *arguments)
         except (*LOST, asyncpg.PostgresError) as error:
             raise unavailable(error) from error
+        if self._broken_off is not None:  # pg_cancel_backend: the server warns, and calls it a success
+            raise StoreUnavailable("a commit did not wait for its standby", found=self._broken_off)
+        return rows
 
     async def try_lock(self) -> bool:
         """Whether this session is the sequencer's now, until it ends."""
         return bool((await self.fetch(_LOCK))[0]["is_held"])
+
+    async def begin_reign(self) -> None:
+        """When it returns, all that this session has seen is where synchronous replication wants it to be."""
+        await self.fetch("SELECT tga.begin_reign()")
 
     async def integrate(self, rows_max: int) -> Integrated:
         (row,) = await self.fetch("SELECT * FROM tga.integrate($1)", rows_max)
@@ -94,6 +114,7 @@ class Sequencer:
         self._signer = signer
         self._stall_ms = stall_ms
         self._fault: TgaError | None = None
+        self._is_held_up = False
         self._reign: Reign | None = None
 
     @property
@@ -125,7 +146,8 @@ class Sequencer:
         try:
             await self._stand_by(session)
             reign = Reign(session, self._signer, stall_ms=self._stall_ms)
-            await reign.settle()
+            with self._telling_of_waits():
+                await reign.settle()
             self._note(None)
             self._reign = reign
             logger.info("this gateway sequences the log")
@@ -145,6 +167,27 @@ class Sequencer:
             if await follow(tree, self._signer):
                 self._note(None)
             await asyncio.sleep(LOG_STANDBY_MS / 1000)
+
+    @contextlib.contextmanager
+    def _telling_of_waits(self) -> Iterator[None]:
+        """Say why nothing is signed. Once: each try ends with the session's timeout, and another follows."""
+
+        def tell() -> None:
+            if not self._is_held_up:
+                self._is_held_up = True
+                logger.warning(
+                    "nothing is signed: PostgreSQL does not confirm the sequencer's first commit; "
+                    "with synchronous replication it waits until a standby is there"
+                )
+
+        waiting = asyncio.get_running_loop().call_later(self._stall_ms / 1000, tell)
+        try:
+            yield
+        finally:
+            waiting.cancel()
+        if self._is_held_up:
+            self._is_held_up = False
+            logger.warning("the sequencer's first commit is confirmed; the log goes on")
 
     def _note(self, fault: LogForked | None) -> None:
         if fault is not None and self._fault is None:
@@ -193,7 +236,8 @@ class Reign:
     async def settle(self) -> None:
         """Finish what a predecessor began, after seeing that the tree is the one that was signed; LogForked if not.
 
-        Before anything is sequenced: a place that is given once stays given, also in the wrong history.
+        Before anything is sequenced: a place that is given once stays given, also in the wrong history. Nothing that is
+        found here is signed before a standby has it: after a crash also that is seen which still waited for one.
         """
         await follow(self._tree, self._signer)
         remembered, latest = await asyncio.to_thread(self._signer.load_remembered), await self._tree.latest_head()
@@ -207,6 +251,7 @@ class Reign:
             if known is not None:
                 root = await self._tree.root(known.head.size)
                 verify_follows(replace(known.head, root=root), [], after=known.head)
+        await self._session.begin_reign()
         self._published = 0 if latest is None else latest.head.size
         if remembered is not None and remembered.head.size > self._published:
             await self._session.add_head(remembered)

@@ -158,7 +158,7 @@ class Sessions(Closing):
     async def _take(self) -> _Pooled:
         while self._at_hand:
             connection = self._at_hand.pop()
-            if not connection.is_closed():
+            if not _is_lost(connection):
                 return connection
             await self._release(connection)
         self._waiting += 1
@@ -174,6 +174,13 @@ class Sessions(Closing):
             await self._pool.release(connection)
         except (*LOST, asyncpg.PostgresError):
             connection.terminate()
+
+
+def _is_lost(connection: _Pooled) -> bool:
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:  # the pool noticed it first, and has taken it back
+        return True
 
 
 def unavailable(error: BaseException) -> TgaError:
