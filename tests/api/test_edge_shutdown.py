@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.core.errors import CallInFlight, SettingInvalid
+from app.core.errors import CallInFlight, ConcurrentExecution, KeyReused, SettingInvalid, TgaError
 from app.domain.tga.drive import Answer
 from app.domain.tga.models import TraceId
+from app.domain.tga.ports import StoredTrace
+from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.runtime import CheckedCall
-from tests.api.wire import CALL, TRACE_ID, Front, NoTraces, completed, open_front, request
+from tests.api.wire import CALL, Front, NoTraces, completed, open_front, request
+from tests.traces import completed_trace, executing_trace, trace_id
 
 
 async def until_called(front: Front, count: int = 1) -> None:
     async with asyncio.timeout(5):
         while len(front.runtime.calls) < count:
             await asyncio.sleep(0.005)
+
+
+def first_waits(front: Front, *, then: TgaError) -> Callable[[CheckedCall], Awaitable[Answer]]:
+    """A call that does not end; asked once more, the runtime says `then`."""
+
+    async def answering(call: CheckedCall) -> Answer:
+        if len(front.runtime.calls) > 1:
+            raise then
+        await asyncio.sleep(60)
+        return completed(call)
+
+    return answering
+
+
+class OneTrace(NoTraces):
+    def __init__(self, records: list[LogRecord]) -> None:
+        self._records = records
+
+    async def load_trace(self, trace_id: TraceId) -> StoredTrace:
+        state = fold(self._records)
+        assert state is not None
+        return StoredTrace(state, self._records, [], None, None, None, None)
 
 
 async def test_an_idle_gateway_stops_at_once_and_hangs_up() -> None:
@@ -66,25 +90,17 @@ async def test_while_it_stops_what_is_in_flight_is_finished_and_what_is_new_is_t
 
 
 async def test_a_call_that_takes_longer_than_the_grace_is_answered_with_where_it_is() -> None:
-    async def answering(call: CheckedCall) -> Answer:
-        if len(front.runtime.calls) > 1:
-            raise CallInFlight("still being executed", stream=f"trace:{TRACE_ID}")
-        await asyncio.sleep(60)
-        return completed(call)
-
-    class Executing(NoTraces):
-        async def load_trace(self, trace_id: TraceId) -> Any:
-            return SimpleNamespace(state=SimpleNamespace(state="EXECUTING", tool_call_id=None), waiting=None)
-
-    async with open_front(grace_ms=100, traces=Executing()) as front, await front.open() as wire:
-        front.runtime.answering = answering
+    still = CallInFlight("still being executed", stream=f"trace:{trace_id(1)}")
+    traces = OneTrace(executing_trace(1))
+    async with open_front(grace_ms=100, traces=traces) as front, await front.open() as wire:
+        front.runtime.answering = first_waits(front, then=still)
         await wire.send(request(body=CALL))
         await until_called(front)
         front.edge.stopping.set()
         reply = await wire.reply()
         assert reply.status == 202
-        assert reply.headers["location"] == f"/v1/traces/{TRACE_ID}"
-        assert reply.document == {"trace_id": TRACE_ID, "state": "EXECUTING", "waiting": None}
+        assert reply.headers["location"] == f"/v1/traces/{trace_id(1)}"
+        assert reply.document == {"trace_id": trace_id(1), "state": "EXECUTING", "waiting": None}
         assert front.runtime.waits_ms == [30_000, 0]
         async with asyncio.timeout(3):
             await front.serving
@@ -103,6 +119,36 @@ async def test_a_call_that_is_not_durable_yet_is_not_acknowledged() -> None:
         front.edge.stopping.set()
         reply = await wire.reply()
         assert (reply.status, reply.code) == (503, "SHUTTING_DOWN")
+
+
+@pytest.mark.parametrize(
+    ("then", "code"),
+    [
+        (ConcurrentExecution("this process already drives the trace"), "SHUTTING_DOWN"),
+        (KeyReused("the key belongs to another call"), KeyReused.code),
+    ],
+    ids=["its claim is not durable yet", "its key is another's"],
+)
+async def test_a_call_with_a_key_is_told_what_its_key_stands_for_and_nothing_else(then: TgaError, code: str) -> None:
+    async with open_front(grace_ms=100) as front, await front.open() as wire:
+        front.runtime.answering = first_waits(front, then=then)
+        await wire.send(request(body=CALL))
+        await until_called(front)
+        front.edge.stopping.set()
+        assert (await wire.reply()).code == code
+
+
+@pytest.mark.parametrize(("whose", "status"), [("agent-1", 200), ("agent-2", 503)], ids=["its own", "another's"])
+async def test_a_trace_that_ended_is_answered_to_whose_it_is(whose: str, status: int) -> None:
+    """Who names a trace_id may name another's; the runtime may not have come to look at it."""
+    without_key = {"server_id": "crm", "tool_name": "read", "arguments": {}, "trace_id": trace_id(1)}
+    traces = OneTrace(completed_trace(1, principal={"principal_id": whose, "tenant": "default"}))
+    async with open_front(grace_ms=100, traces=traces) as front, await front.open() as wire:
+        front.runtime.answering = first_waits(front, then=CallInFlight("not asked"))
+        await wire.send(request(body=without_key))
+        await until_called(front)
+        front.edge.stopping.set()
+        assert (await wire.reply()).status == status
 
 
 async def test_a_client_that_is_still_sending_does_not_keep_it_from_stopping() -> None:

@@ -20,37 +20,14 @@ from app.cli.context import Context
 from app.main import open_gateway
 from app.postgres.embedded import EmbeddedPostgres
 from app.settings import Settings
+from tests.bank import AMOUNT_SCHEMA, bank_tables
 
+TOOLS = {
+    "charge": f'description = "Charge an amount."\n{AMOUNT_SCHEMA}',
+    **dict.fromkeys(("refund", "pay_card", "balance", "fail"), ""),
+    "slow_charge": 'on_unknown_outcome = "hold"',
+}
 CONFIG = """
-[servers.bank]
-transport = "http"
-base_url = "{url}"
-timeout_ms = 5000
-max_attempts = 2
-
-[servers.bank.tools.charge]
-class = "write"
-description = "Charge an amount."
-input_schema = {{ type = "object", required = ["amount"], properties = {{ amount = {{ type = "integer" }} }} }}
-
-[servers.bank.tools.refund]
-class = "write"
-tags = ["approval"]
-
-[servers.bank.tools.pay_card]
-class = "write"
-secret_arguments = ["/card"]
-
-[servers.bank.tools.balance]
-class = "read"
-
-[servers.bank.tools.fail]
-class = "read"
-
-[servers.bank.tools.slow_charge]
-class = "write"
-on_unknown_outcome = "hold"
-
 [servers.nowhere]
 transport = "http"
 base_url = "http://127.0.0.1:9"
@@ -97,7 +74,8 @@ class World:
             text=True,
         )
         assert self._bank.stdout is not None
-        self.config.write_text(CONFIG.format(url=self._bank.stdout.readline().strip()))
+        bank = bank_tables(self._bank.stdout.readline().strip(), {"timeout_ms": 5000, "max_attempts": 2}, TOOLS)
+        self.config.write_text(bank + CONFIG)
         self.policy.write_text(POLICY)
 
     @property

@@ -30,34 +30,13 @@ from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.postgres.reader import open_reader
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
+from tests.bank import bank_tables
 from tests.crash.gateway import Options, command_line, fork_gateway
 
 PATIENCE_S = 60.0
 TEMPLATE = "tga_template"
 _numbers = itertools.count(1)
 Answer = dict[str, Any]
-
-_CONFIG = """
-[servers.{server}]
-transport = "http"
-base_url = "{url}"
-timeout_ms = {timeout_ms}
-max_attempts = {max_attempts}
-
-[servers.{server}.tools.charge]
-class = "write"
-[servers.{server}.tools.slow_charge]
-class = "write"
-on_unknown_outcome = "{on_unknown_outcome}"
-{reconcile}
-[servers.{server}.tools.flaky]
-class = "write"
-[servers.{server}.tools.refund]
-class = "write"
-tags = ["approval"]
-[servers.{server}.tools.charge_status]
-class = "read"
-"""
 
 
 class GatewayDied(Exception):
@@ -295,14 +274,12 @@ class World:
         servers += [("asking", self.careless_bank, "reconcile"), ("repeating", self.careless_bank, "redispatch")]
         text = ""
         for server, bank, on_unknown_outcome in servers:
-            text += _CONFIG.format(
-                server=server,
-                url=bank.url,
-                on_unknown_outcome=on_unknown_outcome,
-                reconcile='reconcile_tool = "charge_status"' if on_unknown_outcome == "reconcile" else "",
-                timeout_ms=timeout_ms,
-                max_attempts=max_attempts,
-            )
+            slow = f'on_unknown_outcome = "{on_unknown_outcome}"'
+            if on_unknown_outcome == "reconcile":
+                slow += '\nreconcile_tool = "charge_status"'
+            tools = {"charge": "", "slow_charge": slow, "flaky": "", "refund": "", "charge_status": ""}
+            settings = {"timeout_ms": timeout_ms, "max_attempts": max_attempts}
+            text += bank_tables(bank.url, settings, tools, server=server)
         path.write_text(text)
         return path
 

@@ -17,37 +17,15 @@ from pathlib import Path
 from app.postgres.access import PostgresAccess
 from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
+from tests.bank import AMOUNT_SCHEMA, bank_tables
 from tests.crash.world import Bank, Database
 
+BANK = {"timeout_ms": 5000, "max_attempts": 50, "max_concurrency": 32, "max_in_flight": 1000}
+TOOLS = {
+    "charge": AMOUNT_SCHEMA,
+    **dict.fromkeys(("slow_charge", "flaky", "pay_card", "refund", "refund_soon", "balance"), ""),
+}
 CONFIG = """
-[servers.bank]
-transport = "http"
-base_url = "{url}"
-timeout_ms = 5000
-max_attempts = 50
-max_concurrency = 32
-max_in_flight = 1000
-
-[servers.bank.tools.charge]
-class = "write"
-input_schema = {{ type = "object", required = ["amount"], properties = {{ amount = {{ type = "integer" }} }} }}
-[servers.bank.tools.slow_charge]
-class = "write"
-[servers.bank.tools.flaky]
-class = "write"
-[servers.bank.tools.pay_card]
-class = "write"
-secret_arguments = ["/card"]
-[servers.bank.tools.refund]
-class = "write"
-tags = ["approval"]
-[servers.bank.tools.refund_soon]
-class = "write"
-tags = ["approval"]
-approval_timeout_ms = 2000
-[servers.bank.tools.balance]
-class = "read"
-
 [policy]
 file = "policy.cedar"
 
@@ -106,7 +84,7 @@ class World:
     def open(self) -> None:
         self.postgres.start()
         self.bank.start()
-        (self.home / "tga.toml").write_text(CONFIG.format(url=self.bank.url))
+        (self.home / "tga.toml").write_text(bank_tables(self.bank.url, BANK, TOOLS) + CONFIG)
         (self.home / "policy.cedar").write_text(POLICY)
         self.start()
 

@@ -5,6 +5,7 @@
 Nothing in `app` knows of it: the tree's session and the signer are wrapped. A boundary is a moment at which a crash
 leaves something else behind than a moment earlier:
 
+    reign.before      reign.rolled_back      reign.done        the commit before which nothing is signed
     integrate.before  integrate.rolled_back  integrate.done    the places of new entries
     nodes.before      nodes.rolled_back      nodes.done        the hashes of whole subtrees
     memory.before     memory.unfinished      memory.done       the signer's memory; unfinished: written, not renamed
@@ -29,6 +30,7 @@ from app.postgres.sequencer import Integrated, Sequencer, TreeSession
 BOUNDARIES = [
     f"{step}.{moment}"
     for step, moments in {
+        "reign": ("before", "rolled_back", "done"),
         "integrate": ("before", "rolled_back", "done"),
         "nodes": ("before", "rolled_back", "done"),
         "memory": ("before", "unfinished", "done"),
@@ -55,6 +57,9 @@ class MinedSession(TreeSession):
         result = await work()
         cross(f"{step}.done")
         return result
+
+    async def begin_reign(self) -> None:
+        await self._mined("reign", lambda: TreeSession.begin_reign(self))
 
     async def integrate(self, rows_max: int) -> Integrated:
         found: Integrated = await self._mined("integrate", lambda: TreeSession.integrate(self, rows_max))

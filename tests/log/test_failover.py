@@ -6,9 +6,10 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import asyncpg
 import pytest
@@ -20,6 +21,7 @@ from app.postgres.database import Database
 from app.postgres.embedded import SHARED_STATE, EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
+from app.postgres.sequencer import Sequencer
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from tests.conftest import Admin, _system_binaries, make_home
 from tests.invariants.plans import verify_all
@@ -134,6 +136,15 @@ async def wait_streaming(primary: Node, sync_state: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def replicate_synchronously(primary: Node, standby: Node) -> None:
+    async with primary.admin() as admin:
+        await admin.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    # Not by a reload, which reaches each process when it does: after a start there is no doubt.
+    for step in (primary.stop, primary.start, standby.start):
+        await asyncio.to_thread(step)
+    await wait_streaming(primary, "sync")
+
+
 async def cursor_of(node: Node) -> tuple[str, bool, str]:
     """The cluster's name as the sequencer knows it, whether it walks, and where its last walk ended ('0': never)."""
     async with node.admin() as admin:
@@ -171,12 +182,7 @@ async def work_until_killed(primary: Node, signer: LogSigner) -> tuple[list[str]
 async def test_a_synchronous_replica_goes_on_where_the_dead_primary_was(
     primary: Node, standby: Node, signer: LogSigner
 ) -> None:
-    async with primary.admin() as admin:
-        await admin.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-    # Not by a reload, which reaches each process when it does: after a start there is no doubt.
-    for step in (primary.stop, primary.start, standby.start):
-        await asyncio.to_thread(step)
-    await wait_streaming(primary, "sync")
+    await replicate_synchronously(primary, standby)
     cursor = await cursor_of(primary)
     acknowledged, seen = await work_until_killed(primary, signer)
     remembered = signer.load_remembered()
@@ -233,3 +239,96 @@ async def test_the_signer_refuses_a_replica_that_missed_what_was_signed(
         assert len(await stored_leaves(admin)) == 40, "no place was given in a history that is not the signed one"
         assert signer.load_remembered() == remembered
         await verify_log(admin, sessions, [signer.verifier_key], seen=notes, is_whole=False)
+
+
+async def crash(primary: Node) -> None:
+    await asyncio.to_thread(primary.kill)
+    await asyncio.to_thread(primary.start)
+
+
+async def end_waits(primary: Node, function: str) -> None:
+    """End what waits for the standby: each is then committed here, whatever its session is told."""
+    query = f"SELECT {function}(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    async with primary.admin() as admin, asyncio.timeout(10):
+        while not await admin.fetch(query):
+            await asyncio.sleep(0.02)
+
+
+async def cancel_waits(primary: Node) -> None:
+    await end_waits(primary, "pg_cancel_backend")
+
+
+async def terminate_waits(primary: Node) -> None:
+    await end_waits(primary, "pg_terminate_backend")
+
+
+BreakOff: TypeAlias = Callable[[Node], Awaitable[None]]
+
+
+@asynccontextmanager
+async def leaves_without_standby(
+    primary: Node, standby: Node, signer: LogSigner, break_off: BreakOff
+) -> AsyncIterator[Sequencer]:
+    """A sequencer that sees 80 leaves of which the standby, which is away, has 40; so many are signed."""
+    await replicate_synchronously(primary, standby)
+    async with sequencing(primary.database, signer, stall_ms=200) as sequencer:
+        async with await primary.open() as sessions, primary.admin() as admin:
+            await append(PostgresLedger(sessions), 10)
+            assert await caught_up(sessions) == 40
+            older = admin.transaction()
+            await older.start()
+            await admin.execute("SELECT pg_current_xact_id()")  # what is appended now has to wait for it
+            await append(PostgresLedger(sessions), 10)
+            await asyncio.to_thread(standby.stop)
+            await older.rollback()
+            async with asyncio.timeout(10):
+                while not await admin.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
+                    await asyncio.sleep(0.02)
+            assert len(await stored_leaves(admin)) == 40
+        await break_off(primary)
+        async with primary.admin() as admin, asyncio.timeout(10):
+            while len(await stored_leaves(admin)) != 80:
+                await asyncio.sleep(0.02)
+        yield sequencer
+
+
+@pytest.mark.parametrize("break_off", [crash, cancel_waits, terminate_waits])
+async def test_leaves_that_no_standby_has_are_not_signed_until_it_is_back(
+    primary: Node, standby: Node, signer: LogSigner, break_off: BreakOff, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with leaves_without_standby(primary, standby, signer, break_off) as sequencer:
+        signed = signer.load_remembered()
+        for _ in range(3):  # also a wait of the new reign may be broken off
+            await asyncio.sleep(0.5)
+            assert signer.load_remembered() == signed
+            assert not sequencer.is_working
+            if break_off is not crash:
+                await break_off(primary)
+        await until(lambda: "nothing is signed: PostgreSQL does not confirm" in caplog.text)
+
+        await asyncio.to_thread(standby.start)
+        async with await primary.open() as sessions, primary.admin() as admin:
+            assert await caught_up(sessions) == 80
+            assert "the log goes on" in caplog.text
+            assert caplog.text.count("nothing is signed") == 1, "it is said once"
+            await verify_log(admin, sessions, [signer.verifier_key])
+
+
+async def test_a_standby_that_was_away_at_the_crash_goes_on_when_it_is_promoted(
+    primary: Node, standby: Node, signer: LogSigner
+) -> None:
+    """Nothing acknowledged is missing there, so nothing is refused."""
+    async with leaves_without_standby(primary, standby, signer, crash):
+        await asyncio.sleep(1.0)
+        stopping = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - stopping < 3.0, "a wait does not keep the gateway from stopping"
+    await asyncio.to_thread(primary.kill)
+
+    await asyncio.to_thread(standby.start)
+    await standby.promote()
+    async with await standby.open() as sessions, standby.admin() as admin:
+        assert len(await stored_leaves(admin)) == 40
+        async with sequencing(standby.database, signer) as sequencer:
+            assert await caught_up(sessions) == 80
+            assert sequencer.fault is None
+        await verify_log(admin, sessions, [signer.verifier_key])
