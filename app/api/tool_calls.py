@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -12,18 +11,11 @@ from starlette.types import Receive, Scope, Send
 from app.api.access import require
 from app.api.answers import accepted, denied, send_effect
 from app.api.body import checked, read_body
+from app.api.calls import Calls, checked_traceparent
 from app.api.edge import Edge, header_of
 from app.api.handover import HandedOver
 from app.config import qualify
-from app.core.errors import (
-    CallInFlight,
-    ConcurrentExecution,
-    InputMalformed,
-    SequenceGap,
-    ShuttingDown,
-    TgaError,
-    TraceNotFound,
-)
+from app.core.errors import ConcurrentExecution, InputMalformed, SequenceGap
 from app.core.limits import CALL_WAIT_MS, CALL_WAIT_MS_MAX
 from app.domain.tga.drive import Answer
 from app.domain.tga.models import IdempotencyKey, Name, Part, Principal, Text, TraceId, Uuid7
@@ -31,7 +23,6 @@ from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
 
 PATH: Final = "/v1/tool-calls"
-_TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 WaitMs = Annotated[int, Field(ge=0, le=CALL_WAIT_MS_MAX)]
 
@@ -57,19 +48,14 @@ class ToolCalls:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._in_flight_max = {info.server_id: info.max_in_flight for info in edge.registry.servers()}
+        self._calls = Calls(edge)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._edge.admitted(_Scoped(scope)) as principal:
             require(principal, "call")
             body = await read_body(scope, receive, ToolCallBody)
             call = self._checked_call(scope, body, principal)
-            in_flight_max = self._in_flight_max.get(call.server_id)
-            if in_flight_max is None:
-                # Not a server of this configuration; the call may still be a repeat of a finished one.
-                answer = await self._answer(call, body)
-            else:
-                answer = await self._answer_in_line(call, body, in_flight_max)
+            answer = await self._answer(call, body)
             if answer.effect is not None:
                 await send_effect(send, answer)
             elif answer.state == "DENIED":
@@ -92,23 +78,14 @@ class ToolCalls:
             intent=body.intent,
             # Chosen here, so that a call without a key can be found again when the gateway has to stop.
             trace_id=TraceId(body.trace_id or self._edge.clock.new_id()),
-            traceparent=traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None,
+            traceparent=checked_traceparent(traceparent),
             is_trace_id_chosen=body.trace_id is not None,
         )
-
-    async def _answer_in_line(self, call: CheckedCall, body: ToolCallBody, in_flight_max: int) -> Answer:
-        admission = self._edge.admission
-        # Callers who no longer wait are not counted at the door, but their calls are still being driven.
-        admission.enter_server(call.server_id, in_flight_max, at_work=self._edge.runtime.at_work(call.server_id))
-        try:
-            return await self._answer(call, body)
-        finally:
-            admission.leave_server(call.server_id)
 
     async def _answer(self, call: CheckedCall, body: ToolCallBody) -> Answer:
         try:
             with self._edge.turns.behind():
-                return await self._edge.handover.wait(self._edge.runtime.call(call, wait_ms=body.wait_ms))
+                return await self._edge.handover.wait(self._calls.in_line(call, wait_ms=body.wait_ms))
         except (SequenceGap, ConcurrentExecution) as error:
             if body.trace_id is None or error.stream not in (None, TRACE.stream(body.trace_id)):
                 raise
@@ -117,23 +94,7 @@ class ToolCalls:
                 "a trace with this trace_id exists", remedy="Leave trace_id out, or choose a new one."
             ) from None
         except HandedOver:
-            return await self._handed_over(call)
-
-    async def _handed_over(self, call: CheckedCall) -> Answer:
-        """What is durable of the call; never an acknowledgement of what is not."""
-        trace_id = call.trace_id
-        if call.idempotency_key is not None:
-            try:
-                return await self._edge.runtime.call(call, wait_ms=0)
-            except CallInFlight as error:
-                trace_id = _trace_of(error)
-        if trace_id is None:
-            raise ShuttingDown("the gateway is stopping")
-        try:
-            stored = await self._edge.traces.load_trace(trace_id)
-        except TraceNotFound:
-            raise ShuttingDown("the gateway is stopping") from None
-        return Answer(trace_id, stored.state.state, stored.state.tool_call_id, None, None, stored.waiting)
+            return await self._calls.handed_over(call)
 
 
 class _Scoped:
@@ -156,7 +117,3 @@ def _key(scope: Scope, body: ToolCallBody) -> str | None:
     if body.idempotency_key not in (None, key):
         raise InputMalformed("two idempotency keys", expected="one key, or the same one twice", found="two")
     return key
-
-
-def _trace_of(error: TgaError) -> TraceId | None:
-    return TraceId(error.stream.removeprefix(f"{TRACE.name}:")) if error.stream else None

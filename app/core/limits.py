@@ -27,6 +27,7 @@ IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 TEXT_CHARS_MAX: Final = 4_096
 
 ATTEMPTS_LISTED_MAX: Final = 100
+ATTEMPTS_MAX: Final = 1_000  # of one call, those that operators ordered among them
 LIST_ENTRIES_MAX: Final = 1_000
 LOCK_TIMEOUT_MS: Final = 5_000
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import orjson
 from pydantic import ConfigDict, Field
 
 from app.api.access import require
 from app.api.body import checked
+from app.api.calls import Calls, checked_traceparent, trace_of
 from app.api.edge import Edge
 from app.api.handover import HandedOver
 from app.connectors.mcp_discovery import McpTool
@@ -25,10 +25,9 @@ from app.core.errors import (
     ShuttingDown,
     TgaError,
     ToolNotFound,
-    TraceNotFound,
 )
 from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS
-from app.domain.tga.drive import Answer, Drive
+from app.domain.tga.drive import Answer
 from app.domain.tga.models import IdempotencyKey, Part, Principal, Text, TraceId
 from app.domain.tga.ports import Tool
 from app.domain.tga.runtime import CheckedCall
@@ -41,8 +40,6 @@ from app.mcp_server.tasks import created_task
 from app.mcp_server.toolbox import Toolbox
 from app.mcp_server.wire import INVALID_PARAMS, Message, RpcError, text_param
 from app.postgres.listing import load_head
-
-_TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Notify = Callable[[str, dict[str, Any]], None]
 
@@ -84,7 +81,7 @@ class Calling:
         self._task_after_ms = task_after_ms
         self._intents = intents
         self._hold_ms = hold_ms
-        self._in_flight_max = {info.server_id: info.max_in_flight for info in edge.registry.servers()}
+        self._calls = Calls(edge)
 
     async def call(self, asked: Asked) -> Called:
         """RpcError for what is no call; everything else that can go wrong with one is a result."""
@@ -209,7 +206,7 @@ class Calling:
         wait_ms = 0 if wants_task else max(0, int((deadline - loop.time()) * 1000))
         trace_id: TraceId | None = None
         try:
-            answer = await self._edge.handover.wait(self._in_line(call, wait_ms))
+            answer = await self._edge.handover.wait(self._calls.in_line(call, wait_ms=wait_ms))
             if answer.is_final or wants_task or asked.client.takes_tasks:
                 return answer
             trace_id = answer.trace_id
@@ -217,23 +214,12 @@ class Calling:
                 self._tell_waiting(asked, trace_id)
             return await self._edge.handover.wait(self._followed(answer, deadline))
         except CallInFlight as error:
-            if error.stream is None:
+            trace_id = trace_of(error)
+            if trace_id is None:
                 raise
-            return await self.as_it_stands(TraceId(error.stream.removeprefix(f"{TRACE.name}:")))
+            return await self._calls.as_it_stands(trace_id)
         except HandedOver:
-            return await self._handed_over(call, trace_id)
-
-    async def _in_line(self, call: CheckedCall, wait_ms: int) -> Answer:
-        in_flight_max = self._in_flight_max.get(call.server_id)
-        if in_flight_max is None:
-            return await self._edge.runtime.call(call, wait_ms=wait_ms)
-        health = self._edge.registry.of(call.server_id).health()
-        at_work = health.dispatching + health.waiting
-        self._edge.admission.enter_server(call.server_id, in_flight_max, at_work=at_work)
-        try:
-            return await self._edge.runtime.call(call, wait_ms=wait_ms)
-        finally:
-            self._edge.admission.leave_server(call.server_id)
+            return await (self._calls.handed_over(call) if trace_id is None else self._calls.as_it_stands(trace_id))
 
     def _tell_waiting(self, asked: Asked, trace_id: str) -> None:
         token = asked.message.meta.get("progressToken")
@@ -250,23 +236,7 @@ class Calling:
             head = await load_head(self._edge.sessions, answer.trace_id)
             if head is not None and head.state in TRACE.terminal_states:
                 break
-        return (await self.as_it_stands(answer.trace_id))._replace(replayed=answer.replayed)
-
-    async def as_it_stands(self, trace_id: TraceId) -> Answer:
-        return Drive.of(await self._edge.traces.load_trace(trace_id), executor_id="").answer(replayed=True)
-
-    async def _handed_over(self, call: CheckedCall, trace_id: TraceId | None) -> Answer:
-        """What is durable of the call; never an acknowledgement of what is not."""
-        found = trace_id or call.trace_id
-        if trace_id is None and call.idempotency_key is not None:
-            claim = await self._edge.traces.find_claim(call.server_id, call.tool_name, call.idempotency_key)
-            found = claim.trace_id if claim is not None else found
-        try:
-            if found is not None:
-                return await self.as_it_stands(found)
-        except TraceNotFound:
-            pass
-        raise ShuttingDown("the gateway is stopping")
+        return (await self._calls.as_it_stands(answer.trace_id))._replace(replayed=answer.replayed)
 
 
 def _is_an_end(error: TgaError) -> bool:
@@ -276,7 +246,7 @@ def _is_an_end(error: TgaError) -> bool:
 
 def _traceparent(asked: Asked) -> str | None:
     given = asked.message.meta.get("traceparent", asked.headers.get("traceparent"))
-    return given if isinstance(given, str) and _TRACEPARENT.fullmatch(given) else None
+    return checked_traceparent(given)
 
 
 def _indented(answer: dict[str, Any]) -> str:

@@ -82,6 +82,7 @@ class Sessions(Closing):
         self._pool = pool
         self._at_hand: list[_Pooled] = []
         self._waiting = 0
+        self._is_closing = False
 
     @classmethod
     async def open(cls, url: str, *, sessions_max: int = 8) -> Self:
@@ -103,6 +104,7 @@ class Sessions(Closing):
         return cls(pool)
 
     async def close(self) -> None:
+        self._is_closing = True  # from here on none is put by, which the pool would wait for
         try:
             while self._at_hand:
                 await self._release(self._at_hand.pop())
@@ -150,7 +152,7 @@ class Sessions(Closing):
             await self._release(connection)
             raise
         # Whoever waits for one waits at the pool.
-        if self._waiting or len(self._at_hand) >= _AT_HAND_MAX or self._pool.is_closing():
+        if self._waiting or self._is_closing or len(self._at_hand) >= _AT_HAND_MAX:
             await self._release(connection)
         else:
             self._at_hand.append(connection)

@@ -414,3 +414,27 @@ async def test_the_function_is_as_guarded_as_before(admin: Session, name: str) -
     if name == "append":
         assert row["prosecdef"]
         assert "search_path=pg_catalog, tga, pg_temp" in row["proconfig"]
+
+
+@pytest.mark.parametrize("column", [5, 8, 13, 16, 19, 22, 23], ids=["e", "c", "k", "d", "s", "f", "o"])
+@pytest.mark.parametrize("plan", [None, 0, -1, 2, 99])
+async def test_what_belongs_to_no_plan_fails_the_batch(admin: Session, column: int, plan: int | None) -> None:
+    """A NULL among plan numbers once made every comparison NULL: nothing was stored, and success was answered."""
+    trace = records_of(request := action_request(1), supervisor_decision(request))
+    columns = [list(column) for column in _columns([plan_of(trace)])]
+    place = column - 1  # the first argument is the lock's time-out, which is not among the columns
+    beside: dict[int, list[Any]] = {
+        5: [b"{}", b"{}"],
+        8: ["crm", "create_ticket", "key", bytes(32)],
+        13: [b"{}", time_at(1)],
+        16: [2, None],
+        19: [b"", b""],
+        22: [],
+        23: ["people"],
+    }
+    columns[place].append(plan)
+    for offset, value in enumerate(beside[column], 1):
+        columns[place + offset].append(value)
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="belongs to no plan"):
+        await admin.fetch(_APPEND, 5_000, *columns)
+    assert await admin.fetchval("SELECT count(*) FROM tga.entries") == 0

@@ -110,3 +110,16 @@ async def test_closing_leaves_no_session(database: Database, admin: Admin) -> No
             break
         await asyncio.sleep(0.02)
     assert await sessions_of_gateway(admin) == before
+
+
+async def test_a_session_that_comes_back_while_closing_is_not_put_by(database: Database) -> None:
+    """The pool would wait for it, in vain."""
+    sessions = await Sessions.open(database.gateway_url)
+    async with sessions._session() as connection:
+        await connection.fetchval("SELECT 1")
+        closing = asyncio.create_task(sessions.close())
+        await asyncio.sleep(0)  # so far that it looks for those at hand, and no further
+    started = asyncio.get_running_loop().time()
+    await closing
+    assert sessions._at_hand == []
+    assert asyncio.get_running_loop().time() - started < 5

@@ -22,8 +22,10 @@ from app.core.errors import (
     StoreBusy,
     TgaError,
     ToolNotFound,
+    TraceNotHeld,
 )
 from app.domain.ledger import Plan
+from app.domain.tga import runtime as runtime_module
 from app.domain.tga.models import Principal, ToolCall, TraceId
 from app.domain.tga.ports import Dispatched, Unknown
 from app.domain.tga.supervision import Ruling
@@ -541,3 +543,21 @@ async def test_a_refused_call_can_be_made_again(
         assert set((await count_rows(admin)).values()) == {0}
         monkeypatch.undo()
         assert (await scripted.runtime.call(call(key="k"))).state == "COMPLETED"
+
+
+async def test_an_operator_cannot_have_a_call_sent_more_often_than_the_record_can_say(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "ATTEMPTS_MAX", 2)
+    tool = replace(WRITE, on_unknown_outcome="hold")
+    async with open_scripted(database.gateway_url, TIMED_OUT, tool=tool) as scripted:
+        held = await scripted.runtime.call(call(key="k"))
+        digest = (await scripted.traces.load_trace(held.trace_id)).state.tool_call_digest
+        said: Any = {"tool_call_digest": digest, "resolved_by": "olga", "rationale": ""}
+        again = await scripted.runtime.resolve(held.trace_id, action="redispatch", **said)
+        assert (again.waiting, len(scripted.connector.sent)) == ("operator", 2)
+        with pytest.raises(TraceNotHeld, match="too often"):
+            await scripted.runtime.resolve(held.trace_id, action="redispatch", **said)
+        assert len(scripted.connector.sent) == 2
+        ended = await scripted.runtime.resolve(held.trace_id, action="failed", **said)
+        assert ended.state == "FAILED"

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members, embedded
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch
-from app.core.limits import ATTEMPTS_LISTED_MAX
+from app.core.limits import ATTEMPTS_LISTED_MAX, ATTEMPTS_MAX
 from app.domain.documents import Count as Count
 from app.domain.documents import Document as Document
 from app.domain.documents import IdempotencyKey as IdempotencyKey
@@ -296,7 +296,7 @@ class EffectError(Part):
 
 
 class Attempt(Part):
-    attempt: Annotated[int, Field(ge=1, le=1000)]
+    attempt: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)]
     started_at: Time
     ended_at: Time | None
     result: Literal["answered", "retryable_answer", "timed_out", "disconnected", "refused", "interrupted"]

@@ -26,6 +26,7 @@ from app.core.errors import (
     TraceNotHeld,
 )
 from app.core.limits import (
+    ATTEMPTS_MAX,
     CLOSE_WAIT_MS,
     FOLLOW_POLL_MAX_MS,
     FOLLOW_POLL_MS,
@@ -189,6 +190,10 @@ class TgaRuntime:
                     "nothing to resolve",
                     expected="a trace that waits for an operator or cannot be sent any more, and its tool_call_digest",
                     found=f"{state.state}, waiting for {drive.waiting or 'nobody'}, tool call {state.tool_call_digest}",
+                )
+            if action == "redispatch" and drive.attempts.count >= ATTEMPTS_MAX:
+                raise TraceNotHeld(
+                    "the call was sent too often", expected="succeeded or failed", found=f"{ATTEMPTS_MAX} attempts"
                 )
             resolution = Resolution.made(
                 action=action, resolved_by=resolved_by, rationale=rationale, resolved_at=self._clock.now()

@@ -61,7 +61,12 @@ BEGIN
     -- As conditions, here and with the lock: an expression is evaluated at once, PERFORM would start a query.
     IF prepare_transaction(lock_timeout_ms) IS NULL THEN END IF;
 
-    -- A plan has one claim, one checkpoint, one attempt at most. Nobody honest sends otherwise.
+    -- Everything belongs to a plan that is there, and a plan has one claim, one checkpoint, one attempt at most. Nobody
+    -- honest sends otherwise.
+    IF (1 <= ALL (e_plan || c_plan || k_plan || d_plan || s_plan || f_plan || o_plan)
+        AND cardinality(p_stream) >= ALL (e_plan || c_plan || k_plan || d_plan || s_plan || f_plan || o_plan)) IS NOT TRUE THEN
+        RAISE EXCEPTION 'something belongs to no plan' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF cardinality(c_plan) > 1 OR cardinality(k_plan) > 1 OR cardinality(d_plan) > 1 THEN
         IF cardinality(c_plan) <> (SELECT count(DISTINCT u) FROM unnest(c_plan) AS u)
            OR cardinality(k_plan) <> (SELECT count(DISTINCT u) FROM unnest(k_plan) AS u)
