@@ -42,7 +42,7 @@ class Step:
 
 @dataclass
 class Baseline:
-    """Runs the step in a closed loop without any check, batch or lock of ours."""
+    """Runs the step in a closed loop, as it stands and unbatched."""
 
     server: Server
     step: Step
@@ -70,7 +70,7 @@ class Baseline:
             f"lpad((:n / {self.step.steps_per_stream})::text, 28, '0'))"
         )
         lines = [r"\set n :n + 1", rf"\set place :n % {self.step.steps_per_stream} + 1"]
-        for statement in self.step.statements:  # \\gset ends one as a semicolon does
+        for statement in self.step.statements:  # \gset ends one as a semicolon does
             lines.append(statement.replace(":stream", stream) + ("" if statement.endswith("gset") else ";"))
         return "\n".join(lines) + "\n"
 

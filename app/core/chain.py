@@ -2,7 +2,7 @@
 
 Nothing here knows what a trace is. A `StreamKind` says which artifact may follow in which state and where it leads;
 `verify_link` is the one judge of whether an entry may stand after a head, for appends, replay and verification
-alike. The database's append function (app/postgres/migrations/0002_append.sql) judges by the same rules.
+alike. The database's append function (app/postgres/migrations/0009_append.sql) judges by the same rules.
 """
 
 from __future__ import annotations

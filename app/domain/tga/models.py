@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, NewType, Self, get_args
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -36,9 +37,9 @@ class ArtifactDocument(Document):
     artifact_type: ClassVar[ArtifactType]
     trace_id: Uuid7
 
+    @abstractmethod
     def in_state(self) -> dict[str, Any]:
         """What the folded state keeps of it."""
-        raise NotImplementedError
 
     def continues(self, state: ExecutionState) -> bool:
         """I3: whether it is about the very call that the state is about."""
