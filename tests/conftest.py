@@ -7,6 +7,7 @@ server of your own (a superuser's URL; databases are made and dropped there).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -29,6 +30,8 @@ from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
 
 TEMPLATE = "tga_template"
+MEMORY = Path("/dev/shm")  # noqa: S108
+_MEMORY_BYTES_MIN = 4 * 2**30
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _numbers = itertools.count(1)
 
@@ -50,17 +53,37 @@ class Server:
         gateway = self.url(GATEWAY_ROLE, name)
         return Database(self.url("postgres", name), gateway, is_embedded=self.embedded is not None)
 
-    async def execute_as_root(self, statement: str) -> None:
+    @contextlib.asynccontextmanager
+    async def as_root(self) -> AsyncIterator[Admin]:
         session = await asyncpg.connect(self.root_url)
         try:
-            await session.execute(statement)
+            yield session
         finally:
             await session.close()
+
+    async def execute_as_root(self, statement: str) -> None:
+        async with self.as_root() as session:
+            await session.execute(statement)
 
 
 def _system_binaries() -> Path | None:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda p: int(p.parts[-3].split(".")[0]))
     return found[-1].parent if found else None
+
+
+def pytest_configure() -> None:
+    """Where there is room in memory, PostgreSQL makes and drops a database there in a tenth of the time.
+
+    Nothing is tested less: what is killed is a process, never the machine. TMPDIR chooses another place.
+    """
+    if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= _MEMORY_BYTES_MIN:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # for processes of the tests, and for this one
+
+
+async def copy_template(session: Admin, name: str) -> None:
+    """A database like the template. Copying files is faster than logging what is in them; 14 knows nothing else."""
+    strategy = " STRATEGY file_copy" if session.get_server_version() >= (15,) else ""
+    await session.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}{strategy}")
 
 
 def make_home() -> Path:
@@ -111,7 +134,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture
 async def database(server: Server) -> AsyncIterator[Database]:
     name = f"tga_test_{os.getpid()}_{next(_numbers)}"
-    await server.execute_as_root(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    async with server.as_root() as root:
+        await copy_template(root, name)
     yield server.database(name)
     await server.execute_as_root(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -31,10 +31,10 @@ from app.postgres.migrate import migrate
 from app.postgres.reader import open_reader
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from tests.bank import bank_tables
+from tests.conftest import TEMPLATE, Admin, copy_template
 from tests.crash.gateway import Options, command_line, fork_gateway
 
 PATIENCE_S = 60.0
-TEMPLATE = "tga_template"
 _numbers = itertools.count(1)
 Answer = dict[str, Any]
 
@@ -242,25 +242,25 @@ class World:
         self.postgres.stop()
         shutil.rmtree(self.place)
 
-    async def _execute(self, statement: str) -> None:
+    async def _as_root(self, work: Callable[[Admin], Awaitable[object]]) -> None:
         session = await asyncpg.connect(self.postgres.url())
         try:
-            await session.execute(statement)
+            await work(session)
         finally:
             await session.close()
 
     async def _make_template(self) -> None:
-        await self._execute(f"CREATE DATABASE {TEMPLATE}")
+        await self._as_root(lambda root: root.execute(f"CREATE DATABASE {TEMPLATE}"))
         await migrate(self.postgres.url(database=TEMPLATE))
 
     def make_database(self) -> Database:
         name = f"tga_crash_{next(_numbers)}"
-        asyncio.run(self._execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
+        asyncio.run(self._as_root(lambda root: copy_template(root, name)))
         return Database(name, self.postgres.url(database=name), self.postgres.url(GATEWAY_ROLE, name))
 
     def drop_database(self, database: Database) -> None:
         self.kill_gateways()
-        asyncio.run(self._execute(f"DROP DATABASE {database.name} WITH (FORCE)"))
+        asyncio.run(self._as_root(lambda root: root.execute(f"DROP DATABASE {database.name} WITH (FORCE)")))
 
     def kill_gateways(self) -> None:
         for gateway in self._gateways:

@@ -37,13 +37,13 @@ from app.postgres.migrate import migrate
 from app.postgres.ownership import Executor, acquire_stream, release_stream
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
+from tests.conftest import TEMPLATE, copy_template
 from tests.invariants.plans import Admin, contents, plan_of, tables_naming, verify_all
 from tests.traces import EXECUTOR, completed_trace, executing_trace, pending_trace, trace_id
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a server's processes in /proc")
 
 GATE_KEY = 20_261_116
-TEMPLATE = "tga_template"
 _numbers = itertools.count(1)
 Timing = Literal["BEFORE", "AFTER", "AT COMMIT"]
 Cut = Literal["before the request", "after the commit"]
@@ -151,7 +151,7 @@ async def _prepare(server: EmbeddedPostgres) -> None:
 async def own_database(own_server: EmbeddedPostgres) -> Database:
     name = f"tga_test_{next(_numbers)}"
     root = await asyncpg.connect(own_server.url())
-    await root.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    await copy_template(root, name)
     await root.close()
     return Database(own_server.url("postgres", name), own_server.url(GATEWAY_ROLE, name), is_embedded=True)
 
