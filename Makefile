@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export TGA_HOME ?= $(CURDIR)/.tga
+# Processes are started by the hundred. Where this is set each of them compiles all that it imports, for a second or two.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test check generate bench lock wheel clean
 
@@ -41,7 +43,7 @@ wheel: $(READY)
 
 # uv installs in seconds what takes pip minutes; it is pinned like everything else. Where it does not trust the
 # registry's certificate the system's own are tried, then pip, which follows the machine's pip configuration.
-INSTALL := uv pip install --quiet --python $(BIN)/python
+INSTALL := uv pip install --quiet --compile-bytecode --python $(BIN)/python
 $(READY): requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)

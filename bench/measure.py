@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.domain.ledger import Plan
-from app.memory import collect_seldom
+from app.memory import spare_what_is_loaded
 from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
@@ -247,7 +247,7 @@ def run_bench(bench: Callable[[Server, str, Console], Coroutine[Any, Any, None]]
 
     async def prepared(server: Server) -> None:
         version = await server.make_database()
-        collect_seldom()  # as `tga serve` does
+        spare_what_is_loaded()  # as `tga serve` does
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
         await bench(server, f"PostgreSQL {version}, {os.cpu_count()} CPUs, {loop}", console)
 

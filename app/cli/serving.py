@@ -31,7 +31,7 @@ from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED, LOG_ROUND_MS, SWEEP_EVERY_MS
 from app.domain.system.policies import record_policy
 from app.mcp_server.server import PATH as MCP_PATH
-from app.memory import collect_seldom
+from app.memory import spare_what_is_loaded
 from app.settings import Settings
 
 output = Console(highlight=False, soft_wrap=True)
@@ -46,7 +46,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListening | None = None) -> bool:
     """Until a signal. `on_listening` is told the address once requests are taken; what it raises ends the gateway."""
     _log_to_stderr()
-    collect_seldom()
+    spare_what_is_loaded()
     descriptors = _raise_descriptors()
     stopping = gateway.edge.stopping
     own_work = OwnWork(gateway)

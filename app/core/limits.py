@@ -152,7 +152,7 @@ POLICY_NESTING_MAX: Final = 64
 POLICY_OPERATORS_MAX: Final = 500
 POLICY_VALUES_MAX: Final = 10_000
 POLICY_IDS_MAX: Final = 64
-POLICY_MEMORY_VERDICTS_MAX: Final = 4_096
+POLICY_MEMORY_VERDICTS_MAX: Final = 1_024
 POLICY_MEMORY_CONTEXT_BYTES_MAX: Final = 512
 
 # Reading over HTTP. Rows looked at, not only rows answered: a filter that nothing fits costs no more than one page.
