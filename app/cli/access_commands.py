@@ -1,4 +1,4 @@
-"""`tga keys`, `tga tenants` and `tga policy`: who may do what. Directly on the store and the files."""
+"""`tga keys` and `tga tenants`: who may do what. Directly on the store and the files."""
 
 from __future__ import annotations
 
@@ -8,28 +8,20 @@ from typing import Annotated, get_args
 import typer
 
 from app.cli import access, keys
-from app.cli.calls import parse_arguments
-from app.cli.context import config_path
-from app.cli.explaining import explain_call
-from app.cli.gateway_commands import ArgumentPairs, ServerArgument, ToolArgument
-from app.cli.policy import check_policy
-from app.cli.running import AsJson, context_of, refuse, run, run_in_gateway
+from app.cli.running import AsJson, Tenant, context_of, refuse, run, run_in_gateway
 from app.domain.system.models import DEFAULT_TENANT
 from app.domain.tga.models import Role
 
-Tenant = Annotated[str, typer.Option("--tenant", help="Of this tenant.")]
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; the public half goes to FILE.pub.")]
 _ROLES = ", ".join(get_args(Role))
 
 keys_commands = typer.Typer(help="API keys, and keys that sign and seal.", no_args_is_help=True)
 tenants_commands = typer.Typer(help="Tenants: whose traces, keys and tools are apart.", no_args_is_help=True)
-policy_commands = typer.Typer(help="The Cedar policy: check a file, and ask why.", no_args_is_help=True)
 
 
 def add_to(application: typer.Typer) -> None:
     application.add_typer(keys_commands, name="keys")
     application.add_typer(tenants_commands, name="tenants")
-    application.add_typer(policy_commands, name="policy")
 
 
 @keys_commands.command("create")
@@ -136,52 +128,3 @@ def create_tenant_command(
 def list_tenants_command(context: typer.Context, as_json: AsJson = False) -> None:
     """Every tenant."""
     run(access.list_tenants(context_of(context).settings, as_json=as_json))
-
-
-@policy_commands.command("check")
-def check_policy_command(
-    context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The policy; else the packaged one.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Whether the gateway would take this policy, and what is in it; exit 1 if it would not.
-
-    Warns of rules that can never match the configured tools; what MCP servers have is not asked."""
-
-    async def work() -> bool:
-        return await check_policy(file, config=config_path(context_of(context).settings), as_json=as_json)
-
-    run(work())
-
-
-@policy_commands.command("explain")
-def explain_policy_command(
-    context: typer.Context,
-    server: ServerArgument,
-    tool: ToolArgument,
-    argument: ArgumentPairs = None,
-    text: Annotated[
-        str | None, typer.Option("--arguments", help="All arguments as one JSON object; - reads stdin.")
-    ] = None,
-    principal: Annotated[str, typer.Option("--principal", help="Who would ask.")] = "someone",
-    role: Annotated[list[str] | None, typer.Option("--role", help=f"With which roles: {_ROLES}.")] = None,
-    tenant: Tenant = DEFAULT_TENANT,
-    intent: Annotated[str | None, typer.Option("--intent", help="What it would be for.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Which policy decides this call, and why. Nothing is called; exit 1 if it would be denied."""
-    if argument and text is not None:
-        refuse("give arguments with -a or with --arguments, not both")
-
-    async def work() -> bool:
-        return await explain_call(
-            context_of(context).settings,
-            server,
-            tool,
-            parse_arguments(argument or [], text),
-            principal_fields={"principal_id": principal, "tenant": tenant, "roles": role or ["agent"]},
-            intent=intent,
-            as_json=as_json,
-        )
-
-    run(work())

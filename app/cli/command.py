@@ -1,17 +1,93 @@
-"""The command `tga`: what it offers. How it exits is in running.py."""
+"""The command `tga`: what it offers, and where that is. How it exits is in running.py."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from app import __version__
-from app.cli import access_commands, gateway_commands, mcp, store_commands
-from app.cli.running import show_error as show_error
+
+# As `tga --help` shows them: the name, the module of app.cli that has it, and its help's first sentence.
+COMMANDS: Final = (
+    ("call", "gateway_commands", "Call a tool."),
+    ("traces", "gateway_commands", "The newest traces."),
+    ("trace", "gateway_commands", "One trace as a timeline: who asked, who decided, what was sent, what came back."),
+    ("approvals", "decision_commands", "What waits for a person, oldest first."),
+    ("approve", "decision_commands", "Show a waiting request, and approve exactly that."),
+    ("deny", "decision_commands", "Show a waiting request, and deny it."),
+    ("withdraw", "decision_commands", "Take back your own request while it waits for a person."),
+    (
+        "resolve",
+        "decision_commands",
+        "Say what became of a call that is held or cannot be sent any more; or have a held one sent again.",
+    ),
+    ("serve", "store_commands", "Run the gateway on TGA_HOST and TGA_PORT until SIGINT or SIGTERM."),
+    ("recover", "store_commands", "Continue traces whose executor is gone; exit 1 if any could not be recovered."),
+    (
+        "verify",
+        "store_commands",
+        "Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong.",
+    ),
+    (
+        "export",
+        "store_commands",
+        "Write a bundle of the ledger that anyone can verify offline: entries, artifacts, proofs, heads, keys, "
+        "schemas.",
+    ),
+    (
+        "receipt",
+        "store_commands",
+        "Print the proof that a trace's last entry is in the log, with the signed tree head.",
+    ),
+    ("erase", "store_commands", "Remove the payloads of a finished trace, for ever."),
+    ("init", "init", "Write a commented tga.toml and policy.cedar into TGA_HOME, to start from."),
+    (
+        "doctor",
+        "doctor",
+        "Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running "
+        "gateway, and what waits; exit 1 if anything is wrong.",
+    ),
+    ("mcp", "mcp", "Speak MCP on stdin and stdout, for desktop clients; the gateway at TGA_URL answers."),
+    ("servers", "gateway_commands", "The tool servers and their tools, with pins and health."),
+    ("db", "db", "The database: bring its schema up to date, and see whether it is fit."),
+    ("keys", "access_commands", "API keys, and keys that sign and seal."),
+    ("tenants", "access_commands", "Tenants: whose traces, keys and tools are apart."),
+    ("policy", "policy_commands", "The Cedar policy: check a file, and ask why."),
+)
+
+
+class Later(TyperCommand):
+    """A command whose module, with all that it imports, is loaded when it is run or asked for its own help."""
+
+    def __init__(self, name: str, module: str, summary: str) -> None:
+        super().__init__(name, help=summary)
+        self._known_as, self._module = name, module
+
+    def load(self) -> Any:
+        """The command itself."""
+        holder = typer.Typer(rich_markup_mode=None)
+        import_module(f"app.cli.{self._module}").add_to(holder)
+        return typer.main.get_group(holder).commands[self._known_as]
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        return self.load().make_context(*args, **settings)
+
+
+class Commands(TyperGroup):
+    """Those of the table."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, module, summary in COMMANDS:
+            self.add_command(Later(name, module, summary))
+
 
 application = typer.Typer(
     name="tga",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -45,10 +121,5 @@ def options(
     do); 2 bad usage; 3 cannot reach what it needs (the gateway or the store is away or busy: try again).
     """
 
-
-gateway_commands.add_to(application)
-store_commands.add_to(application)
-access_commands.add_to(application)
-mcp.add_to(application)
 
 command = typer.main.get_command(application)

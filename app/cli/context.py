@@ -7,19 +7,22 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.api.edge import Edge
-from app.connectors.registry import Registry
-from app.connectors.webhooks import Webhooks
-from app.domain.tga.ports import Clock
-from app.domain.tga.runtime import TgaRuntime
-from app.mcp_server.server import McpEndpoint
-from app.policy_file import PolicyFile
-from app.postgres.sequencer import Sequencer
-from app.postgres.sessions import Sessions
-from app.postgres.system import PostgresSystemLog
-from app.postgres.traces import PostgresTraces
 from app.settings import Settings
+
+if TYPE_CHECKING:  # every command loads this module, and few open a gateway
+    from app.api.edge import Edge
+    from app.connectors.registry import Registry
+    from app.connectors.webhooks import Webhooks
+    from app.domain.tga.ports import Clock
+    from app.domain.tga.runtime import TgaRuntime
+    from app.mcp_server.server import McpEndpoint
+    from app.policy_file import PolicyFile
+    from app.postgres.sequencer import Sequencer
+    from app.postgres.sessions import Sessions
+    from app.postgres.system import PostgresSystemLog
+    from app.postgres.traces import PostgresTraces
 
 
 @dataclass(frozen=True, slots=True)

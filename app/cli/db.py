@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+import typer
 from rich.console import Console
 
+from app.cli.running import AsJson, context_of, run
 from app.postgres.database import open_database
 from app.postgres.guards import find_problems
 from app.postgres.migrate import load_status, migrate
 from app.settings import Settings
 
+commands = typer.Typer(
+    help="The database: bring its schema up to date, and see whether it is fit.", no_args_is_help=True
+)
 output = Console(highlight=False, soft_wrap=True)
+
+
+def add_to(application: typer.Typer) -> None:
+    application.add_typer(commands, name="db")
 
 
 async def migrate_database(settings: Settings, *, as_json: bool) -> bool:
@@ -55,3 +64,15 @@ async def load_database_status(settings: Settings, *, as_json: bool) -> bool:
     elif not problems:
         output.print("Fit: settings, triggers, owners and grants are as they must be.")
     return not problems and not status.pending
+
+
+@commands.command("migrate")
+def migrate_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Bring the database's schema up to date. Running it again changes nothing."""
+    run(migrate_database(context_of(context).settings, as_json=as_json))
+
+
+@commands.command("status")
+def status_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """What is applied, what is pending, and whether server and guards are fit; exit 1 if not."""
+    run(load_database_status(context_of(context).settings, as_json=as_json))

@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import typer
+
 from app.cli.client import GatewayClient
 from app.cli.context import config_path
 from app.cli.policy import configured_misfits
+from app.cli.running import AsJson, context_of, run
 from app.cli.showing import output, print_json, printable
 from app.clock import SystemClock
 from app.config import Config, load_config
@@ -47,6 +50,16 @@ class Finding:
     found: str
     remedy: str | None = None
     warning: bool = False
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("doctor")(doctor_command)
+
+
+def doctor_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running
+    gateway, and what waits; exit 1 if anything is wrong."""
+    run(examine(context_of(context).settings, as_json=as_json))
 
 
 async def examine(settings: Settings, *, as_json: bool) -> bool:

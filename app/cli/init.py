@@ -5,8 +5,17 @@ from __future__ import annotations
 import os
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from app.cli.running import context_of, run
+from app.cli.showing import output
 from app.core.errors import SettingInvalid
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("init")(init_command)
 
 
 def write_config(home: Path, *, force: bool) -> Path:
@@ -31,3 +40,17 @@ def write_config(home: Path, *, force: bool) -> Path:
     except OSError as error:
         raise SettingInvalid(f"{home} cannot be written to", found=error.strerror) from None
     return path
+
+
+def init_command(
+    context: typer.Context, force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False
+) -> None:
+    """Write a commented tga.toml and policy.cedar into TGA_HOME, to start from."""
+    settings = context_of(context).settings
+
+    async def work() -> bool:
+        path = write_config(settings.home, force=force)
+        output.print(f"Wrote {path} and {path.with_name('policy.cedar')}. Edit them, then `tga serve`.", markup=False)
+        return True
+
+    run(work())

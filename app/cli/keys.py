@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.cli.client import GatewayClient
 from app.cli.context import Gateway, config_path
 from app.cli.showing import notes, output
 from app.cli.signing import load_public_key, make_key
-from app.config import load_config
 from app.core.errors import AccessNotFound, TgaError
 from app.domain.log.announcing import announce_log_key
 from app.domain.system.models import DEFAULT_TENANT
@@ -70,6 +68,8 @@ async def rotate_signing(gateway: Gateway, settings: Settings) -> bool:
 async def rotate_log(gateway: Gateway, settings: Settings) -> bool:
     """A new key for tree heads, announced before it signs one. The first head under it carries the old one's signature
     too; heads from before stay verifiable with the old public key."""
+    from app.config import load_config  # here, as below: making and listing keys needs neither
+
     signer = LogSigner.open(settings.keys, origin=load_config(config_path(settings)).log.origin)
     old = signer.verifier_key.to_text()
     new = signer.rotate().to_text()
@@ -90,6 +90,8 @@ def rotate_sealing(settings: Settings) -> bool:
 
 
 async def _is_running(settings: Settings) -> bool:
+    from app.cli.client import GatewayClient
+
     try:
         async with GatewayClient.open(settings) as client:
             await client.get("/healthz")

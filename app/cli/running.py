@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 import uvloop
 from rich.console import Console
 
-from app.cli.client import GatewayClient
 from app.cli.context import Context, Gateway
 from app.core.errors import (
     ArgumentsInvalid,
@@ -40,6 +39,9 @@ from app.core.errors import (
     TooManyInFlight,
 )
 from app.domain.tga.transitions import TRACE
+
+if TYPE_CHECKING:
+    from app.cli.client import GatewayClient
 
 EXIT_WRONG: Final = 1
 EXIT_USAGE: Final = 2
@@ -82,8 +84,10 @@ def checked_trace_id(text: str | None) -> str | None:
 
 TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.", callback=checked_trace_id)]
 MaybeTrace = Annotated[str | None, typer.Argument(metavar="[ID]", help="One trace.", callback=checked_trace_id)]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
+Tenant = Annotated[str, typer.Option("--tenant", help="Of this tenant.")]
 Rationale = Annotated[str | None, typer.Option("-r", "--rationale", help="Why; it goes on the record.")]
 
 
@@ -119,6 +123,8 @@ def run_in_gateway(context: typer.Context, work: Callable[[Gateway], Coroutine[A
 
 def run_over_http(context: typer.Context, work: Callable[[GatewayClient], Coroutine[Any, Any, bool]]) -> NoReturn:
     """Over HTTP, by the gateway that TGA_URL names."""
+    # Here, because the HTTP client takes long to load: only who asks a gateway waits for it.
+    from app.cli.client import GatewayClient
 
     async def opened() -> bool:
         async with GatewayClient.open(context_of(context).settings) as client:

@@ -9,11 +9,8 @@ from typing import Annotated
 import typer
 
 from app.cli.context import Gateway
-from app.cli.db import load_database_status, migrate_database
-from app.cli.doctor import examine
 from app.cli.erasing import erase
 from app.cli.export import export_command
-from app.cli.init import write_config
 from app.cli.receipt import show_receipt
 from app.cli.recovery import recover
 from app.cli.running import (
@@ -27,15 +24,10 @@ from app.cli.running import (
     run,
     run_in_gateway,
 )
-from app.cli.showing import output
 from app.cli.verify import verify
 from app.cli.verify_bundle import verify_bundle_command
 from app.domain.log.bundle import Filter
 from app.domain.system.models import DEFAULT_TENANT
-
-database = typer.Typer(
-    help="The database: bring its schema up to date, and see whether it is fit.", no_args_is_help=True
-)
 
 
 def add_to(application: typer.Typer) -> None:
@@ -45,9 +37,6 @@ def add_to(application: typer.Typer) -> None:
     application.command("export")(export_bundle_command)
     application.command("receipt")(receipt_command)
     application.command("erase")(erase_command)
-    application.command("init")(init_command)
-    application.command("doctor")(doctor_command)
-    application.add_typer(database, name="db")
 
 
 def serve_command(context: typer.Context) -> None:
@@ -161,35 +150,3 @@ def erase_command(
     On a terminal it asks first. Names stay: tenant, principal, server, tool and idempotency key.
     """
     run_in_gateway(context, lambda gateway: erase(gateway, trace_id, tenant=tenant, rationale=rationale, yes=yes))
-
-
-def init_command(
-    context: typer.Context, force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False
-) -> None:
-    """Write a commented tga.toml and policy.cedar into TGA_HOME, to start from."""
-    settings = context_of(context).settings
-
-    async def work() -> bool:
-        path = write_config(settings.home, force=force)
-        output.print(f"Wrote {path} and {path.with_name('policy.cedar')}. Edit them, then `tga serve`.", markup=False)
-        return True
-
-    run(work())
-
-
-def doctor_command(context: typer.Context, as_json: AsJson = False) -> None:
-    """Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running
-    gateway, and what waits; exit 1 if anything is wrong."""
-    run(examine(context_of(context).settings, as_json=as_json))
-
-
-@database.command("migrate")
-def migrate_command(context: typer.Context, as_json: AsJson = False) -> None:
-    """Bring the database's schema up to date. Running it again changes nothing."""
-    run(migrate_database(context_of(context).settings, as_json=as_json))
-
-
-@database.command("status")
-def status_command(context: typer.Context, as_json: AsJson = False) -> None:
-    """What is applied, what is pending, and whether server and guards are fit; exit 1 if not."""
-    run(load_database_status(context_of(context).settings, as_json=as_json))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from app.cli.command import application, command
+from app.cli.command import Later, application, command
 
 # SURFACES: what is there in this version.
 PROMISED = (
@@ -28,7 +28,7 @@ def leaves(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     if path and (not commands or getattr(found, "invoke_without_command", False)):
         yield "/".join(path), found
     for name, inner in commands.items():
-        yield from leaves(inner, (*path, name))
+        yield from leaves(inner.load() if isinstance(inner, Later) else inner, (*path, name))
 
 
 COMMANDS = dict(leaves(command))
@@ -60,5 +60,5 @@ def test_the_commands_that_need_a_gateway_are_those_that_help_names() -> None:
     modules = {name.partition("/")[0]: found.callback.__module__ for name, found in COMMANDS.items()}
     help_text = " ".join(CliRunner().invoke(application, ["--help"]).stdout.split())
     named = help_text.split("verified. ")[1].split(" ask a running gateway")[0].replace(" and ", ", ").split(", ")
-    asking = ("app.cli.gateway_commands", "app.cli.mcp")
+    asking = ("app.cli.gateway_commands", "app.cli.decision_commands", "app.cli.mcp")
     assert set(named) == {name for name, module in modules.items() if module in asking}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.core import TyperGroup
 
+from app.cli.command import Later
 from app.cli.command import command as tga
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,8 @@ def misfit(words: list[str]) -> str | None:
             inner = command.commands.get(word)
             if inner is None:
                 return f"{' '.join(words)}: no command {word}"
-            command, options = inner, _options(inner)
+            command = inner.load() if isinstance(inner, Later) else inner
+            options = _options(command)
     return None
 
 
