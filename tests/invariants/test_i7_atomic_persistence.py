@@ -94,7 +94,7 @@ STEPS = (
         "birth",
         lambda n: [],
         birth,
-        ("claims", "entries", "artifacts", "heads", "claim_effects", "execution_checkpoints"),
+        ("claims", "entries", "artifacts", "heads", "execution_checkpoints"),
         _BORN,
     ),
     Step(
@@ -168,18 +168,18 @@ async def connect_again(url: str, *, timeout_s: float = 30.0) -> Admin:
 
 @asynccontextmanager
 async def gate(admin: Admin, table: str, timing: Timing) -> AsyncIterator[None]:
-    """Whoever inserts into the table waits, before or after the statement, or when all that is left is the commit."""
+    """Whoever writes to the table waits, before or after the statement, or when all that is left is the commit."""
     await admin.execute(f"""
         CREATE OR REPLACE FUNCTION public.wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS
             'BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({GATE_KEY}); RETURN NULL; END'
     """)
     if timing == "AT COMMIT":
         await admin.execute(f"""
-            CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON tga.{table} DEFERRABLE INITIALLY DEFERRED
+            CREATE CONSTRAINT TRIGGER gate AFTER INSERT OR UPDATE ON tga.{table} DEFERRABLE INITIALLY DEFERRED
                FOR EACH ROW EXECUTE FUNCTION public.wait_at_gate()""")
     else:
         await admin.execute(f"""
-            CREATE TRIGGER gate {timing} INSERT ON tga.{table}
+            CREATE TRIGGER gate {timing} INSERT OR UPDATE ON tga.{table}
                FOR EACH STATEMENT EXECUTE FUNCTION public.wait_at_gate()""")
     await admin.execute("SELECT pg_advisory_lock($1)", GATE_KEY)
     yield
