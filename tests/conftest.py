@@ -32,6 +32,7 @@ from app.postgres.state_store import PostgresStateStore
 TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30
+LONG = {"load", "crash", "docs", "export", "cli", "mcp", "conformance"}
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _numbers = itertools.count(1)
 
@@ -78,6 +79,11 @@ def pytest_configure() -> None:
     """
     if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= _MEMORY_BYTES_MIN:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # for processes of the tests, and for this one
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first: with several workers, none is left alone with it in the end."""
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
 
 
 async def copy_template(session: Admin, name: str) -> None:
