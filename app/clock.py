@@ -11,6 +11,7 @@ from typing import Final
 import uuid_utils
 
 _SECONDS_KEPT: Final = 64
+_MILLISECONDS: Final = tuple(f".{millisecond:03}Z" for millisecond in range(1000))
 
 
 class SystemClock:
@@ -37,7 +38,7 @@ class SystemClock:
             if len(self._seconds) >= _SECONDS_KEPT:
                 self._seconds.clear()
             written = self._seconds[second] = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{written}.{rest:03}Z"
+        return written + _MILLISECONDS[rest]
 
     def new_id(self) -> str:
         return str(uuid_utils.uuid7())

@@ -32,6 +32,7 @@ class Writer:
 
     def __init__(self, ledger: PostgresLedger) -> None:
         self._ledger = ledger
+        self._loop = asyncio.get_running_loop()  # kept: asking each time costs a system call
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
         self._committing = 0
@@ -44,7 +45,7 @@ class Writer:
             raise StoreBusy(
                 "too much is waiting to be committed", found=f"{len(self._queue)} plans", stream=plan.stream
             )
-        future: asyncio.Future[TgaError | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[TgaError | None] = self._loop.create_future()
         self._queue.append((plan, size, future))
         self._queue_bytes += size
         self._start_flusher_if_needed()
@@ -61,7 +62,7 @@ class Writer:
     def _start_flusher_if_needed(self) -> None:
         busy = len(self._flushers)
         if busy == 0 or (busy < WRITER_FLUSHERS_MAX and len(self._queue) >= WRITER_SECOND_FLUSHER_FROM_PLANS):
-            flusher = asyncio.create_task(self._flush_all())
+            flusher = self._loop.create_task(self._flush_all())
             self._flushers.add(flusher)
             # For one that is cancelled before it runs.
             flusher.add_done_callback(self._flushers.discard)

@@ -8,16 +8,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.clock import SystemClock
 from app.core.canonical import canonical_bytes
+from app.core.chain import Head
 from app.core.digest import digest_of, digest_of_bytes
-from app.core.errors import InputTooLarge, TgaError
+from app.core.errors import ChecksumMismatch, InputTooLarge, InvalidTransition, SchemaViolation, TgaError
 from app.core.limits import DEPTH_MAX, KEYS_MAX
 from app.domain.documents import Document, Part
 from app.domain.system.models import SYSTEM_MODELS, ToolPin
 from app.domain.tga import models
 from app.domain.tga.dispatching import Attempts, effect_of_answer
+from app.domain.tga.drive import Drive, Driver
 from app.domain.tga.models import (
     ARTIFACT_MODELS,
+    ActionRequest,
+    ArtifactDocument,
     ExecutionLogEntry,
     ExecutionState,
     JsonOutput,
@@ -25,9 +30,11 @@ from app.domain.tga.models import (
     ToolEffect,
     payload_digest,
 )
-from app.domain.tga.ports import Answered
-from app.domain.tga.replay import fold
+from app.domain.tga.ports import Answered, Ports
+from app.domain.tga.replay import fold, head_of, plan_next
+from app.domain.tga.transitions import TRACE
 from tests.traces import (
+    EXECUTOR,
     action_request,
     completed_trace,
     executing_trace,
@@ -37,6 +44,7 @@ from tests.traces import (
     tool_call,
     tool_call_id,
     tool_effect,
+    trace_id,
     traces,
 )
 
@@ -78,6 +86,45 @@ def test_a_request_is_written_as_its_json_is(arguments: dict[str, Any], intent: 
     assert found == outcome_of(lambda: digest_of(payload).encode())
     if isinstance(found, bytes):
         assert found.decode() == payload_digest(request.server_id, request.tool_name, arguments)
+
+
+@given(
+    changed=st.fixed_dictionaries(
+        {},
+        optional={
+            "trace_id": st.sampled_from([trace_id(2), "2", None]),
+            "server_id": texts,
+            "tool_name": texts,
+            "tool_class": st.sampled_from(["read", "write"]),
+            "arguments": anything | st.dictionaries(texts | st.integers(), anything, max_size=2),
+            "idempotency_key": texts | st.sampled_from([None, " a", "a b", "k" * 300, 1]),
+            "intent": texts | st.sampled_from([None, "i" * 5000, 1]),
+            "traceparent": st.sampled_from(["00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00", 1]),
+        },
+    )
+)
+@example(changed={"tool_class": "write", "idempotency_key": None})
+@example(changed={"tool_class": "read", "idempotency_key": None})
+@example(changed={"arguments": {1: 2}})
+@example(changed={"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
+def test_what_a_caller_asks_is_the_request_that_is_validated_whole(changed: dict[str, Any]) -> None:
+    fields = {**action_request(1).__dict__, **changed}
+    if "traceparent" not in changed:
+        del fields["traceparent"]
+    try:
+        expected = ActionRequest(**fields)
+    except ValueError:
+        with pytest.raises(SchemaViolation) as refused:
+            ActionRequest.asked(dict(fields))
+        with pytest.raises(SchemaViolation) as named:
+            ActionRequest.made(**fields)
+        assert str(refused.value) == str(named.value)
+        return
+    asked = ActionRequest.asked(dict(fields))
+    assert asked == expected
+    assert asked.arguments is not fields["arguments"]
+    assert outcome_of(asked.to_bytes) == outcome_of(expected.to_bytes)
+    assert outcome_of(lambda: canonical_bytes(asked.to_json())) == outcome_of(expected.to_bytes)
 
 
 @given(anything)
@@ -163,6 +210,74 @@ def test_an_effect_of_an_answer_reads_back() -> None:
     again = ToolEffect.from_bytes(effect.to_bytes())
     assert again == effect
     assert [attempt.result for attempt in again.attempts] == ["answered"]
+
+
+@given(traces())
+def test_an_entry_is_planned_as_its_model_writes_it(records: list[Any]) -> None:
+    head = Head.unborn(TRACE)
+    for n, record in enumerate(records):
+        planned, head, is_admitted = plan_next(head, record.artifact, executor_id=EXECUTOR, recorded_at=time_at(n))
+        body = ExecutionLogEntry.from_body_bytes(planned.entry).to_json()
+        body.pop("entry_digest")
+        assert planned == (canonical_bytes(body), canonical_bytes(record.artifact.to_json()))
+        assert planned.entry == record.entry.body_bytes()
+        assert head == head_of(fold(records[: n + 1]))
+        assert is_admitted
+
+
+@given(traces())
+def test_the_state_of_the_documents_is_that_of_the_log(records: list[Any]) -> None:
+    """At every cut: what a checkpoint says is what folding says, and what the schema admits."""
+    drive, driver = fresh_drive(records[0].artifact)
+    assert drive.state is None
+    for n, record in enumerate(records):
+        driver.advance(drive, record.artifact)
+        drive.head, drive.updated_at = head_of(fold(records[: n + 1])), record.entry.recorded_at
+        state = drive.state
+        assert state == fold(records[: n + 1])
+        assert state is not None
+        assert state.write() == state.to_bytes() == canonical_bytes(state.to_json())
+        assert ExecutionState.from_bytes(state.write()) == state
+
+
+def fresh_drive(request: ArtifactDocument) -> tuple[Drive, Driver]:
+    assert isinstance(request, ActionRequest)
+    unused: Any = None
+    driver = Driver(Ports(unused, unused, unused, unused, unused, unused, unused, unused, SystemClock()))
+    return Drive(models.TraceId(request.trace_id), EXECUTOR, request), driver
+
+
+def test_what_a_drive_cannot_append_is_named_as_in_replay() -> None:
+    request = action_request(1)
+    decision = supervisor_decision(request)
+    call = tool_call(1, request, decision)
+    other = tool_call(1, action_request(1, arguments={"title": "another"}), decision)
+    effect = tool_effect(call)
+    drive, driver = fresh_drive(request)
+    with pytest.raises(InvalidTransition):
+        driver.advance(drive, decision.model_copy(update={"action_request_digest": None}))
+    for admitted, refused, error in (
+        (request, supervisor_decision(action_request(1, intent="another")), ChecksumMismatch),
+        (decision, other, ChecksumMismatch),
+        (call, effect.model_copy(update={"tool_call_id": tool_call_id(2)}), ChecksumMismatch),
+        (effect, effect.model_copy(update={"tool_call_digest": effect.digest()}), InvalidTransition),
+    ):
+        driver.advance(drive, admitted)
+        before = drive.head, len(drive.pending)
+        with pytest.raises(error):
+            driver.advance(drive, refused)
+        assert (drive.head, len(drive.pending)) == before
+
+
+def test_a_decision_of_known_fields_is_the_validated_one() -> None:
+    request = action_request(1)
+    drive, driver = fresh_drive(request)
+    made = driver.decision(drive, "APPROVE", models.DecidedBy(type="policy", id="policy"), None, rationale=None)
+    said = made.decided_at
+    by = {"type": "policy", "id": "policy"}
+    assert made == supervisor_decision(request, decided_by=by, decided_at=said, policy_ids=[])
+    assert made.to_bytes() == canonical_bytes(made.to_json())
+    assert type(made).from_bytes(made.to_bytes()) == made
 
 
 def test_a_changed_copy_has_bytes_of_its_own() -> None:

@@ -24,6 +24,7 @@ class Attempts:
     retry_after_ms: int | None = None
     last_detail: str = "nothing was sent"
     resolution: Resolution | None = None
+    _begun_at: str = ""
 
     @classmethod
     def interrupted(
@@ -42,9 +43,8 @@ class Attempts:
         return len(self.listed)
 
     def begin(self, now: str) -> None:
-        self.listed.append(
-            Attempt.of_known(attempt=self.count + 1, started_at=now, ended_at=None, result="interrupted")
-        )
+        """Whoever is interrupted from here on lists nothing: the next life does (`interrupted`)."""
+        self._begun_at = now
 
     def end(self, now: str, dispatched: Dispatched) -> None:
         self.sent_by_this_process += 1
@@ -63,9 +63,10 @@ class Attempts:
             case NotSent():
                 result = "refused"
                 self.last_detail = dispatched.detail
-        begun = self.listed[-1]
-        self.listed[-1] = Attempt.of_known(
-            attempt=begun.attempt, started_at=begun.started_at, ended_at=now, result=result
+        self.listed.append(
+            Attempt.of_known(
+                {"attempt": self.count + 1, "started_at": self._begun_at, "ended_at": now, "result": result}
+            )
         )
 
     def note_not_executed(self) -> None:
@@ -107,13 +108,27 @@ def effect_of_resolution(
     return _effect(call, attempts, now, outcome=outcome, basis="resolution", output=output, error=error)
 
 
-def _effect(call: ToolCall, attempts: Attempts, now: str, **known: Any) -> ToolEffect:
+def _effect(
+    call: ToolCall,
+    attempts: Attempts,
+    now: str,
+    *,
+    outcome: str,
+    basis: str,
+    output: Output | None,
+    error: EffectError | None,
+) -> ToolEffect:
     return ToolEffect.of_known(
-        trace_id=call.trace_id,
-        tool_call_id=call.tool_call_id,
-        tool_call_digest=call.digest(),
-        attempts=attempts.listed[-ATTEMPTS_LISTED_MAX:],
-        resolution=attempts.resolution,
-        recorded_at=now,
-        **known,
+        {
+            "trace_id": call.trace_id,
+            "tool_call_id": call.tool_call_id,
+            "tool_call_digest": call.digest(),
+            "outcome": outcome,
+            "basis": basis,
+            "output": output,
+            "error": error,
+            "attempts": attempts.listed[-ATTEMPTS_LISTED_MAX:],
+            "resolution": attempts.resolution,
+            "recorded_at": now,
+        }
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from app.core.canonical import canonical_bytes
+from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import (
     ConcurrentExecution,
@@ -34,11 +35,12 @@ from app.domain.tga.dispatching import (
     effect_of_exhaustion,
     effect_of_reconciliation,
 )
-from app.domain.tga.idempotency import decide_claim
+from app.domain.tga.idempotency import claim_of_request
 from app.domain.tga.models import (
     ActionRequest,
     ArtifactDocument,
     DecidedBy,
+    ExecutionLogEntry,
     ExecutionState,
     Resolution,
     Signature,
@@ -48,12 +50,13 @@ from app.domain.tga.models import (
     TraceId,
 )
 from app.domain.tga.ports import Answered, Ports, StoredTrace, Tool, Verdict, Waiting
-from app.domain.tga.replay import Dispatch, LogRecord, advance, decide_next
+from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, decide_next, fold_next, head_of, plan_next
 from app.domain.tga.secrets import find_commitments, reveal
 from app.domain.tga.transitions import TRACE, State
 
 _T = TypeVar("_T")
 BY_POLICY: Final = DecidedBy(type="policy", id="policy")
+_UNBORN: Final = Head.unborn(TRACE)
 NO_ANSWER: Final = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
 
 
@@ -75,18 +78,21 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Drive:
-    """A trace being driven by this process: its folded state, and what is collected but not yet committed."""
+    """A trace being driven by this process: where it stands, and what is collected but not yet committed."""
 
     trace_id: TraceId
     executor_id: str
     request: ActionRequest
-    state: ExecutionState | None = None
+    head: Head = _UNBORN  # after `pending`
+    updated_at: str = ""  # when the head was recorded
+    stored: ExecutionState | None = None  # as it was loaded
     decision: SupervisorDecision | None = None
     call: ToolCall | None = None
     effect: ToolEffect | None = None
     claim_effect: Digest | None = None
     waiting: Waiting | None = None
-    pending: list[LogRecord] = field(default_factory=list)
+    pending: list[PlannedEntry] = field(default_factory=list)
+    pending_after: Head = _UNBORN
     attempts: Attempts = field(default_factory=Attempts)
     redispatch: Resolution | None = None
     must_ask: bool = False
@@ -98,7 +104,9 @@ class Drive:
 
     @classmethod
     def of(cls, stored: StoredTrace, executor_id: str) -> Drive:
-        drive = cls(TraceId(stored.state.trace_id), executor_id, request_of(stored), stored.state)
+        state = stored.state
+        drive = cls(TraceId(state.trace_id), executor_id, request_of(stored), head_of(state), state.updated_at, state)
+        drive.pending_after = drive.head
         for record in stored.records:
             drive.keep(record.artifact)
         drive.claim_effect = stored.claim_effect
@@ -110,6 +118,15 @@ class Drive:
         drive.committed = drive.answer()
         return drive
 
+    @property
+    def state(self) -> ExecutionState | None:
+        """The log, folded, of the documents at hand; None before the first of them is appended."""
+        if self.head.sequence_number == 0:
+            return None
+        return ExecutionState.of_documents(
+            self.head, self.updated_at, self.request, self.decision, self.call, self.effect
+        )
+
     def keep(self, artifact: ArtifactDocument | None) -> None:
         # isinstance would ask pydantic's metaclass, in Python, each time that it is something else.
         if type(artifact) is SupervisorDecision:
@@ -119,10 +136,26 @@ class Drive:
         elif type(artifact) is ToolEffect:
             self.effect = artifact
 
+    def is_continued_by(self, artifact: ArtifactDocument) -> bool:
+        """I3: whether it is about this very trace, and about the call that was asked for."""
+        if artifact.trace_id != self.trace_id:
+            return False
+        if type(artifact) is ToolCall:
+            return artifact.carries_out(self.request)
+        if type(artifact) is ToolEffect:
+            return self.call is not None and artifact.tool_call_id == self.call.tool_call_id
+        return True
+
     def answer(self, *, replayed: bool = False) -> Answer:
-        state = known(self.state)
+        call = self.call
         return Answer(
-            self.trace_id, state.state, state.tool_call_id, self.decision, self.effect, self.waiting, replayed
+            self.trace_id,
+            self.head.state,  # type: ignore[arg-type]  # a trace's
+            None if call is None else call.tool_call_id,
+            self.decision,
+            self.effect,
+            self.waiting,
+            replayed,
         )
 
 
@@ -143,18 +176,19 @@ class Driver:
         self._vault = ports.vault
         self._approval_webhooks = ports.approval_webhooks
         self._clock = ports.clock
-        self._actions: dict[str, Callable[[Drive], Awaitable[Answer | None]]] = {
+        steps: dict[str, Callable[[Drive], Awaitable[Answer | None]]] = {
             "ask_supervisor": self._ask_supervisor,
             "append_tool_call": self._append_tool_call,
             "dispatch": self._dispatch,
             "return_result": self._return_result,
         }
+        self._step_of_state = {state: steps[action] for state, action in ACTION_OF_STATE.items()}
 
     async def run(self, drive: Drive) -> Answer:
+        if drive.stored is not None:
+            decide_next(drive.stored, claim_effect=drive.claim_effect)  # raises where claim and log disagree
         while True:
-            decided = decide_next(known(drive.state), claim_effect=drive.claim_effect)
-            action = "dispatch" if isinstance(decided, Dispatch) else decided
-            answer = await self._actions[action](drive)
+            answer = await self._step_of_state[drive.head.state](drive)  # type: ignore[index]  # a trace's
             if answer is not None:
                 return answer
 
@@ -175,7 +209,7 @@ class Driver:
         call = ToolCall.carrying_out(
             drive.request,
             tool_call_id=self._clock.new_id(),
-            supervisor_decision_digest=known(known(drive.state).supervisor_decision_digest),
+            supervisor_decision_digest=known(drive.decision).digest(),
             tool_definition_digest=tool.definition_digest,
             on_unknown_outcome=tool.on_unknown_outcome,
             reconcile_tool=tool.reconcile_tool,
@@ -227,7 +261,7 @@ class Driver:
             await self._commit(drive, owner_after=None)
         else:
             await self.give_back(drive.trace_id, drive.executor_id)
-        return drive.answer()
+        return known(drive.committed)
 
     async def _attempt(self, drive: Drive, tool: Tool) -> ToolEffect | None:
         """One send. Every one after the first is preceded by its own committed row: the fence, and the count."""
@@ -254,6 +288,8 @@ class Driver:
 
     async def _arguments_to_send(self, drive: Drive, tool: Tool) -> dict[str, Any] | None:
         """The arguments with their secret values; None when the recorded ones are all there is."""
+        if not drive.has_secrets and not tool.secret_arguments:
+            return drive.true_arguments
         recorded = known(drive.call).arguments
         if drive.true_arguments is None and drive.has_secrets:
             salt, values = await self._vault.load_secrets(drive.trace_id)
@@ -266,7 +302,7 @@ class Driver:
 
     async def is_unsendable(self, drive: Drive) -> bool:
         """Whether the call is under way and cannot be sent again by anyone: its tool or its secret values are gone."""
-        if known(drive.state).state != "EXECUTING":
+        if drive.head.state != "EXECUTING":
             return False
         try:
             await self._arguments_to_send(drive, self.tool_of(drive))
@@ -303,33 +339,38 @@ class Driver:
         return effect_of_exhaustion(call, drive.attempts, self._clock.now())
 
     def advance(self, drive: Drive, artifact: ArtifactDocument) -> None:
-        record, drive.state = advance(
-            drive.state, artifact, executor_id=drive.executor_id, recorded_at=self._clock.now()
-        )
-        drive.pending.append(record)
+        now = self._clock.now()
+        planned, head, is_admitted = plan_next(drive.head, artifact, executor_id=drive.executor_id, recorded_at=now)
+        if not is_admitted or not drive.is_continued_by(artifact):
+            # The judge of replay names what is wrong, and raises.
+            fold_next(drive.state, LogRecord(ExecutionLogEntry.from_body_bytes(planned.entry), artifact))
+        drive.head, drive.updated_at = head, now
+        drive.pending.append(planned)
         drive.keep(artifact)
 
     async def _commit(
         self, drive: Drive, *, owner_after: str | None, attempt: int | None = None, announce_to: Sequence[str] = ()
     ) -> None:
         """Commit what is collected, in one transaction; an unknown commit is settled before anything else happens."""
-        state, records = known(drive.state), drive.pending
+        state, entries = drive.head.state, drive.pending
+        is_birth = drive.pending_after.sequence_number == 0
         checkpoint = None
-        if records and state.state == "EXECUTING":
-            checkpoint = PlannedCheckpoint(state.to_bytes(), self._clock.now())
+        if entries and state == "EXECUTING":
+            checkpoint = PlannedCheckpoint(known(drive.state).write(), self._clock.now())
         plan = Plan(
             stream=TRACE.stream(drive.trace_id),
             executor_id=drive.executor_id,
             owner_after=owner_after,
             waiting_after=drive.waiting,
-            entries=[PlannedEntry(r.entry.body_bytes(), known(r.artifact).to_bytes()) for r in records],
-            claim=decide_claim(records),
+            entries=entries,
+            # A request that is denied in the same transaction makes no claim: its key stays free.
+            claim=claim_of_request(drive.request) if is_birth and state != "DENIED" else None,
             checkpoint=checkpoint,
             dispatch_attempt=attempt,
             resolution=None if drive.redispatch is None else canonical_bytes(drive.redispatch.to_json()),
             # A call that is denied at once needs its secrets no more.
-            sealed=None if state.state == "DENIED" else drive.sealed,
-            forgets_secrets=drive.has_secrets and state.state in TRACE.terminal_states,
+            sealed=None if state == "DENIED" else drive.sealed,
+            forgets_secrets=drive.has_secrets and state in TRACE.terminal_states,
             announce_to=announce_to,
         )
         delay_ms = BACKOFF_FIRST_MS
@@ -338,7 +379,7 @@ class Driver:
                 await self._ledger.commit(plan)
                 break
             except (OutcomeUnknown, SequenceGap) as error:
-                if isinstance(error, SequenceGap) and state.sequence_number == len(records) and not drive.is_unsettled:
+                if isinstance(error, SequenceGap) and is_birth and not drive.is_unsettled:
                     # Somebody else's trace has this id. It is not touched, not even to look whose.
                     raise ConcurrentExecution("a trace with this id exists") from None
                 # A gap means that the head has moved: by a commit of ours that was thought lost, or by another.
@@ -350,7 +391,7 @@ class Driver:
                 plan = _as_executor(plan, drive.executor_id)
             except (StoreBusy, StoreUnavailable, LockAcquireFailed):
                 # Nothing was stored. A fresh call is refused; a call that was made must get its effect recorded.
-                if state.sequence_number == len(records):
+                if is_birth:
                     raise
                 drive.is_unsettled = True
                 await self._clock.sleep(delay_ms / 1000)
@@ -358,7 +399,7 @@ class Driver:
         drive.is_unsettled = False
         drive.has_secrets |= plan.sealed is not None
         drive.sealed = None
-        drive.pending = []
+        drive.pending, drive.pending_after = [], drive.head
         drive.committed = drive.answer()
 
     async def _settle(self, drive: Drive, *, attempt: int | None) -> bool:
@@ -366,7 +407,7 @@ class Driver:
 
         ConcurrentExecution when another executor has driven the trace in the meantime.
         """
-        before = drive.pending[0].entry.prev_entry_digest if drive.pending else known(drive.state).entry_digest
+        before = drive.pending_after.entry_digest
         delay_ms = BACKOFF_FIRST_MS
         while True:
             try:
@@ -378,7 +419,7 @@ class Driver:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
                 continue
-            if drive.pending and stored.state.entry_digest == known(drive.state).entry_digest:
+            if drive.pending and stored.state.entry_digest == drive.head.entry_digest:
                 return True
             attempts_found = len(stored.attempt_times) + 1
             if stored.state.entry_digest != before or (attempt is not None and attempts_found > attempt):
@@ -403,7 +444,7 @@ class Driver:
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
                 continue
             found = (stored.state.entry_digest, len(stored.attempt_times), stored.waiting)
-            if found != (known(drive.state).entry_digest, drive.attempts.count, None):
+            if found != (drive.head.entry_digest, drive.attempts.count, None):
                 await self._yield_to_another(drive)
 
     async def _yield_to_another(self, drive: Drive) -> NoReturn:
@@ -433,17 +474,19 @@ class Driver:
     ) -> SupervisorDecision:
         """The decision, with the policy that was asked about it."""
         # What a person has written is validated; all else is the gateway's own.
-        make = SupervisorDecision.of_known if rationale is None and signature is None else SupervisorDecision.made
+        make = SupervisorDecision.of_known if rationale is None and signature is None else SupervisorDecision.made_of
         return make(
-            trace_id=drive.trace_id,
-            action_request_digest=known(drive.state).action_request_digest,
-            decision=decision,
-            decided_by=decided_by,
-            decided_at=decided_at or self._clock.now(),
-            policy_digest=None if verdict is None else verdict.policy_digest,
-            policy_ids=[] if verdict is None else list(verdict.policy_ids),
-            rationale=rationale,
-            signature=signature,
+            {
+                "trace_id": drive.trace_id,
+                "action_request_digest": drive.request.digest(),
+                "decision": decision,
+                "decided_by": decided_by,
+                "decided_at": decided_at or self._clock.now(),
+                "policy_digest": None if verdict is None else verdict.policy_digest,
+                "policy_ids": [] if verdict is None else list(verdict.policy_ids),
+                "rationale": rationale,
+                "signature": signature,
+            }
         )
 
     def tool_of(self, drive: Drive) -> Tool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, NewType, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, NewType, Self, get_args
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, field_validator, model_validator
 
 from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members, embedded
+from app.core.chain import Head
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch
 from app.core.limits import ATTEMPTS_LISTED_MAX, ATTEMPTS_MAX
@@ -119,6 +120,13 @@ class _Asking(ArtifactDocument):
 _KEPT_PAYLOAD, _KEEP_PAYLOAD = _Asking.__dict__["_kept_payload"].__get__, _Asking.__dict__["_kept_payload"].__set__
 
 
+# What a caller says. All else in a request is the gateway's own, or was validated as the part that it is.
+_SAID: Final = TypeAdapter(
+    tuple[Uuid7, Name, Name, dict[str, Any], IdempotencyKey | None, Text | None, Traceparent | None],
+    config=ConfigDict(strict=True),
+).validator
+
+
 class ActionRequest(_Asking):
     artifact_type: ClassVar[ArtifactType] = "action_request"
     schema_id: Literal["tga/v1/action_request"] = "tga/v1/action_request"
@@ -137,8 +145,30 @@ class ActionRequest(_Asking):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _require_key_for_writes(self.tool_class, self.idempotency_key)
-        _require_no_stated_null(self, "traceparent")
+        if self.traceparent is None:
+            _require_no_stated_null(self, "traceparent")
         return self
+
+    @classmethod
+    def asked(cls, fields: dict[str, Any]) -> Self:
+        """From its fields, with a traceparent only if there is one. What the caller chose is validated, and what is
+        wrong with it is named as `made_of` names it."""
+        said = (
+            fields["trace_id"],
+            fields["server_id"],
+            fields["tool_name"],
+            fields["arguments"],
+            fields["idempotency_key"],
+            fields["intent"],
+            fields.get("traceparent"),
+        )
+        try:
+            checked = _SAID.validate_python(said)
+            _require_key_for_writes(fields["tool_class"], fields["idempotency_key"])
+        except ValueError:
+            return cls.made_of(fields)
+        fields["arguments"] = checked[3]  # a copy: the caller's may change
+        return cls.of_known(fields)
 
     def in_state(self) -> dict[str, Any]:
         return {
@@ -235,27 +265,25 @@ class ToolCall(_Asking):
     @classmethod
     def carrying_out(cls, request: ActionRequest, **decided: Any) -> Self:
         """The call that the request asks for, to the letter (I3); what the gateway adds is `decided`."""
-        call = cls.of_known(
-            trace_id=request.trace_id,
-            server_id=request.server_id,
-            tool_name=request.tool_name,
-            tool_class=request.tool_class,
-            arguments=request.arguments,
-            idempotency_key=request.idempotency_key,
-            **decided,
-        )
+        for field in ("trace_id", "server_id", "tool_name", "tool_class", "arguments", "idempotency_key"):
+            decided[field] = request.__dict__[field]
+        call = cls.of_known(decided)
         _KEEP_PAYLOAD(call, request._asked())
         return call
+
+    def carries_out(self, asked: ActionRequest | ExecutionState) -> bool:
+        """I3: whether it is the call that was asked for."""
+        return (
+            self.payload_digest == asked.payload_digest
+            and self.tool_class == asked.tool_class
+            and self.idempotency_key == asked.idempotency_key
+        )
 
     def in_state(self) -> dict[str, Any]:
         return {"tool_call_digest": self.digest(), "tool_call_id": self.tool_call_id}
 
     def continues(self, state: ExecutionState) -> bool:
-        return (
-            self.payload_digest == state.payload_digest
-            and self.tool_class == state.tool_class
-            and self.idempotency_key == state.idempotency_key
-        )
+        return self.carries_out(state)
 
     @property
     def key_at_server(self) -> str | None:
@@ -413,9 +441,40 @@ class ExecutionState(Document):
         ):
             raise ValueError(f"the digests do not fit the state {self.state}")
 
+    @classmethod
+    def of_documents(
+        cls,
+        head: Head,
+        updated_at: str,
+        request: ActionRequest,
+        decision: SupervisorDecision | None,
+        call: ToolCall | None,
+        effect: ToolEffect | None,
+    ) -> Self:
+        """What folding the log of these gives, for who has appended them and knows the head."""
+        return cls.of_known(
+            {
+                "trace_id": request.trace_id,
+                "state": head.state,
+                "sequence_number": head.sequence_number,
+                "entry_digest": head.entry_digest,
+                "updated_at": updated_at,
+                "server_id": request.server_id,
+                "tool_name": request.tool_name,
+                "tool_class": request.tool_class,
+                "idempotency_key": request.idempotency_key,
+                "payload_digest": request.payload_digest,
+                "action_request_digest": request.digest(),
+                "supervisor_decision_digest": None if decision is None else decision.digest(),
+                "tool_call_digest": None if call is None else call.digest(),
+                "tool_call_id": None if call is None else call.tool_call_id,
+                "tool_effect_digest": None if effect is None else effect.digest(),
+            }
+        )
+
     def moved(self, fields: dict[str, Any]) -> Self:
         """The state with these fields, each of them already validated as a field of an entry or artifact."""
-        next_state = self._of_validated({**self.__dict__, **fields})
+        next_state = self.of_known({**self.__dict__, **fields})
         next_state._verify_digests()
         return next_state
 

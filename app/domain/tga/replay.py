@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from app.core.canonical import JsonValue
 from app.core.chain import Artifact, Head, verify_link, verify_place, verify_transition
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
+from app.domain.ledger import PlannedEntry
 from app.domain.tga.models import (
     ARTIFACT_MODELS,
     ActionRequest,
@@ -127,30 +127,36 @@ def advance(
     state: ExecutionState | None, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
 ) -> tuple[LogRecord, ExecutionState]:
     """The record that appends `artifact` to a trace in `state`, and the state after it; raises where it may not."""
-    head = head_of(state)
-    rule = TRACE.rule_of[artifact.artifact_type]
-    verdict = "" if rule.verdict_field is None else str(getattr(artifact, rule.verdict_field))
-    to_state = TRACE.next_state.get((head.state, artifact.artifact_type, verdict, head.sequence_number == 0))
-    body: dict[str, JsonValue] = {
-        "schema_id": TRACE.entry_schema_id,
-        "schema_version": artifact.schema_version,
-        "trace_id": artifact.trace_id,
-        "sequence_number": head.sequence_number + 1,
-        "prev_entry_digest": head.entry_digest,
-        "from_state": head.state,
-        "to_state": to_state or head.state,
-        "artifact_type": artifact.artifact_type,
-        "artifact_digest": artifact.digest(),
-        "executor_id": executor_id,
-        "recorded_at": recorded_at,
-    }
-    record = LogRecord(ExecutionLogEntry.of_body(body), artifact)
-    # The entry itself is right by construction; what else can be wrong is for the judge to name.
-    is_bound = rule.binds_field is None or getattr(artifact, rule.binds_field) == head.artifact_digest
-    is_same_trace = state is None or artifact.trace_id == state.trace_id
-    if to_state is None or not is_bound or not is_same_trace or not (state is None or artifact.continues(state)):
-        return record, _fold_next(state, head, record)
-    return record, _next_state(state, record)
+    planned, _, _ = plan_next(head_of(state), artifact, executor_id=executor_id, recorded_at=recorded_at)
+    record = LogRecord(ExecutionLogEntry.from_body_bytes(planned.entry), artifact)
+    return record, fold_next(state, record)
+
+
+def plan_next(
+    head: Head, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
+) -> tuple[PlannedEntry, Head, bool]:
+    """What is stored to append `artifact` after `head`, the head after it, and whether the table admits it.
+
+    The entry is right in place and chain by construction. Whether the artifact is about this very trace and call is for
+    the caller to see; what is wrong is for the judge to name (`fold_next`).
+    """
+    sequence_number, prev_entry_digest, state, bound_digest = head
+    artifact_type, number = artifact.artifact_type, sequence_number + 1
+    rule, said = TRACE.rule_of[artifact_type], artifact.__dict__
+    verdict = "" if rule.verdict_field is None else said[rule.verdict_field]
+    to_state = TRACE.next_state.get((state, artifact_type, verdict, number == 1))
+    is_bound = rule.binds_field is None or said[rule.binds_field] == bound_digest
+    written, digest = artifact.written()
+    reached = to_state or state
+    # RFC 8785, as `ExecutionLogEntry` is written: sorted keys, and no value holds anything that JSON would escape.
+    entry = (
+        f'{{"artifact_digest":"{digest}","artifact_type":"{artifact_type}","executor_id":"{executor_id}",'
+        f'"from_state":"{state}","prev_entry_digest":"{prev_entry_digest}","recorded_at":"{recorded_at}",'
+        f'"schema_id":"{TRACE.entry_schema_id}","schema_version":"{artifact.schema_version}",'
+        f'"sequence_number":{number},"to_state":"{reached}","trace_id":"{artifact.trace_id}"}}'
+    ).encode()
+    after = Head(number, digest_of_bytes(entry), reached, digest)
+    return PlannedEntry(entry, written), after, is_bound and to_state is not None
 
 
 def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry: ExecutionLogEntry | None) -> None:
@@ -211,7 +217,7 @@ def _next_state(state: ExecutionState | None, record: LogRecord) -> ExecutionSta
     moved["entry_digest"] = entry.entry_digest
     moved["updated_at"] = entry.recorded_at
     if state is None:
-        return ExecutionState.of_known(trace_id=entry.trace_id, **moved)
+        return ExecutionState.of_known({"trace_id": entry.trace_id, **moved})
     return state.moved(moved)
 
 

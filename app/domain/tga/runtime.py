@@ -77,6 +77,7 @@ class TgaRuntime:
     """
 
     def __init__(self, ports: Ports) -> None:
+        self._loop = asyncio.get_running_loop()  # kept: asking each time costs a system call
         self._traces = ports.traces
         self._tools = ports.tools
         self._clock = ports.clock
@@ -253,21 +254,22 @@ class TgaRuntime:
     def _fresh(self, call: CheckedCall, tool: Tool) -> Drive:
         trace_id = call.trace_id or TraceId(self._clock.new_id())
         arguments, sealed = self._without_secrets(trace_id, call.arguments, tool)
-        optional = {} if call.traceparent is None else {"traceparent": call.traceparent}
-        request = ActionRequest.made(
-            trace_id=trace_id,
-            requested_at=self._clock.now(),
-            expires_at=self._clock.after(tool.approval_timeout_ms),
-            principal=call.principal,
-            server_id=call.server_id,
-            tool_name=call.tool_name,
-            tool_class=tool.tool_class,
-            tool_definition_digest=tool.definition_digest,
-            arguments=arguments,
-            idempotency_key=call.idempotency_key,
-            intent=call.intent,
-            **optional,
-        )
+        asked = {
+            "trace_id": trace_id,
+            "requested_at": self._clock.now(),
+            "expires_at": self._clock.after(tool.approval_timeout_ms),
+            "principal": call.principal,
+            "server_id": call.server_id,
+            "tool_name": call.tool_name,
+            "tool_class": tool.tool_class,
+            "tool_definition_digest": tool.definition_digest,
+            "arguments": arguments,
+            "idempotency_key": call.idempotency_key,
+            "intent": call.intent,
+        }
+        if call.traceparent is not None:
+            asked["traceparent"] = call.traceparent
+        request = ActionRequest.asked(asked)
         drive = Drive(trace_id, self._traces.executor_id(), request)
         if sealed is not None:
             drive.sealed, drive.true_arguments = sealed, call.arguments
@@ -315,7 +317,7 @@ class TgaRuntime:
         if drive.trace_id in self._driven:
             raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(drive.trace_id))
         # A task of its own: a caller who gives up does not interrupt a call that is under way.
-        task = asyncio.create_task(self._driven_to_the_end(drive))
+        task = self._loop.create_task(self._driven_to_the_end(drive))
         self._driven[drive.trace_id] = (drive, task)
         self._at_work[drive.request.server_id] += 1
         return task
@@ -337,15 +339,16 @@ class TgaRuntime:
             raise
         finally:
             del self._driven[drive.trace_id]
-            self._at_work[drive.request.server_id] -= 1
-            if not self._at_work[drive.request.server_id]:
-                del self._at_work[drive.request.server_id]
+            server_id = drive.request.server_id
+            self._at_work[server_id] -= 1
+            if not self._at_work[server_id]:
+                del self._at_work[server_id]
 
     async def _wait(self, drive: Drive, task: asyncio.Task[Answer], wait_ms: int | None) -> Answer:
         """The answer, waited for without holding on to it: whoever is cancelled here does not cancel the drive."""
         step_ms = UNSETTLED_WAIT_MS if wait_ms is None else wait_ms
         while True:
-            if await _is_done_within(task, step_ms / 1000):
+            if await self._is_done_within(task, step_ms / 1000):
                 return task.result()
             if drive.is_unsettled:
                 raise OutcomeUnknown("the store did not answer in time", stream=TRACE.stream(drive.trace_id))
@@ -353,6 +356,24 @@ class TgaRuntime:
                 if drive.committed is not None:
                     return drive.committed  # never more than what is durable
                 step_ms = FOLLOW_POLL_MS
+
+    async def _is_done_within(self, task: asyncio.Task[Answer], seconds: float) -> bool:
+        """asyncio.wait for one task, at half its cost."""
+        if not task.done():
+            woken: asyncio.Future[None] = self._loop.create_future()
+
+            def wake(_: object = None) -> None:
+                if not woken.done():
+                    woken.set_result(None)
+
+            task.add_done_callback(wake)
+            timer = self._loop.call_later(seconds, wake)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                task.remove_done_callback(wake)
+        return task.done()
 
     async def _answer_repeat(self, call: CheckedCall, wait_ms: int | None) -> Answer | None:
         """What is recorded of the trace that has this key; None when no trace has it."""
@@ -417,26 +438,6 @@ class TgaRuntime:
                 "the trace cannot be driven", found=f"{type(error).__name__}: {error}", stream=TRACE.stream(trace_id)
             )
             return Recovered(trace_id, found, None, wrong)
-
-
-async def _is_done_within(task: asyncio.Task[Answer], seconds: float) -> bool:
-    """asyncio.wait for one task, at half its cost."""
-    if not task.done():
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-
-        def wake(_: object = None) -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        task.add_done_callback(wake)
-        timer = loop.call_later(seconds, wake)
-        try:
-            await woken
-        finally:
-            timer.cancel()
-            task.remove_done_callback(wake)
-    return task.done()
 
 
 def _answer_of(stored: StoredTrace) -> Answer:
