@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from app.core.limits import BATCH_PLANS_MAX, WRITER_FLUSHERS_MAX
+from app.core.limits import BATCH_PLANS_MAX, WRITER_FLUSHERS_FROM_PLANS
 from app.domain.ledger import Plan
 from app.domain.tga.models import ArtifactDocument, ExecutionState
 from app.domain.tga.replay import advance, fold
@@ -109,7 +109,7 @@ async def run_unbatched(server: Server, workload: Workload, workers: int, second
 async def run_batched(server: Server, workload: Workload, workers: int, seconds: float) -> tuple[Timing, float]:
     """The timing, and how many appends stood in a batch."""
     queues = workload.take(workers, int(12_000 * seconds) + 4 * WARMUP_STEPS * workers)
-    async with await Sessions.open(server.gateway_url, sessions_max=WRITER_FLUSHERS_MAX) as sessions:
+    async with await Sessions.open(server.gateway_url, sessions_max=len(WRITER_FLUSHERS_FROM_PLANS)) as sessions:
         ledger = CountingLedger(sessions)
         writer = Writer(ledger)
         timing = await closed_loop(server, writer.commit, queues, seconds)

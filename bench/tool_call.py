@@ -127,19 +127,30 @@ async def run_calls(server: Server, name: str, at_once: int, seconds: float) -> 
         return timing, gateway.ledger.plans / gateway.ledger.batches
 
 
+async def checkpoint(server: Server) -> None:
+    async with measuring_session(server.admin_url) as session:
+        await session.execute("CHECKPOINT")
+
+
 async def measure_throughput(
     server: Server, baseline: Baseline, checked: Baseline | None, scale: Scale
 ) -> tuple[Rounds, list[float]]:
-    """The lines of the table, and how long the disk took in each round, in ms."""
+    """The lines of the table, and how long the disk took in each round, in ms.
+
+    Each stretch begins with a checkpoint: what those before it left to be written is not charged to it.
+    """
     rounds = Rounds()
     sync_ms = []
     for number in range(scale.rounds):
         sync_ms.append(measure_sync(server.embedded.data_dir))
         for at_once in AT_ONCE:
             if at_once in BASELINE_CLIENTS:
+                await checkpoint(server)
                 rounds.add("baseline", at_once, await baseline.run(at_once, scale.seconds))
             if at_once == PREPARED_CLIENTS and checked is not None:
+                await checkpoint(server)
                 rounds.add("checked", at_once, await checked.run(at_once, scale.seconds))
+            await checkpoint(server)
             timing, batch_size = await run_calls(server, f"round-{number}", at_once, scale.seconds)
             rounds.add("call", at_once, timing, batch_size=batch_size)
     steps = baseline.steps

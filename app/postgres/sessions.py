@@ -20,6 +20,7 @@ from app.core.errors import (
     StoreUnfit,
     TgaError,
 )
+from app.core.limits import WRITER_FLUSHERS_FROM_PLANS
 
 Record: TypeAlias = asyncpg.Record
 _Pooled: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
@@ -27,7 +28,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | _Pooled"
 
 GATEWAY_ROLE = "tga_gateway"
 COMMAND_TIMEOUT_S = 30.0
-_AT_HAND_MAX = 2
+_AT_HAND_MAX = len(WRITER_FLUSHERS_FROM_PLANS)
 
 # Seconds, not the hours of the default: a partitioned executor must lose its lock while someone still cares.
 _SETTINGS = {

@@ -6,16 +6,17 @@ A lone plan waits for nobody. Thousands of calls in flight need only a few sessi
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 
 from app.core.errors import StoreBusy, TgaError
 from app.core.limits import (
     BATCH_BYTES_MAX,
     BATCH_PLANS_MAX,
-    WRITER_FLUSHERS_MAX,
+    WRITER_ANSWERS_AT_ONCE,
+    WRITER_FLUSHERS_FROM_PLANS,
     WRITER_QUEUE_BYTES_MAX,
     WRITER_QUEUE_PLANS_MAX,
-    WRITER_SECOND_FLUSHER_FROM_PLANS,
 )
 from app.domain.ledger import Plan
 from app.postgres.ledger import PostgresLedger
@@ -26,8 +27,8 @@ _Waiting = tuple[Plan, int, "asyncio.Future[TgaError | None]"]  # with its size
 class Writer:
     """The Ledger port with group commit and back-pressure.
 
-    More sessions mean smaller batches, so a second one starts only when enough is waiting for two; then one half is
-    built by its callers while the other commits.
+    More sessions mean smaller batches, so another one starts only when enough is waiting for it; then one part is built
+    by its callers while the others commit.
     """
 
     def __init__(self, ledger: PostgresLedger) -> None:
@@ -60,12 +61,14 @@ class Writer:
             await asyncio.wait(self._flushers)
 
     def _start_flusher_if_needed(self) -> None:
-        busy = len(self._flushers)
-        if busy == 0 or (busy < WRITER_FLUSHERS_MAX and len(self._queue) >= WRITER_SECOND_FLUSHER_FROM_PLANS):
+        if len(self._flushers) < self._flushers_wanted():
             flusher = self._loop.create_task(self._flush_all())
             self._flushers.add(flusher)
             # For one that is cancelled before it runs.
             flusher.add_done_callback(self._flushers.discard)
+
+    def _flushers_wanted(self) -> int:
+        return bisect_right(WRITER_FLUSHERS_FROM_PLANS, len(self._queue))
 
     async def _flush_all(self) -> None:
         try:
@@ -92,7 +95,20 @@ class Writer:
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, _, future), result in zip(batch, results, strict=True):
+            await self._answer(batch, results)
+
+    async def _answer(self, batch: list[_Waiting], results: list[TgaError | None]) -> None:
+        """Callers that are answered together ask together. In parts, what the first of them ask is on its way while the
+        others still think."""
+        answers = zip(batch, results, strict=True)
+        try:
+            for number, ((_, _, future), result) in enumerate(answers, 1):
+                if not future.done():
+                    future.set_result(result)
+                if number % WRITER_ANSWERS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        finally:  # whoever interrupts this keeps nobody waiting
+            for (_, _, future), result in answers:
                 if not future.done():
                     future.set_result(result)
 
@@ -100,10 +116,9 @@ class Writer:
         batch: list[_Waiting] = []
         streams: set[str] = set()
         size = 0
-        plans_max = BATCH_PLANS_MAX
-        if len(self._queue) >= WRITER_SECOND_FLUSHER_FROM_PLANS:
-            # Callers that were answered together ask together. In halves, one half is built while the other commits.
-            plans_max = min(plans_max, -(-len(self._queue) // (WRITER_FLUSHERS_MAX - self._committing)))
+        # In equal parts for all that are free to take one.
+        free = max(1, self._flushers_wanted() - self._committing)
+        plans_max = min(BATCH_PLANS_MAX, -(-len(self._queue) // free))
         while self._queue and len(batch) < plans_max:
             plan, plan_size, _ = self._queue[0]
             # Two plans of one stream cannot share a transaction: the second builds on what the first leaves.

@@ -533,6 +533,42 @@ async def test_a_plan_that_arrives_as_a_batch_ends_is_not_forgotten(sessions: Se
     assert held.batches == [1, 1]
 
 
+async def test_what_the_first_callers_ask_is_on_its_way_before_the_last_are_answered(sessions: Sessions) -> None:
+    held = HeldLedger(sessions)
+    writer = Writer(held)
+    held.gate.set()
+    on_their_way: list[int] = []
+
+    async def commit_twice(n: int) -> None:
+        await writer.commit(some_plan(n))
+        on_their_way.append(len(held.batches))
+        await writer.commit(some_plan(1_000 + n))
+
+    await asyncio.gather(*(commit_twice(n) for n in range(120)))
+    assert held.batches[:3] == [40, 40, 40]
+    assert on_their_way[0] == 3
+    assert on_their_way[-1] > 3
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_whoever_interrupts_a_writer_keeps_nobody_waiting(sessions: Sessions, steps: int) -> None:
+    held = HeldLedger(sessions)
+    writer = Writer(held)
+    waiting = [asyncio.create_task(writer.commit(some_plan(n))) for n in range(120)]
+    while len(held.batches) < 3:
+        await asyncio.sleep(0)
+    flushers = list(writer._flushers)
+    held.gate.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    for flusher in flushers:
+        flusher.cancel()
+    done, pending = await asyncio.wait(waiting, timeout=5.0)
+    assert (len(done), pending) == (120, set())
+    if steps:
+        assert not any(task.cancelled() for task in done), "what is committed is answered as committed"
+
+
 async def test_a_refused_call_can_be_made_again(
     database: Database, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
