@@ -12,10 +12,11 @@ export PYTHONDONTWRITEBYTECODE :=
 run: $(READY)
 	@$(BIN)/python tools/run.py
 
-# Most of the suite waits for processes that it kills: more workers than cores. A file stays with one worker.
+# Most of the suite waits for processes that it kills: more workers than cores. A file stays with one worker, and what
+# takes long comes first (tests/conftest.py), not the files with the most tests.
 WORKERS ?= 3
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff check .
