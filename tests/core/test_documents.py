@@ -127,6 +127,32 @@ def test_what_a_caller_asks_is_the_request_that_is_validated_whole(changed: dict
     assert outcome_of(lambda: canonical_bytes(asked.to_json())) == outcome_of(expected.to_bytes)
 
 
+class Loud(str):
+    """A string that shows itself as another."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return '"LOUD"'
+
+    __str__ = __repr__ = lambda self: '"LOUD"'
+
+
+def test_what_a_caller_asks_is_in_plain_strings() -> None:
+    """Entries are written from them as they are."""
+    fields = {**action_request(1).__dict__, "traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "intent": "why"}
+    names = ("trace_id", "server_id", "tool_name", "idempotency_key", "intent", "traceparent")
+    asked = ActionRequest.asked({**fields, **{name: Loud(fields[name]) for name in names}})
+    assert {type(getattr(asked, name)) for name in names} == {str}
+    assert asked == ActionRequest(**fields)
+
+
+def test_who_asks_is_looked_at() -> None:
+    fields = {**action_request(1).__dict__, "principal": None}
+    with pytest.raises(SchemaViolation, match="principal"):
+        ActionRequest.asked(fields)
+
+
 @given(anything)
 @example({"b": 1, "a": float("inf")})
 def test_an_output_is_written_as_its_json_is(value: Any) -> None:

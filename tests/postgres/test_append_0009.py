@@ -63,7 +63,7 @@ _TABLES = {
 # 0006 takes entries in any order of their plans; nobody sends them in another.
 OUT_OF_ORDER = "22023 the entries do not stand in the order of their plans"
 # Columns of p, e, c, k in what the ledger sends.
-P_EXECUTOR, E_PLAN, E_ENTRY, E_ARTIFACT, K_PLAN = 1, 4, 5, 6, 12
+P_EXECUTOR, E_PLAN, E_ENTRY, E_ARTIFACT, K_PLAN, F_PLAN = 1, 4, 5, 6, 12, 21
 
 
 async def _make_old(admin: Session) -> None:
@@ -450,4 +450,40 @@ async def test_what_belongs_to_no_plan_fails_the_batch(admin: Session, column: i
         columns[place + offset].append(value)
     with pytest.raises(asyncpg.InvalidParameterValueError, match="belongs to no plan"):
         await admin.fetch(_APPEND, 5_000, *columns)
+    assert await admin.fetchval("SELECT count(*) FROM tga.entries") == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "shape"),
+    [
+        (column, shape)
+        for column in range(24)
+        for shape in ("begins at 0", "is longer", "is shorter", "has two dimensions")
+        if (column, shape) != (F_PLAN, "is shorter")  # nothing else belongs to it
+    ],
+)
+async def test_arrays_of_another_shape_fail_the_batch(admin: Session, column: int, shape: str) -> None:
+    """What is judged by its place must be what is stored by its place: an array that begins at 0 once had one entry
+    judged and another stored."""
+    trace = records_of(request := action_request(1), supervisor_decision(request))
+    plan = plan_of(trace, with_checkpoint=True)
+    plan = plan._replace(dispatch_attempt=2, sealed=Sealed(b"", b""), forgets_secrets=True, announce_to=["people"])
+    columns = _columns([plan])
+    assert all(columns), "every array has something to be moved"
+    cast = re.findall(r"\$\d+::(\w+)\[\]", _APPEND)[column]
+    moved = {
+        "begins at 0": f"$1::{cast}[]",
+        "is longer": f"$1::{cast}[] || NULL::{cast}",
+        "is shorter": f"($1::{cast}[])[2:]",
+        "has two dimensions": f"ARRAY[$1::{cast}[]]",
+    }[shape]
+    count = len(columns[column])
+    if shape == "begins at 0":
+        moved = f"('[0:{count - 1}]=' || ({moved})::text)::{cast}[]"
+    sent = await admin.fetchval(f"SELECT ({moved})::text", columns[column])
+    statement = _APPEND.replace(f"${column + 2}::{cast}[]", f"${column + 2}::text::{cast}[]")
+    values: list[Any] = [*columns]
+    values[column] = sent
+    with pytest.raises(asyncpg.InvalidParameterValueError, match=r"differ in shape|belongs to no plan"):
+        await admin.fetch(statement, 5_000, *values)
     assert await admin.fetchval("SELECT count(*) FROM tga.entries") == 0

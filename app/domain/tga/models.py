@@ -167,7 +167,13 @@ class ActionRequest(_Asking):
             _require_key_for_writes(fields["tool_class"], fields["idempotency_key"])
         except ValueError:
             return cls.made_of(fields)
-        fields["arguments"] = checked[3]  # a copy: the caller's may change
+        if type(fields["principal"]) is not Principal:
+            return cls.made_of(fields)
+        # Taken back: plain strings, whatever was given, and arguments that the caller cannot change any more.
+        fields["trace_id"], fields["server_id"], fields["tool_name"], fields["arguments"] = checked[:4]
+        fields["idempotency_key"], fields["intent"] = checked[4:6]
+        if checked[6] is not None:
+            fields["traceparent"] = checked[6]
         return cls.of_known(fields)
 
     def in_state(self) -> dict[str, Any]:

@@ -73,6 +73,25 @@ BEGIN
     -- As conditions, here and with the lock: an expression is evaluated at once, PERFORM would start a query.
     IF prepare_transaction(lock_timeout_ms) IS NULL THEN END IF;
 
+    -- Each array has one dimension and begins at 1, and those of one letter are equally long: what is judged by its place is
+    -- stored by its place.
+    IF (coalesce(array_dims(p_stream), '[1:0]') = '[1:' || cardinality(p_stream) || ']'
+            AND (array_dims(p_executor), array_dims(p_owner_after), array_dims(p_waiting_after)) IS NOT DISTINCT FROM (array_dims(p_stream), array_dims(p_stream), array_dims(p_stream))
+        AND coalesce(array_dims(e_plan), '[1:0]') = '[1:' || cardinality(e_plan) || ']'
+            AND (array_dims(e_entry), array_dims(e_artifact)) IS NOT DISTINCT FROM (array_dims(e_plan), array_dims(e_plan))
+        AND coalesce(array_dims(c_plan), '[1:0]') = '[1:' || cardinality(c_plan) || ']'
+            AND (array_dims(c_server), array_dims(c_tool), array_dims(c_key), array_dims(c_payload)) IS NOT DISTINCT FROM (array_dims(c_plan), array_dims(c_plan), array_dims(c_plan), array_dims(c_plan))
+        AND coalesce(array_dims(k_plan), '[1:0]') = '[1:' || cardinality(k_plan) || ']'
+            AND (array_dims(k_state), array_dims(k_created_at)) IS NOT DISTINCT FROM (array_dims(k_plan), array_dims(k_plan))
+        AND coalesce(array_dims(d_plan), '[1:0]') = '[1:' || cardinality(d_plan) || ']'
+            AND (array_dims(d_attempt), array_dims(d_resolution)) IS NOT DISTINCT FROM (array_dims(d_plan), array_dims(d_plan))
+        AND coalesce(array_dims(s_plan), '[1:0]') = '[1:' || cardinality(s_plan) || ']'
+            AND (array_dims(s_salt), array_dims(s_values)) IS NOT DISTINCT FROM (array_dims(s_plan), array_dims(s_plan))
+        AND coalesce(array_dims(f_plan), '[1:0]') = '[1:' || cardinality(f_plan) || ']'
+        AND coalesce(array_dims(o_plan), '[1:0]') = '[1:' || cardinality(o_plan) || ']' AND array_dims(o_webhook) IS NOT DISTINCT FROM array_dims(o_plan)) IS NOT TRUE THEN
+        RAISE EXCEPTION 'arrays that belong together differ in shape' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
     -- Everything belongs to a plan that is there, a plan has one claim, one checkpoint, one attempt at most, and entries
     -- stand in the order of the plans: this and what is checked for it below. Nobody honest sends otherwise.
     IF (1 <= ALL (e_plan || c_plan || k_plan || d_plan || s_plan || f_plan || o_plan)
