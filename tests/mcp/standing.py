@@ -85,11 +85,12 @@ def structured(result: Dispatched) -> Any:
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a process, by /proc."""
+    """Of a process, by /proc; one that ends while it is looked at has none."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *descendants(child)]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
     return found
 
 
