@@ -32,7 +32,6 @@ Embedded: TypeAlias = orjson.Fragment
 # RFC 8785 writes doubles from here on with an exponent, so they read back as doubles and not as integers.
 _EXPONENT_FROM = 1e21
 _BACKSLASH = ord("\\")
-_MANY_KEYS_FROM_BYTES = 4 * KEYS_MAX  # a key takes four bytes at least
 # Without escapes a string is one run. Neither pattern can fail after a long match, so no text costs quadratic time.
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _STRING = re.compile(r'"[^"]*"?')
@@ -151,8 +150,7 @@ def canonical_members(
         written = orjson.dumps(members, default=unfold, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         return None
-    size = len(written)
-    if size > bytes_max or (size > _MANY_KEYS_FROM_BYTES and _may_have_too_many_keys(written)):
+    if len(written) > bytes_max or _may_have_too_many_keys(written):
         return None
     if _BACKSLASH in written and b"\\u0000" in written:  # a search for one byte costs next to nothing
         return None
@@ -160,8 +158,9 @@ def canonical_members(
 
 
 def _may_have_too_many_keys(written: bytes) -> bool:
-    # Each is followed by these two; only a document with many of them needs an exact count.
-    return len(written) > _MANY_KEYS_FROM_BYTES and written.count(b'":') > KEYS_MAX
+    # A key takes four bytes at least, and is followed by these two; only a document with many of them needs an exact
+    # count, and only a long one can have many.
+    return len(written) > 4 * KEYS_MAX and written.count(b'":') > KEYS_MAX
 
 
 def _written_plain(value: JsonValue, levels: int) -> bytes:

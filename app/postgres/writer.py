@@ -102,15 +102,13 @@ class Writer:
         others still think."""
         answers = zip(batch, results, strict=True)
         try:
-            for number, ((_, _, future), result) in enumerate(answers, 1):
-                if not future.done():
-                    future.set_result(result)
+            for number, answer in enumerate(answers, 1):
+                _give(*answer)
                 if number % WRITER_ANSWERS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         finally:  # whoever interrupts this keeps nobody waiting
-            for (_, _, future), result in answers:
-                if not future.done():
-                    future.set_result(result)
+            for answer in answers:
+                _give(*answer)
 
     def _take_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
@@ -129,3 +127,9 @@ class Writer:
             size += plan_size
         self._queue_bytes -= size
         return batch
+
+
+def _give(waiting: _Waiting, result: TgaError | None) -> None:
+    _, _, future = waiting
+    if not future.done():  # its caller may have given up
+        future.set_result(result)

@@ -35,7 +35,7 @@ from app.domain.tga.dispatching import (
     effect_of_exhaustion,
     effect_of_reconciliation,
 )
-from app.domain.tga.idempotency import claim_of_request
+from app.domain.tga.idempotency import claim_at_birth
 from app.domain.tga.models import (
     ActionRequest,
     ArtifactDocument,
@@ -363,8 +363,7 @@ class Driver:
             owner_after=owner_after,
             waiting_after=drive.waiting,
             entries=entries,
-            # A request that is denied in the same transaction makes no claim: its key stays free.
-            claim=claim_of_request(drive.request) if is_birth and state != "DENIED" else None,
+            claim=claim_at_birth(drive.request, state) if is_birth else None,
             checkpoint=checkpoint,
             dispatch_attempt=attempt,
             resolution=None if drive.redispatch is None else canonical_bytes(drive.redispatch.to_json()),

@@ -16,16 +16,19 @@ def claim_of_request(request: ActionRequest) -> Claim | None:
     return Claim(request.server_id, request.tool_name, request.idempotency_key, request.payload_digest)
 
 
-def decide_claim(records: Sequence[LogRecord]) -> Claim | None:
-    """The claim that belongs into the plan that appends these records.
+def claim_at_birth(request: ActionRequest, state: str) -> Claim | None:
+    """The claim that belongs into the plan that appends this request and leaves the trace in `state`.
 
     A request that is denied in the same transaction makes none: its key stays free.
     """
+    return None if state == "DENIED" else claim_of_request(request)
+
+
+def decide_claim(records: Sequence[LogRecord]) -> Claim | None:
+    """The claim that belongs into the plan that appends these records."""
     if not records or not isinstance(records[0].artifact, ActionRequest):
         return None
-    if records[-1].entry.to_state == "DENIED":
-        return None
-    return claim_of_request(records[0].artifact)
+    return claim_at_birth(records[0].artifact, records[-1].entry.to_state)
 
 
 def may_lack_claim(decision: SupervisorDecision | None) -> bool:
