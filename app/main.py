@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from app.cli.command import command
-from app.cli.context import Context, Gateway
+from app.cli.context import Context
 from app.core.errors import TgaError
 from app.settings import Settings
 
+if TYPE_CHECKING:
+    from app.gateway.wiring import Gateway
+
 
 def open_gateway(settings: Settings) -> AbstractAsyncContextManager[Gateway]:
-    """A gateway as app/gateway.py wires it."""
+    """A gateway as app/gateway/wiring.py puts it together."""
     # Here, because it takes longer to load than most commands take to run.
-    from app import gateway
+    from app.gateway import wiring
 
-    return gateway.open_gateway(settings)
+    return wiring.open_gateway(settings)
 
 
 def run() -> None:

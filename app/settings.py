@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from app.core.errors import SettingInvalid
@@ -44,6 +45,14 @@ class Settings:
             url=(values.get("TGA_URL") or f"http://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
             api_key=values.get("TGA_API_KEY") or None,
         )
+
+    @property
+    def config_file(self) -> Path:
+        """TGA_CONFIG, else tga.toml in the home directory, else the packaged demonstration."""
+        if self.config is not None:
+            return self.config
+        own = self.home / "tga.toml"
+        return own if own.exists() else Path(str(resources.files("app.demo").joinpath("tga.toml")))
 
     @property
     def admin_key_file(self) -> Path:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from app.postgres.embedded import find_binaries
+from app.postgres.embedded.server import find_binaries
 from bench.cost import measuring_session
 from bench.measure import DATABASE, Server, Timing
 

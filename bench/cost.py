@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import asyncpg
 
-from app.domain.ledger import Plan
+from app.domain.ledger.plans import Plan
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 

@@ -12,12 +12,14 @@ from typing import Any, Final
 from app.clock import SystemClock
 from app.core.digest import digest_of
 from app.core.errors import ToolNotFound
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import JsonOutput, Principal, ToolCall
-from app.domain.tga.ports import Answered, Connector, Dispatched, Ports, Tool
+from app.domain.identity import Principal
+from app.domain.tga.documents import JsonOutput, ToolCall
+from app.domain.tga.executor import Answer
+from app.domain.tga.ports import Answered, Connector, Dispatched, Ports
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
-from app.keyring import Keyring
-from app.policy_file import PolicyFile
+from app.domain.tools import Tool
+from app.gateway.policy_file import PolicyFile
+from app.keys.keyring import Keyring
 from app.postgres.sessions import Sessions
 from app.postgres.system import system_parts
 from app.postgres.traces import PostgresTraces

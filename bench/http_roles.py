@@ -15,13 +15,13 @@ from typing import Any, Final, cast
 import uvicorn
 from fastapi import FastAPI
 
-from app.cli.serving import serve
 from app.connectors.http import HttpConnector
 from app.core.limits import KEEP_ALIVE_S
-from app.domain.tga.models import JsonOutput, ToolCall
+from app.domain.tga.documents import JsonOutput, ToolCall
 from app.domain.tga.ports import Answered, Dispatched
+from app.gateway.serving import serve
 from app.main import open_gateway
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.settings import Settings
 from bench.measure import WARMUP_STEPS, Server
 from bench.phases import Phases

@@ -22,9 +22,9 @@ from typing import Any, Final, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from app.domain.ledger import Plan
-from app.memory import spare_what_is_loaded
-from app.postgres.embedded import EmbeddedPostgres
+from app.domain.ledger.plans import Plan
+from app.gateway.memory import spare_what_is_loaded
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.sessions import GATEWAY_ROLE, Sessions

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from app.api import tool_calls
-from app.api.edge import Edge
-from app.api.protocol import BoundedProtocol
-from app.connectors import line
+from app.connectors import server_slots as line
 from app.connectors.registry import Registry
 from app.core import canonical, digest
 from app.domain.tga.runtime import TgaRuntime
-from app.policy_file import PolicyFile
+from app.edge.protocol import BoundedProtocol
+from app.edge.services import Edge
+from app.gateway.policy_file import PolicyFile
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from app.clock import SystemClock
-from app.domain.ledger import Plan
+from app.domain.ledger.plans import Plan
 from app.domain.tga.ports import Ports
 from app.domain.tga.runtime import TgaRuntime
-from app.policy_file import PolicyFile
+from app.gateway.policy_file import PolicyFile
 from bench.baseline import Baseline, Step
 from bench.cost import measuring_session
 from bench.gateway import Answering, OneTool, completed, fresh_calls

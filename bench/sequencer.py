@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from app.core.limits import WRITER_FLUSHERS_FROM_PLANS
-from app.domain.ledger import Plan
-from app.log_signer import LogSigner
+from app.domain.ledger.plans import Plan
+from app.keys.log_signer import LogSigner
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sequencer import Sequencer, TreeSession
 from app.postgres.sessions import Sessions

@@ -14,7 +14,7 @@ import asyncpg
 from app.core.canonical import canonical_bytes
 from app.core.chain import ArtifactRule, StreamKind, Transition
 from app.core.digest import GENESIS, digest_of_bytes
-from app.domain.ledger import Plan, PlannedEntry
+from app.domain.ledger.plans import Plan, PlannedEntry
 from app.domain.tga.replay import LogRecord
 from tests.traces import EXECUTOR, completed_trace, time_at, trace_id
 

@@ -22,7 +22,7 @@ import asyncpg
 import pytest
 
 from app.postgres.database import Database
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.ownership import Executor

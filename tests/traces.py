@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from app.domain.tga.models import (
+from app.domain.tga.documents import (
     ActionRequest,
     ArtifactDocument,
     ExecutionState,

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from app.core.errors import TgaError
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 
 console = Console(highlight=False, soft_wrap=True)
 WAIT_S = 30.0

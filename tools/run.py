@@ -13,9 +13,9 @@ import uvloop
 from rich.console import Console
 
 from app.cli.client import GatewayClient
-from app.cli.serving import serve
 from app.cli.traces import show_trace
 from app.core.errors import TgaError
+from app.gateway.serving import serve
 from app.main import open_gateway
 from app.settings import Settings
 

@@ -15,20 +15,20 @@ from rich.console import Console
 
 from app.clock import SystemClock
 from app.core.errors import TgaError
-from app.domain.tga.models import (
+from app.domain.identity import Principal
+from app.domain.tga.documents import (
     ActionRequest,
     ArtifactDocument,
     DecidedBy,
     ExecutionState,
     JsonOutput,
-    Principal,
     SupervisorDecision,
     ToolCall,
     ToolEffect,
     TraceId,
 )
 from app.domain.tga.replay import advance
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.ownership import Executor

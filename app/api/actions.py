@@ -11,32 +11,24 @@ from fastapi import APIRouter, Request
 from pydantic import Field, StringConstraints, ValidationError
 from starlette.responses import Response
 
-from app.api.access import Action, require
-from app.api.answers import accepted, moved
-from app.api.body import read_body
-from app.api.edge import Edge
-from app.api.handover import HandedOver
 from app.api.openapi import DECISION_EXAMPLE, MOVED, PIN_STATE, request_body
-from app.api.parameters import trace_seen_by
-from app.api.problems import documented
 from app.api.tool_calls import WaitMs
 from app.core import errors
 from app.core.errors import InputMalformed, OutcomeUnknown, SchemaViolation
 from app.core.limits import CALL_WAIT_MS
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import (
-    JsonOutput,
-    Name,
-    Part,
-    Principal,
-    Sha256,
-    Signature,
-    Text,
-    Time,
-    TraceId,
-)
+from app.domain.identity import Principal
+from app.domain.ledger.documents import Name, Part, Sha256, Signature, Text, Time
+from app.domain.tga.documents import JsonOutput, TraceId
+from app.domain.tga.executor import Answer
 from app.domain.tga.supervision import Ruling
 from app.domain.tga.transitions import TRACE
+from app.edge.answers import accepted, moved
+from app.edge.body import read_body
+from app.edge.handover import HandedOver
+from app.edge.parameters import trace_seen_by
+from app.edge.permissions import Action, require
+from app.edge.problems import documented
+from app.edge.services import Edge
 
 _OF_TRACES: Final = (
     errors.TraceNotFound,

@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.access import require, scope_of
-from app.api.cursors import list_cursor, list_position
 from app.api.documents import ApprovalPage
-from app.api.edge import Edge
-from app.api.parameters import documented_parameters, limit_in, own_name, parameters
-from app.api.problems import documented
 from app.api.traces import json_answer
+from app.edge.cursors import list_cursor, list_position
+from app.edge.parameters import documented_parameters, limit_in, own_name, parameters
+from app.edge.permissions import require, scope_of
+from app.edge.problems import documented
+from app.edge.services import Edge
 from app.postgres.listing import list_approvals
 
 

@@ -6,8 +6,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.domain.tga.models import IdempotencyKey, Name, Sha256, Text, Time, ToolClass, Uuid7
+from app.domain.ledger.documents import IdempotencyKey, Name, Sha256, Text, Time, Uuid7
 from app.domain.tga.transitions import State
+from app.domain.tools import ToolClass
 
 Waiting = Literal["supervisor", "operator"]
 

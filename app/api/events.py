@@ -10,20 +10,21 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.access import require, scope_of
-from app.api.cursors import feed_cursor, feed_position
 from app.api.documents import FeedPage
-from app.api.edge import Edge, header_of
-from app.api.entries import entry_items, feed_item
-from app.api.parameters import documented_parameters, limit_in, parameters, sequence_in, trace_seen_by
-from app.api.problems import documented
-from app.api.streaming import MEDIA_TYPE, Events, EventStream, event, mark
 from app.api.traces import UNSOUND, json_answer
-from app.api.watching import FeedWatch, TraceWatch
 from app.core.errors import InputMalformed, SequenceGap, StoreUnfit, TraceNotFound
 from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_PAGE_BYTES_MAX, EVENTS_SEND_WAIT_MS, LIST_ITEMS_MAX
-from app.domain.tga.models import Principal, TraceId
+from app.domain.identity import Principal
+from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
+from app.edge.cursors import feed_cursor, feed_position
+from app.edge.entries import entry_items, feed_item
+from app.edge.parameters import documented_parameters, limit_in, parameters, sequence_in, trace_seen_by
+from app.edge.permissions import require, scope_of
+from app.edge.problems import documented
+from app.edge.services import Edge, header_of
+from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event, mark
+from app.edge.watching import FeedWatch, TraceWatch
 from app.postgres.feed import Position, load_feed
 from app.postgres.listing import EntryPage, Scope, load_entries
 from app.postgres.sessions import Sessions

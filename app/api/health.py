@@ -9,11 +9,11 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.api.edge import Edge
-from app.api.problems import documented_alone, problem
 from app.core import errors
 from app.core.errors import ShuttingDown, StoreUnavailable, TgaError
 from app.core.limits import READY_BELIEVED_MS, READY_CHECK_MS
+from app.edge.problems import documented_alone, problem
+from app.edge.services import Edge
 
 _JSON: Final = "application/json"
 

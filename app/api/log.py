@@ -16,9 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.edge import Edge
-from app.api.parameters import documented_parameters, number_in, parameters, trace_seen_by
-from app.api.problems import documented
 from app.api.traces import json_answer
 from app.core.errors import ChecksumMismatch, InputMalformed, NotYetLogged, TraceNotFound
 from app.core.limits import RECEIPT_POLL_MS, RECEIPT_WAIT_MS
@@ -26,6 +23,9 @@ from app.core.merkle import Hash
 from app.core.note import TlogProof
 from app.domain.log.heads import SignedHead
 from app.domain.tga.transitions import TRACE
+from app.edge.parameters import documented_parameters, number_in, parameters, trace_seen_by
+from app.edge.problems import documented
+from app.edge.services import Edge
 from app.postgres.tree import Place, PostgresTree
 
 _TEXT: Final = "text/plain; charset=utf-8"

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from app import __version__
 from app.api.documents import Shape
-from app.api.problems import PROBLEM_SCHEMA, documented
 from app.core import errors
+from app.edge.problems import PROBLEM_SCHEMA, documented
 
 TITLE: Final = "TGA Gateway"
 DESCRIPTION: Final = (

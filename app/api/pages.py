@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.catalogue import render_errors
-from app.api.edge import header_of
 from app.core.errors import ALL_ERRORS
+from app.edge.services import header_of
 
 _STYLE: Final = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"

@@ -9,15 +9,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.access import may, require
 from app.api.documents import ServerPage, ToolPage
-from app.api.edge import Edge
-from app.api.parameters import documented_parameters, name_in, own_name, parameters
-from app.api.problems import documented
 from app.api.traces import json_answer
 from app.config import qualify
 from app.connectors.registry import ServerInfo
-from app.domain.tga.ports import Tool
+from app.domain.tools import Tool
+from app.edge.parameters import documented_parameters, name_in, own_name, parameters
+from app.edge.permissions import may, require
+from app.edge.problems import documented
+from app.edge.services import Edge
 
 
 def router(edge: Edge) -> APIRouter:

@@ -8,19 +8,21 @@ from pydantic import Field
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from app.api.access import require
-from app.api.answers import accepted, denied, send_effect
-from app.api.body import checked, read_body
-from app.api.calls import Calls, checked_traceparent
-from app.api.edge import Edge, header_of
-from app.api.handover import HandedOver
 from app.config import qualify
 from app.core.errors import ConcurrentExecution, InputMalformed, SequenceGap
 from app.core.limits import CALL_WAIT_MS, CALL_WAIT_MS_MAX
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import IdempotencyKey, Name, Part, Principal, Text, TraceId, Uuid7
+from app.domain.identity import Principal
+from app.domain.ledger.documents import IdempotencyKey, Name, Part, Text, Uuid7
+from app.domain.tga.documents import TraceId
+from app.domain.tga.executor import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
+from app.edge.answers import accepted, denied, send_effect
+from app.edge.body import checked, read_body
+from app.edge.calls import Calls, checked_traceparent
+from app.edge.handover import HandedOver
+from app.edge.permissions import require
+from app.edge.services import Edge, header_of
 
 PATH: Final = "/v1/tool-calls"
 

@@ -10,22 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.access import require, scope_of
-from app.api.cursors import list_cursor, list_position
 from app.api.documents import EntryPage, TraceDocument, TracePage
-from app.api.edge import Edge
-from app.api.entries import entry_items
-from app.api.parameters import (
-    documented_parameters,
-    limit_in,
-    name_in,
-    own_name,
-    parameters,
-    sequence_in,
-    state_in,
-    trace_seen_by,
-)
-from app.api.problems import documented
 from app.config import qualify
 from app.core.chain import Head
 from app.core.digest import Digest
@@ -42,10 +27,25 @@ from app.core.errors import (
     TraceNotFound,
 )
 from app.core.limits import LIST_ENTRIES_MAX
-from app.domain.tga.models import ActionRequest, TraceId
+from app.domain.tga.documents import ActionRequest, TraceId
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import LogRecord, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
+from app.edge.cursors import list_cursor, list_position
+from app.edge.entries import entry_items
+from app.edge.parameters import (
+    documented_parameters,
+    limit_in,
+    name_in,
+    own_name,
+    parameters,
+    sequence_in,
+    state_in,
+    trace_seen_by,
+)
+from app.edge.permissions import require, scope_of
+from app.edge.problems import documented
+from app.edge.services import Edge
 from app.postgres.listing import list_traces, load_entries, load_head
 from app.postgres.sessions import Sessions
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from app.core.errors import StoreUnfit
 from app.core.limits import API_KEY_LIFE_DAYS_MAX
-from app.domain.access import ListedKey
-from app.postgres.access import PostgresAccess
+from app.domain.identity import ListedKey
+from app.postgres.api_keys import PostgresAccess
 from app.postgres.database import open_database
 from app.postgres.migrate import load_status, migrate
 from app.postgres.sessions import Sessions

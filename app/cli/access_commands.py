@@ -9,8 +9,7 @@ import typer
 
 from app.cli import access, keys
 from app.cli.running import AsJson, Tenant, context_of, refuse, run, run_in_gateway
-from app.domain.system.models import DEFAULT_TENANT
-from app.domain.tga.models import Role
+from app.domain.identity import DEFAULT_TENANT, Role
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; the public half goes to FILE.pub.")]
 _ROLES = ", ".join(get_args(Role))

@@ -29,7 +29,7 @@ from app.core.limits import (
     RESPONSE_BYTES_READ_MAX,
 )
 from app.domain.tga.transitions import TRACE
-from app.postgres.admin_key import read_key_file
+from app.keys.admin_key import read_key_file
 from app.settings import Settings
 
 _CONNECT_S: Final = 5.0

@@ -16,7 +16,7 @@ from app.clock import SystemClock
 from app.core.canonical import parse_json
 from app.core.digest import digest_of
 from app.core.errors import AlreadyDecided, ChecksumMismatch, TraceErased, TraceNotHeld
-from app.domain.tga.models import DecidedBy, SupervisorDecision
+from app.domain.tga.documents import DecidedBy, SupervisorDecision
 from app.domain.tga.transitions import TRACE
 
 

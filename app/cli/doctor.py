@@ -16,7 +16,6 @@ from typing import Final
 import typer
 
 from app.cli.client import GatewayClient
-from app.cli.context import config_path
 from app.cli.policy import configured_misfits
 from app.cli.running import AsJson, context_of, run
 from app.cli.showing import output, print_json, printable
@@ -24,9 +23,9 @@ from app.clock import SystemClock
 from app.config import Config, load_config
 from app.connectors.registry import Registry
 from app.core.errors import TgaError
-from app.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
-from app.policy_file import load_policy
-from app.postgres.access import PostgresAccess
+from app.gateway.policy_file import load_policy
+from app.keys.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
+from app.postgres.api_keys import PostgresAccess
 from app.postgres.database import Database, open_database
 from app.postgres.guards import find_problems
 from app.postgres.ledger import PostgresLedger
@@ -95,10 +94,10 @@ def _show(finding: Finding) -> None:
 async def _findings(settings: Settings) -> AsyncIterator[Finding]:
     config: Config | None = None
     try:
-        config = load_config(config_path(settings))
+        config = load_config(settings.config_file)
         await Registry.from_config(config).close()
         servers = len(config.servers)
-        yield Finding("configuration", True, f"{config_path(settings)}, {_count(servers, 'server')}")
+        yield Finding("configuration", True, f"{settings.config_file}, {_count(servers, 'server')}")
     except TgaError as error:
         yield _wrong("configuration", error)
     if config is not None:

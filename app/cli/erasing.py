@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from app.cli.context import Gateway
+from typing import TYPE_CHECKING
+
 from app.cli.showing import confirmed, notes, output
-from app.domain.tga.models import TraceId
+from app.domain.tga.documents import TraceId
 from app.postgres.erasing import erase_trace
+
+if TYPE_CHECKING:
+    from app.gateway.wiring import Gateway
 
 _BY = "cli"
 

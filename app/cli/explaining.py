@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.cli.context import config_path
 from app.cli.policy import explain_policy
 from app.clock import SystemClock
 from app.config import load_config
 from app.connectors.registry import Registry
 from app.core.limits import REDACTION_SALT_BYTES
-from app.domain.tga.models import ActionRequest, Principal
+from app.domain.identity import Principal
+from app.domain.tga.documents import ActionRequest
 from app.domain.tga.secrets import find_secrets, redact
 from app.settings import Settings
 
@@ -26,7 +26,7 @@ async def explain_call(
     as_json: bool,
 ) -> bool:
     """True unless the policy denies it. ToolNotFound and ArgumentsInvalid where the gateway would answer with them."""
-    config = load_config(config_path(settings))
+    config = load_config(settings.config_file)
     clock = SystemClock()
     registry = Registry.from_config(config)
     try:

@@ -11,7 +11,7 @@ from app.core.errors import SettingInvalid
 from app.core.note import VerifierKey
 from app.domain.log.forensics import HeldHead
 from app.domain.log.heads import SignedHead
-from app.log_signer import LOG_VARIABLE, LogSigner
+from app.keys.log_signer import LOG_VARIABLE, LogSigner
 from app.settings import Settings
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.cli.context import Gateway, config_path
 from app.cli.showing import notes, output
 from app.cli.signing import load_public_key, make_key
 from app.core.errors import AccessNotFound, TgaError
-from app.domain.log.announcing import announce_log_key
-from app.domain.system.models import DEFAULT_TENANT
-from app.domain.system.signatory import SystemSignatory
-from app.domain.tga.models import Principal
-from app.keyring import Keyring
-from app.log_signer import LogSigner
-from app.postgres.access import PostgresAccess
+from app.domain.identity import DEFAULT_TENANT, Principal
+from app.domain.system.decision_signer import SystemSignatory
+from app.domain.system.log_keys import announce_log_key
+from app.keys.keyring import Keyring
+from app.keys.log_signer import LogSigner
+from app.postgres.api_keys import PostgresAccess
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.gateway.wiring import Gateway
 
 _BY = "cli"
 
@@ -70,7 +72,7 @@ async def rotate_log(gateway: Gateway, settings: Settings) -> bool:
     too; heads from before stay verifiable with the old public key."""
     from app.config import load_config  # here, as below: making and listing keys needs neither
 
-    signer = LogSigner.open(settings.keys, origin=load_config(config_path(settings)).log.origin)
+    signer = LogSigner.open(settings.keys, origin=load_config(settings.config_file).log.origin)
     old = signer.verifier_key.to_text()
     new = signer.rotate().to_text()
     await announce_log_key(gateway.system, gateway.clock, signer.public_key)

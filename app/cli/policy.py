@@ -17,9 +17,9 @@ from app.domain.policy.cedar import CedarPolicy, Outcome
 from app.domain.policy.encoding import Uid, principal_uid, tool_uid
 from app.domain.policy.explaining import Explanation, Standing, explain
 from app.domain.policy.rules import Rule
-from app.domain.tga.models import ActionRequest
-from app.domain.tga.ports import Tool
-from app.policy_file import load_policy
+from app.domain.tga.documents import ActionRequest
+from app.domain.tools import Tool
+from app.gateway.policy_file import load_policy
 
 output = Console(highlight=False, soft_wrap=True)
 _ANSWER: Final = {
@@ -28,12 +28,6 @@ _ANSWER: Final = {
     "deny": ("red", "DENY", "the call is not made"),
 }
 _TELLING: Final[tuple[Standing, ...]] = ("decides", "could not be evaluated", "applies", "condition not met")
-
-
-def live_misfits(policy: CedarPolicy, registry: Registry) -> list[str]:
-    """The rules that can never match, as far as the registry knows its tools by now."""
-    away = {s.server_id for s in registry.servers() if s.connection is not None and s.connection.state != "connected"}
-    return policy.misfits(registry.tools(), undiscovered=away)
 
 
 async def configured_misfits(policy: CedarPolicy, config: Config) -> list[str]:

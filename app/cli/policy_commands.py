@@ -8,13 +8,11 @@ from typing import Annotated, get_args
 import typer
 
 from app.cli.calls import parse_arguments
-from app.cli.context import config_path
 from app.cli.explaining import explain_call
 from app.cli.gateway_commands import ArgumentPairs, ServerArgument, ToolArgument
 from app.cli.policy import check_policy
 from app.cli.running import AsJson, Tenant, context_of, refuse, run
-from app.domain.system.models import DEFAULT_TENANT
-from app.domain.tga.models import Role
+from app.domain.identity import DEFAULT_TENANT, Role
 
 _ROLES = ", ".join(get_args(Role))
 
@@ -36,7 +34,7 @@ def check_policy_command(
     Warns of rules that can never match the configured tools; what MCP servers have is not asked."""
 
     async def work() -> bool:
-        return await check_policy(file, config=config_path(context_of(context).settings), as_json=as_json)
+        return await check_policy(file, config=context_of(context).settings.config_file, as_json=as_json)
 
     run(work())
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.context import Gateway
 from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import RECOVERY_PAGE_TRACES
-from app.domain.tga.models import ToolCall, TraceId
+from app.domain.tga.documents import ToolCall, TraceId
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import Dispatch, decide_next
 from app.domain.tga.runtime import Recovered
+from app.gateway.recovery_report import tell_recovered
+
+if TYPE_CHECKING:
+    from app.gateway.wiring import Gateway
 
 output = Console(highlight=False, soft_wrap=True)
-_WHY = {
-    "PENDING": "nobody had been asked yet",
-    "AUTHORIZED": "it was decided on and not yet sent",
-    "EXECUTING": "no effect was recorded, so the same call was sent again with the same ids",
-}
-_WHY_BASIS = {
-    "reconciliation": "no effect was recorded; its server was asked, and had executed it",
-    "unknown": "no effect was recorded, and its attempts are used up",
-    "not_sent": "no effect was recorded, and its server cannot be reached",
-}
 
 
 async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_json: bool) -> bool:
@@ -37,7 +31,7 @@ async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_j
         task = progress.add_task("recovering", total=None)
         if trace_id is not None:
             one = await _recover_one(gateway, TraceId(trace_id))
-            tell(one, as_json=as_json)
+            tell_recovered(one, as_json=as_json)
             return one.error is None
         async for result in gateway.runtime.recover_all():
             if isinstance(result.error, ConcurrentExecution):
@@ -45,7 +39,7 @@ async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_j
             recovered += result.error is None
             failed += result.error is not None
             progress.update(task, advance=1, description=f"recovering, {recovered} done, {failed} failed")
-            tell(result, as_json=as_json)
+            tell_recovered(result, as_json=as_json)
     if not as_json:
         output.print(f"{recovered} recovered, {failed} could not be.")
     return failed == 0
@@ -58,27 +52,6 @@ async def _recover_one(gateway: Gateway, trace_id: TraceId) -> Recovered:
         return Recovered(trace_id, found, await gateway.runtime.recover(trace_id))
     except TgaError as error:
         return Recovered(trace_id, found, None, error)
-
-
-def tell(result: Recovered, *, as_json: bool) -> None:
-    state = None if result.answer is None else result.answer.state
-    if as_json:
-        error = None if result.error is None else {"code": result.error.code, "message": str(result.error)}
-        document = {"trace_id": result.trace_id, "found": result.found, "state": state, "error": error}
-        output.print(json.dumps(document), markup=False)
-    elif result.error is not None:
-        output.print(f"[red]✗[/] {result.trace_id}  found {result.found or 'unreadable'}, left as it is")
-        output.print(f"    {result.error}", markup=False)
-    else:
-        answer = result.answer
-        waiting = answer.waiting if answer else None
-        done = f"waits for {waiting}" if waiting else f"now {state}"
-        why = _WHY.get(result.found or "", "it was finished already")
-        if answer is not None and answer.effect is not None:
-            why = _WHY_BASIS.get(answer.effect.basis, why)
-        if waiting == "operator":
-            why = "its outcome is unknown, and its tool is to be held then"
-        output.print(f"[green]✓[/] {result.trace_id}  found {result.found}, {done}: {why}")
 
 
 async def _tell_what_would_be_done(gateway: Gateway, trace_id: str | None, *, as_json: bool) -> bool:

@@ -14,7 +14,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from app.cli.context import Context, Gateway
+from app.cli.context import Context
 from app.core.errors import (
     ArgumentsInvalid,
     EmbeddedPostgresFailed,
@@ -42,6 +42,7 @@ from app.domain.tga.transitions import TRACE
 
 if TYPE_CHECKING:
     from app.cli.client import GatewayClient
+    from app.gateway.wiring import Gateway
 
 EXIT_WRONG: Final = 1
 EXIT_USAGE: Final = 2

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from app.core.ed25519 import key_id_of
 from app.core.errors import SettingInvalid
 from app.core.limits import KEY_FILE_BYTES_MAX
-from app.domain.tga.models import Signature, SupervisorDecision
-from app.domain.tga.signatures import key_id_of
-from app.key_files import decoded, read_key
+from app.domain.ledger.documents import Signature
+from app.domain.tga.documents import SupervisorDecision
+from app.keys.key_files import decoded, read_key
 
 
 def make_key(path: Path) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.context import Gateway
 from app.cli.erasing import erase
 from app.cli.export import export_command
 from app.cli.receipt import show_receipt
@@ -26,8 +25,11 @@ from app.cli.running import (
 )
 from app.cli.verify import verify
 from app.cli.verify_bundle import verify_bundle_command
+from app.domain.identity import DEFAULT_TENANT
 from app.domain.log.bundle import Filter
-from app.domain.system.models import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from app.gateway.wiring import Gateway
 
 
 def add_to(application: typer.Typer) -> None:
@@ -48,7 +50,7 @@ def serve_command(context: typer.Context) -> None:
     """
 
     # Here, because the web framework takes as long to load as all the rest: only who serves waits for it.
-    from app.cli.serving import serve
+    from app.gateway.serving import serve
 
     async def work(gateway: Gateway) -> bool:
         return await serve(gateway, context_of(context).settings)

@@ -46,8 +46,8 @@ from app.core.limits import (
     URL_CHARS_MAX,
     WEBHOOKS_MAX,
 )
-from app.domain.tga.models import Name, Text, ToolClass
-from app.domain.tga.ports import OnUnknownOutcome
+from app.domain.ledger.documents import Name, Text
+from app.domain.tools import OnUnknownOutcome, ToolClass
 
 DEFAULT_TENANT: Final = "default"
 Algorithm = Literal["EdDSA", "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"]

@@ -18,7 +18,7 @@ from app.core.limits import (
     OUTPUT_KEYS_RESERVED,
     RETRY_AFTER_MS_MAX,
 )
-from app.domain.tga.models import ToolCall
+from app.domain.tga.documents import ToolCall
 
 DETAIL_CHARS_MAX: Final = 256
 _RETRYABLE_4XX = frozenset({408, 409, 425, 429})

@@ -40,7 +40,7 @@ from app.core.limits import (
     RESPONSE_BYTES_READ_MAX,
     RESPONSE_HEADER_BYTES_MAX,
 )
-from app.domain.tga.models import Base64Output, DigestOutput, JsonOutput, ToolCall
+from app.domain.tga.documents import Base64Output, DigestOutput, JsonOutput, ToolCall
 from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
 
 _MEDIA_TYPE = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")

@@ -22,15 +22,16 @@ from app.config.tables import Transport, split_pointer
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
 from app.connectors.http import HttpConnector, HttpPool
-from app.connectors.line import Health, Line
-from app.connectors.mcp import Connection, McpServer, Watchers
-from app.connectors.mcp_discovery import Discovery, McpTool
-from app.connectors.mcp_way import way_to
-from app.connectors.mcp_wire import ProgressWatcher
+from app.connectors.mcp.discovery import Discovery, McpTool
+from app.connectors.mcp.server import Connection, McpServer, Watchers
+from app.connectors.mcp.transport import way_to
+from app.connectors.mcp.wire import ProgressWatcher
+from app.connectors.server_slots import Health, Line
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, TgaError, ToolNotFound
 from app.core.limits import MCP_START_WAIT_MS
-from app.domain.tga.ports import Connector, Tool
+from app.domain.tga.ports import Connector
+from app.domain.tools import Tool
 
 
 @dataclass(frozen=True, slots=True)

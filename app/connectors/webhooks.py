@@ -39,9 +39,10 @@ from app.core.limits import (
     WEBHOOK_POSTS_AT_ONCE_MAX,
     WEBHOOK_TIMEOUT_MS,
 )
+from app.domain.clock import Clock
+from app.domain.ledger.documents import Signature
 from app.domain.tga.announcements import Announcement, Outbox, OutboxRow
-from app.domain.tga.models import Signature, TraceId
-from app.domain.tga.ports import Clock
+from app.domain.tga.documents import TraceId
 
 Load: TypeAlias = Callable[[TraceId], Awaitable[Announcement | None]]
 Sign: TypeAlias = Callable[[bytes], Signature]

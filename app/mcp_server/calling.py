@@ -11,12 +11,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import ConfigDict, Field
 
-from app.api.access import require
-from app.api.body import checked
-from app.api.calls import Calls, checked_traceparent, trace_of
-from app.api.edge import Edge
-from app.api.handover import HandedOver
-from app.connectors.mcp_discovery import McpTool
+from app.connectors.mcp.discovery import McpTool
 from app.core.errors import (
     CallInFlight,
     InternalError,
@@ -27,17 +22,24 @@ from app.core.errors import (
     ToolNotFound,
 )
 from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import IdempotencyKey, Part, Principal, Text, TraceId
-from app.domain.tga.ports import Tool
+from app.domain.identity import Principal
+from app.domain.ledger.documents import IdempotencyKey, Part, Text
+from app.domain.tga.documents import TraceId
+from app.domain.tga.executor import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
+from app.domain.tools import Tool
+from app.edge.body import checked
+from app.edge.calls import Calls, checked_traceparent, trace_of
+from app.edge.handover import HandedOver
+from app.edge.permissions import require
+from app.edge.services import Edge
 from app.mcp_server.envelope import Client, verify_param_headers
-from app.mcp_server.intents import Intent, Intents, begin
+from app.mcp_server.key_reservations import Intent, Intents, begin
 from app.mcp_server.results import IDEMPOTENCY_KEY, PROPOSED_KEY, finished, not_over, refusal, result_of
 from app.mcp_server.supervising import SUPERVISOR_NAMES, supervise
 from app.mcp_server.tasks import created_task
-from app.mcp_server.toolbox import Toolbox
+from app.mcp_server.tool_catalogue import Toolbox
 from app.mcp_server.wire import INVALID_PARAMS, Message, RpcError, text_param
 from app.postgres.listing import load_head
 

@@ -18,8 +18,8 @@ from typing import Final
 
 from starlette.types import Scope
 
-from app.api.protocol import TRANSPORT
 from app.core.limits import MCP_DELIVERY_WAIT_MS
+from app.edge.protocol import TRANSPORT
 
 _POLL_FIRST_S: Final = 0.0005
 _POLL_MAX_S: Final = 0.05

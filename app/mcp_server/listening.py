@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from app.api.edge import Edge
 from app.core.limits import MCP_PING_EVERY_MS, MCP_TASK_IDS_MAX, MCP_WATCH_EVERY_MS
-from app.domain.tga.models import TraceId
+from app.domain.tga.documents import TraceId
+from app.edge.services import Edge
 from app.mcp_server.calling import Asked
 from app.mcp_server.envelope import SUBSCRIPTION_KEY
 from app.mcp_server.tasks import Tasks

@@ -16,14 +16,15 @@ from typing import Any, Final
 
 import orjson
 
-from app.api.answers import summary_of
-from app.api.problems import document_of
-from app.connectors.mcp_discovery import McpTool
+from app.connectors.mcp.discovery import McpTool
 from app.core.errors import CallDenied, CallInFlight, TgaError
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import Base64Output, DigestOutput, JsonOutput, ToolEffect
-from app.domain.tga.ports import Output, Tool
+from app.domain.tga.documents import Base64Output, DigestOutput, JsonOutput, ToolEffect
+from app.domain.tga.executor import Answer
+from app.domain.tga.ports import Output
 from app.domain.tga.transitions import TRACE
+from app.domain.tools import Tool
+from app.edge.answers import summary_of
+from app.edge.problems import document_of
 from app.mcp_server.envelope import Client
 from app.mcp_server.wire import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 

@@ -16,10 +16,6 @@ from urllib.parse import unquote
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api.body import ClientGone, read_bytes
-from app.api.door import problem_is_ours
-from app.api.edge import Edge, header_of
-from app.api.problems import problem
 from app.core.errors import InternalError, MethodNotAllowed, RouteNotFound, TgaError, Unauthenticated
 from app.core.limits import (
     EVENTS_SEND_WAIT_MS,
@@ -29,7 +25,11 @@ from app.core.limits import (
     MCP_STREAM_AFTER_MS,
     MCP_TASK_AFTER_MS,
 )
-from app.domain.tga.models import Principal
+from app.domain.identity import Principal
+from app.edge.body import ClientGone, read_bytes
+from app.edge.middleware import problem_is_ours
+from app.edge.problems import problem
+from app.edge.services import Edge, header_of
 from app.mcp_server.calling import Asked, Called, Calling
 from app.mcp_server.delivery import Delivery
 from app.mcp_server.envelope import (
@@ -43,11 +43,11 @@ from app.mcp_server.envelope import (
     speaks_modern,
     unsupported,
 )
-from app.mcp_server.intents import Intents
+from app.mcp_server.key_reservations import Intents
 from app.mcp_server.listening import Listening
 from app.mcp_server.origins import Origins
 from app.mcp_server.tasks import Tasks
-from app.mcp_server.toolbox import Toolbox
+from app.mcp_server.tool_catalogue import Toolbox
 from app.mcp_server.wire import (
     METHOD_NOT_FOUND,
     Message,

@@ -7,15 +7,17 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import StringConstraints
 
-from app.api.access import require, scope_of
-from app.api.body import checked
-from app.api.cursors import list_cursor, list_position
-from app.api.edge import Edge
-from app.api.parameters import own_name
 from app.core.errors import TraceNotFound
 from app.core.limits import CALL_WAIT_MS, CURSOR_CHARS_MAX
-from app.domain.tga.models import Part, Principal, Sha256, Text, TraceId, Uuid7
+from app.domain.identity import Principal
+from app.domain.ledger.documents import Part, Sha256, Text, Uuid7
+from app.domain.tga.documents import TraceId
 from app.domain.tga.supervision import Ruling
+from app.edge.body import checked
+from app.edge.cursors import list_cursor, list_position
+from app.edge.parameters import own_name
+from app.edge.permissions import require, scope_of
+from app.edge.services import Edge
 from app.postgres.listing import is_visible, list_approvals
 
 _ITEMS: Final = 20

@@ -11,10 +11,6 @@ import contextlib
 import re
 from typing import Any, Final
 
-from app.api.access import require
-from app.api.cursors import list_cursor, list_position
-from app.api.edge import Edge
-from app.api.handover import HandedOver
 from app.core.errors import (
     AlreadyDecided,
     ApprovalExpired,
@@ -26,10 +22,16 @@ from app.core.errors import (
     TraceNotFound,
 )
 from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, MCP_POLL_INTERVAL_MS
-from app.domain.tga.drive import Answer, Drive, request_of
-from app.domain.tga.models import Principal, TraceId
-from app.domain.tga.ports import StoredTrace, Tool
+from app.domain.identity import Principal
+from app.domain.tga.documents import TraceId
+from app.domain.tga.executor import Answer, Drive, request_of
+from app.domain.tga.ports import StoredTrace
 from app.domain.tga.transitions import TRACE
+from app.domain.tools import Tool
+from app.edge.cursors import list_cursor, list_position
+from app.edge.handover import HandedOver
+from app.edge.permissions import require
+from app.edge.services import Edge
 from app.mcp_server.envelope import RELATED_TASK_KEY, Client
 from app.mcp_server.results import finished, result_of
 from app.mcp_server.wire import INVALID_PARAMS, RpcError

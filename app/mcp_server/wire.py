@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import orjson
 
-from app.api.problems import document_of, status_of
 from app.config.wording import shown
 from app.core import errors
 from app.core.canonical import parse_json
 from app.core.errors import InputMalformed, InputTooLarge, SchemaViolation, TgaError
+from app.edge.problems import document_of, status_of
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600

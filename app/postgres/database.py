@@ -10,7 +10,7 @@ from pathlib import Path
 
 import asyncpg
 
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.sessions import GATEWAY_ROLE, connect, unavailable
 
 EMBEDDED_DATABASE = "tga"

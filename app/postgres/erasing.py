@@ -21,11 +21,11 @@ from app.core.errors import (
     TraceUnfinished,
 )
 from app.core.limits import LOCK_TIMEOUT_MS
+from app.domain.clock import Clock
+from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import plan_system
-from app.domain.system.models import SYSTEM, Erasure
 from app.domain.system.pins import SystemLog
-from app.domain.tga.models import ExecutionState, TraceId
-from app.domain.tga.ports import Clock
+from app.domain.tga.documents import ExecutionState, TraceId
 from app.domain.tga.replay import LogRecord, fold, record_from_bytes
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Sessions

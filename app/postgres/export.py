@@ -14,9 +14,10 @@ from app.core.errors import ChecksumMismatch, StoreUnfit, TgaError, TraceNotFoun
 from app.core.limits import BUNDLE_PARTIAL_HEADS_MAX, EXPORT_PAGE_ENTRIES
 from app.core.merkle import Frontier, Hash, Node, Range, fold_nodes, inclusion_ranges, nodes_of
 from app.core.note import VerifierKey, read_note
+from app.domain.identity import DEFAULT_TENANT
 from app.domain.log.bundle import EntryLine, Filter, HeadLine
 from app.domain.log.heads import SignedHead
-from app.domain.system.models import DEFAULT_TENANT, SYSTEM
+from app.domain.system.documents import SYSTEM
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Connection, Sessions
 from app.postgres.tree import KEPT_LEVEL, PostgresTree

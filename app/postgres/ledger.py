@@ -10,7 +10,7 @@ import asyncpg
 from app.core.digest import Digest
 from app.core.errors import BY_CODE, KeyClaimed, OutcomeUnknown, StoreUnavailable, TgaError
 from app.core.limits import BATCH_BYTES_MAX, BATCH_PLANS_MAX, LOCK_TIMEOUT_MS
-from app.domain.ledger import Plan
+from app.domain.ledger.plans import Plan
 from app.postgres.sessions import Sessions
 
 _APPEND = """

@@ -16,7 +16,7 @@ from app.core.canonical import JsonValue, parse_object
 from app.core.digest import digest_of_bytes
 from app.core.errors import ChecksumMismatch, RecoveryFailed, TgaError
 from app.core.limits import ARTIFACT_BYTES_MAX, LIST_ITEMS_DEFAULT, LIST_ROWS_LOOKED_AT_MAX, PAGE_BYTES_MAX
-from app.domain.tga.models import TraceId
+from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Sessions
 

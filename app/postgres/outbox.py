@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC
 
 from app.domain.tga.announcements import OutboxRow
-from app.domain.tga.models import TraceId
+from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Sessions
 

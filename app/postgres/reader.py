@@ -12,7 +12,7 @@ import asyncpg
 
 from app.core.chain import Head
 from app.core.digest import Digest
-from app.domain.ledger import Claim
+from app.domain.ledger.plans import Claim
 from app.domain.tga.verification import StoredCheckpoint, StoredEntry, StoredErasure, StoredStream, Summary
 from app.postgres.sessions import Connection, Sessions
 

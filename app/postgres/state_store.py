@@ -6,9 +6,9 @@ from app.core.canonical import parse_object
 from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, ConcurrentExecution, SequenceGap, TgaError, TraceNotFound
 from app.core.limits import LIST_ENTRIES_MAX, LOCK_TIMEOUT_MS
-from app.domain.ledger import Ledger, Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.ledger.plans import Ledger, Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.tga.documents import ExecutionCheckpoint, ExecutionState, TraceId
 from app.domain.tga.idempotency import decide_claim
-from app.domain.tga.models import ExecutionCheckpoint, ExecutionState, TraceId
 from app.domain.tga.replay import (
     LogRecord,
     fold,

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, ConcurrentExecution, OutcomeUnknown, SequenceGap
 from app.core.limits import LIST_ENTRIES_MAX
-from app.domain.ledger import Ledger
+from app.domain.clock import Clock
+from app.domain.ledger.plans import Ledger
+from app.domain.system.decision_signer import Signs, SystemSignatory
+from app.domain.system.documents import SystemDocument
 from app.domain.system.log import SystemState, fold_system, plan_system
-from app.domain.system.models import SystemDocument
 from app.domain.system.pins import Pins
-from app.domain.system.signatory import Signs, SystemSignatory
-from app.domain.tga.ports import Clock, Tool
+from app.domain.tools import Tool
 from app.postgres.sessions import Sessions
 from app.postgres.vault import PostgresVault, Seals
 

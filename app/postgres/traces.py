@@ -20,7 +20,7 @@ from app.core.errors import (
     TraceNotFound,
 )
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LOCK_TIMEOUT_MS
-from app.domain.tga.models import Resolution, TraceId
+from app.domain.tga.documents import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
 from app.domain.tga.replay import LogRecord, fold, record_from_bytes
 from app.domain.tga.transitions import TRACE

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from app.core.canonical import canonical_bytes, parse_object
 from app.core.errors import SecretMissing
 from app.core.limits import REDACTION_SALT_BYTES
-from app.domain.ledger import Sealed
-from app.domain.tga.models import TraceId
+from app.domain.ledger.plans import Sealed
+from app.domain.tga.documents import TraceId
 from app.domain.tga.ports import Salt
 from app.domain.tga.secrets import sealed_document, values_from
 from app.domain.tga.transitions import TRACE

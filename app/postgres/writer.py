@@ -18,7 +18,7 @@ from app.core.limits import (
     WRITER_QUEUE_BYTES_MAX,
     WRITER_QUEUE_PLANS_MAX,
 )
-from app.domain.ledger import Plan
+from app.domain.ledger.plans import Plan
 from app.postgres.ledger import PostgresLedger
 
 _Waiting = tuple[Plan, int, "asyncio.Future[TgaError | None]"]  # with its size

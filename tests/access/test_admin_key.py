@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from app.api.auth import Authenticator
 from app.core.errors import SettingInvalid
-from app.postgres.access import PostgresAccess
-from app.postgres.admin_key import replace_key_file
+from app.edge.authentication import Authenticator
+from app.gateway.admin_key import ensure_admin_key
+from app.keys.admin_key import replace_key_file
+from app.postgres.api_keys import PostgresAccess
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
 
@@ -39,22 +40,22 @@ async def test_the_first_start_makes_it_for_its_owner_only_and_the_next_keeps_it
 ) -> None:
     umask = os.umask(0)
     try:
-        assert await access.ensure_admin_key(path) is True
+        assert await ensure_admin_key(access, path) is True
     finally:
         os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert await works(access, path)
     text = path.read_text()
-    assert await access.ensure_admin_key(path) is False
+    assert await ensure_admin_key(access, path) is False
     assert path.read_text() == text
     assert [p.name for p in path.parent.iterdir()] == ["admin.key"]
     assert len(await access.list_keys()) == 1
 
 
 async def test_a_file_that_others_could_read_is_closed_to_them(access: PostgresAccess, path: Path) -> None:
-    await access.ensure_admin_key(path)
+    await ensure_admin_key(access, path)
     path.chmod(0o644)
-    assert await access.ensure_admin_key(path) is False
+    assert await ensure_admin_key(access, path) is False
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -63,27 +64,27 @@ async def test_a_file_whose_key_does_not_work_here_is_replaced(
     access: PostgresAccess, path: Path, content: str
 ) -> None:
     if content == "wrong secret":
-        await access.ensure_admin_key(path)
+        await ensure_admin_key(access, path)
         content = path.read_text()[:-44] + "A" * 43
     path.write_text(content)
     path.chmod(0o644)
-    assert await access.ensure_admin_key(path) is True
+    assert await ensure_admin_key(access, path) is True
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert await works(access, path)
 
 
 async def test_a_revoked_key_is_replaced(access: PostgresAccess, path: Path) -> None:
-    await access.ensure_admin_key(path)
+    await ensure_admin_key(access, path)
     (key,) = await access.list_keys()
     await access.revoke_key(key.key_id)
-    assert await access.ensure_admin_key(path) is True
+    assert await ensure_admin_key(access, path) is True
     assert await works(access, path)
 
 
 async def test_gateways_that_start_at_once_share_one_key(database: Database, path: Path) -> None:
     async def start() -> bool:
         async with await Sessions.open(database.gateway_url, sessions_max=2) as sessions:
-            return await PostgresAccess(sessions, database.gateway_url).ensure_admin_key(path)
+            return await ensure_admin_key(PostgresAccess(sessions, database.gateway_url), path)
 
     made = await asyncio.gather(*(start() for _ in range(5)))
     assert sorted(made) == [False, False, False, False, True]
@@ -95,10 +96,10 @@ async def test_gateways_that_start_at_once_share_one_key(database: Database, pat
 
 async def test_a_file_that_cannot_be_written_leaves_no_key_that_works(access: PostgresAccess, tmp_path: Path) -> None:
     with pytest.raises(SettingInvalid):
-        await access.ensure_admin_key(tmp_path / "missing" / "admin.key")
+        await ensure_admin_key(access, tmp_path / "missing" / "admin.key")
     (tmp_path / "folder").mkdir()
     with pytest.raises(SettingInvalid):
-        await access.ensure_admin_key(tmp_path / "folder")
+        await ensure_admin_key(access, tmp_path / "folder")
     assert [key.is_valid for key in await access.list_keys()] == [False]
 
 
@@ -108,7 +109,7 @@ def test_a_crash_before_the_file_is_whole_leaves_the_old_one(path: Path, monkeyp
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("app.postgres.admin_key.Path.replace", dies)
+    monkeypatch.setattr("app.keys.admin_key.Path.replace", dies)
     with pytest.raises(KeyboardInterrupt):
         replace_key_file(path, "new")
     assert path.read_text() == "old\n"

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.api import auth
-from app.api.auth import Authenticator
-from app.api.jwks import JwtVerifier
 from app.core.errors import StoreUnavailable, Unauthenticated
 from app.core.limits import CREDENTIAL_CHARS_MAX
-from app.domain.access import StoredKey, secret_digest
-from app.postgres.access import PostgresAccess
+from app.domain.identity import StoredKey, secret_digest
+from app.edge import authentication as auth
+from app.edge.authentication import Authenticator
+from app.edge.tokens import JwtVerifier
+from app.postgres.api_keys import PostgresAccess
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
 from tests.access.issuer import ALL_KEYS, JwtFields, token

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.api.auth import Authenticator
 from app.cli import access as cli
 from app.core.errors import AccessNotFound, SchemaViolation, StoreUnfit
-from app.postgres.access import PostgresAccess
+from app.edge.authentication import Authenticator
+from app.postgres.api_keys import PostgresAccess
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
 from app.settings import Settings

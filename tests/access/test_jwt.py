@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm
 
-from app.api import issuer_keys
-from app.api.issuer_keys import parse_jwks
-from app.api.jwks import JwtVerifier
 from app.core.errors import InputMalformed, InputTooLarge, SettingInvalid
 from app.core.limits import CREDENTIAL_CHARS_MAX, JWKS_BYTES_MAX, JWKS_KEYS_MAX, JWT_LEEWAY_S
+from app.edge import issuer_keys
+from app.edge.issuer_keys import parse_jwks
+from app.edge.tokens import JwtVerifier
 from tests.access.issuer import (
     ALL_KEYS,
     PRIVATE,

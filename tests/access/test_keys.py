@@ -13,9 +13,9 @@ import pytest
 
 from app.core.errors import AccessNotFound, SchemaViolation
 from app.core.limits import ACCESS_CACHE_AGE_MS, ACCESS_CACHE_KEYS_MAX
-from app.domain.access import ROLES, parse_api_key
-from app.postgres import access as access_module
-from app.postgres.access import CreatedKey, PostgresAccess
+from app.domain.identity import ROLES, parse_api_key
+from app.postgres import api_keys as access_module
+from app.postgres.api_keys import CreatedKey, PostgresAccess
 from app.postgres.database import Database
 from app.postgres.listener import Listener
 from app.postgres.sessions import GATEWAY_ROLE, Sessions

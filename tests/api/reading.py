@@ -15,18 +15,18 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.api import events
-from app.api.admission import Admission
-from app.api.door import Door, add_exception_handlers
-from app.api.edge import Edge, Log
-from app.api.server import serve_http
 from app.clock import SystemClock
 from app.config import LimitsConfig, load_config
 from app.connectors.registry import Registry
 from app.core.errors import Unauthenticated
-from app.domain.ledger import Plan
+from app.domain.identity import Principal
+from app.domain.ledger.plans import Plan
 from app.domain.system.pins import Pins
-from app.domain.tga.models import Principal
 from app.domain.tga.replay import LogRecord
+from app.edge.admission import Admission
+from app.edge.middleware import Door, add_exception_handlers
+from app.edge.services import Edge, Log
+from app.gateway.http_server import serve_http
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions

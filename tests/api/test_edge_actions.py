@@ -12,9 +12,10 @@ import pytest
 
 from app.core.digest import digest_of
 from app.core.errors import ToolNotFound
-from app.domain.ledger import Plan
-from app.domain.tga.models import ToolCall, TraceId
-from app.domain.tga.ports import Dispatched, Tool
+from app.domain.ledger.plans import Plan
+from app.domain.tga.documents import ToolCall, TraceId
+from app.domain.tga.ports import Dispatched
+from app.domain.tools import Tool
 from app.postgres.database import Database
 from tests.api.wire import CALL, TRACE_ID, Front, OneServer, Reply, open_front, request
 from tests.runtime.scripted import SUCCESS, TIMED_OUT, WRITE, Script, Scripted, new_key, open_scripted

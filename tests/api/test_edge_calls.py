@@ -17,8 +17,8 @@ from app.core.errors import (
     StoreUnavailable,
     ToolNotFound,
 )
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import DecidedBy, SupervisorDecision, TraceId
+from app.domain.tga.documents import DecidedBy, SupervisorDecision, TraceId
+from app.domain.tga.executor import Answer
 from app.domain.tga.runtime import CheckedCall
 from tests.api.wire import AGENT, CALL, STRANGER, TOOL_CALL_ID, TRACE_ID, Front, effect_of, request
 

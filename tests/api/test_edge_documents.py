@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.api.problems import STATUS
 from app.core.errors import ALL_ERRORS
+from app.edge.problems import STATUS
 from tests.api.wire import CALL, Front, request
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

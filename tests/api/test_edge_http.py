@@ -12,10 +12,10 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.api.protocol import BoundedProtocol
 from app.core.limits import HEADER_BYTES_MAX, PIPELINED_REQUESTS_MAX
-from app.domain.tga.drive import Answer
+from app.domain.tga.executor import Answer
 from app.domain.tga.runtime import CheckedCall
+from app.edge.protocol import BoundedProtocol
 from tests.api.wire import CALL, Front, Wire, completed, open_front, request
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

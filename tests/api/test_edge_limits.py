@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from app.api.admission import Admission, Strangers
-from app.api.auth import Authenticator
 from app.config import LimitsConfig
 from app.core.errors import GatewayBusy, RateLimited, TooManyInFlight, Unauthenticated
 from app.core.limits import PRINCIPALS_REMEMBERED, UNAUTHENTICATED_BURST_MAX
-from app.domain.access import StoredKey, secret_digest
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import Principal
+from app.domain.identity import Principal, StoredKey, secret_digest
+from app.domain.tga.executor import Answer
 from app.domain.tga.runtime import CheckedCall
+from app.edge.admission import Admission, Strangers
+from app.edge.authentication import Authenticator
 from tests.api.wire import AGENT, AGENT_2, CALL, STRANGER, Front, OneServer, completed, open_front, request
 
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from app.core.errors import CallInFlight, ConcurrentExecution, KeyReused, SettingInvalid, TgaError
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import TraceId
+from app.domain.tga.documents import TraceId
+from app.domain.tga.executor import Answer
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.runtime import CheckedCall

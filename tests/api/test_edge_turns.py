@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from app.api.protocol import BoundedProtocol
-from app.api.turns import Turns, reader
-from app.cli.serving import connections_within
 from app.core.errors import GatewayBusy
 from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
+from app.edge.protocol import BoundedProtocol
+from app.edge.read_scheduler import Turns, reader
+from app.gateway.serving import connections_within
 from tests.api.wire import CALL, open_front, request
 
 

@@ -16,8 +16,8 @@ import pytest
 import requests
 from jsonschema import Draft202012Validator
 
-from app.api.problems import MEDIA_TYPE, STATUS
 from app.core import errors
+from app.edge.problems import MEDIA_TYPE, STATUS
 from tests.cli.world import World, wait_for
 from tests.conftest import make_home
 

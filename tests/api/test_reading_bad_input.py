@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from app.api.cursors import ListKind, feed_cursor, feed_position, list_cursor, list_position
 from app.core.errors import InputMalformed
+from app.edge.cursors import ListKind, feed_cursor, feed_position, list_cursor, list_position
 from app.postgres.database import Database
 from app.postgres.feed import Position
 from app.postgres.ledger import PostgresLedger

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from app.api import watching
-from app.api.watching import TraceWatch
 from app.config import LimitsConfig
 from app.core.limits import FOLLOW_POLL_MAX_MS
+from app.edge import watching
+from app.edge.watching import TraceWatch
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.listing import load_entries, load_sequences

@@ -14,8 +14,8 @@ import pytest
 
 from app.api.documents import ApprovalPage, EntryPage, FeedPage, ServerPage, ToolPage, TraceDocument, TracePage
 from app.core.digest import GENESIS
+from app.domain.system.documents import Erasure
 from app.domain.system.log import SystemState, plan_system
-from app.domain.system.models import Erasure
 from app.domain.tga.replay import LogRecord
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger

@@ -12,17 +12,18 @@ from typing import Any, Self, cast
 
 import orjson
 
-from app.api.admission import Admission
-from app.api.edge import Edge
-from app.api.protocol import BoundedProtocol
-from app.api.server import serve_http
 from app.clock import SystemClock
 from app.config import LimitsConfig
 from app.core.errors import TraceNotFound, Unauthenticated
 from app.core.limits import SHUTDOWN_GRACE_MS
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import JsonOutput, Principal, ToolEffect, TraceId
+from app.domain.identity import Principal
+from app.domain.tga.documents import JsonOutput, ToolEffect, TraceId
+from app.domain.tga.executor import Answer
 from app.domain.tga.runtime import CheckedCall
+from app.edge.admission import Admission
+from app.edge.protocol import BoundedProtocol
+from app.edge.services import Edge
+from app.gateway.http_server import serve_http
 from tests.log.standing import QuietLog
 
 AGENT = Principal(principal_id="agent-1", tenant="default", roles=["agent"])

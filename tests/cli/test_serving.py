@@ -16,9 +16,9 @@ from typing import Any, cast
 import asyncpg
 import pytest
 
-from app.cli.serving import OwnWork
 from app.core.errors import StoreUnavailable
 from app.core.limits import SWEEP_EVERY_MS
+from app.gateway.background import BackgroundWork
 from tests.cli.world import POLICY, World, wait_for
 
 
@@ -183,10 +183,10 @@ def test_a_second_signal_ends_it_at_once(world: World) -> None:
     caller.communicate()
 
 
-def own_work(**parts: Any) -> OwnWork:
+def own_work(**parts: Any) -> BackgroundWork:
     edge = SimpleNamespace(stopping=asyncio.Event())
     policy = SimpleNamespace(digest="d")
-    return OwnWork(cast("Any", SimpleNamespace(edge=edge, policy=policy, **parts)))
+    return BackgroundWork(cast("Any", SimpleNamespace(edge=edge, policy=policy, **parts)))
 
 
 async def test_work_that_fails_is_tried_again_and_an_outage_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,12 +14,12 @@ from app.cli.command import COMMANDS, Later
 HEAVY = {
     *("aiohttp", "asyncio", "asyncpg", "cedarpy", "cryptography", "cryptography.x509", "fastapi", "jsonschema", "jwt"),
     *("mcp", "rich.console", "starlette", "uvicorn", "uvloop"),
-    *("app.domain.tga.models", "app.gateway", "app.mcp_server"),
+    *("app.domain.tga.documents", "app.gateway.wiring", "app.mcp_server"),
 }
 RUNS = {"asyncio", "rich.console", "uvloop"}
 ASKS = RUNS | {"aiohttp"}
 READS = RUNS | {"asyncpg"}
-MODELS = {"app.domain.tga.models"}
+MODELS = {"app.domain.tga.documents"}
 JUDGES = READS | MODELS | {"cryptography"}
 TRACE = "01990000-0000-7000-8000-000000000001"
 # Really run, where neither a gateway nor a database answers; and what of the above each has loaded in the end.

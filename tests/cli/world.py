@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from app.cli.command import application
 from app.cli.context import Context
 from app.main import open_gateway
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.settings import Settings
 from tests.bank import AMOUNT_SCHEMA, bank_tables
 

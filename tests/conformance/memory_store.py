@@ -14,9 +14,9 @@ from app.core.errors import (
     TraceNotFound,
 )
 from app.core.limits import ARTIFACT_BYTES_MAX, LIST_ENTRIES_MAX
-from app.domain.ledger import Claim
+from app.domain.ledger.plans import Claim
+from app.domain.tga.documents import ExecutionCheckpoint, ExecutionLogEntry, ExecutionState, TraceId
 from app.domain.tga.idempotency import decide_claim
-from app.domain.tga.models import ExecutionCheckpoint, ExecutionLogEntry, ExecutionState, TraceId
 from app.domain.tga.replay import LogRecord, fold, head_of, verify_checkpoint, verify_next
 
 

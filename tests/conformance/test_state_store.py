@@ -19,7 +19,7 @@ from app.core.errors import (
     TgaError,
     TraceNotFound,
 )
-from app.domain.tga.models import ExecutionCheckpoint, ExecutionLogEntry
+from app.domain.tga.documents import ExecutionCheckpoint, ExecutionLogEntry
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.state_store import TgaStateStore
 from app.postgres.database import Database

@@ -20,9 +20,9 @@ from referencing import Registry, Resource
 
 from app.core.digest import Digest
 from app.core.errors import BY_CODE, ChecksumMismatch, RecoveryFailed, TgaError
+from app.domain.system.documents import SYSTEM_MODELS, SystemLogEntry
 from app.domain.system.log import SystemState, fold_next
-from app.domain.system.models import SYSTEM_MODELS, SystemLogEntry
-from app.domain.tga.models import ARTIFACT_MODELS, ExecutionCheckpoint, ExecutionLogEntry, ExecutionState
+from app.domain.tga.documents import ARTIFACT_MODELS, ExecutionCheckpoint, ExecutionLogEntry, ExecutionState
 from app.domain.tga.replay import Dispatch, LogRecord, decide_next, fold, verify_checkpoint
 from app.domain.tga.transitions import TRACE
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from app.connectors.http import HttpConnector
 from app.core.limits import ATTEMPTS_LISTED_MAX
-from app.domain.tga.models import ToolCall, ToolEffect
+from app.domain.tga.documents import ToolCall, ToolEffect
 from app.domain.tga.ports import Answered, Dispatched
 from tests.traces import time_at, uuid7
 

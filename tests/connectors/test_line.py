@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from app.config import load_config
-from app.connectors.line import Line
 from app.connectors.registry import Registry
+from app.connectors.server_slots import Line
 from app.core.limits import CONNECTIONS_PER_SERVER_MAX
-from app.domain.tga.models import ToolCall
+from app.domain.tga.documents import ToolCall
 from app.domain.tga.ports import Answered, Dispatched, NotSent, Unknown
 from tests.connectors.servers import Raw, always, raw_server, response, tool_call, until
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.config import load_config, qualify
-from app.connectors.line import Health, Line
 from app.connectors.registry import Registry
+from app.connectors.server_slots import Health, Line
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, ToolNotFound
 from app.domain.tga.ports import Connectors, Tools

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from app.core.chain import Artifact, Head, Link, StreamKind, Transition, verify_link
 from app.core.digest import GENESIS, Digest, digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InvalidTransition, SchemaViolation, SequenceGap, TgaError
-from app.domain.tga.models import ArtifactDocument, ExecutionLogEntry, ExecutionState
+from app.domain.tga.documents import ArtifactDocument, ExecutionLogEntry, ExecutionState
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, advance, fold, fold_next, head_of, verify_next
 from app.domain.tga.transitions import TRACE
 from tests.traces import (

@@ -24,8 +24,8 @@ from referencing import Registry, Resource
 from app.core.canonical import JsonValue, canonical_bytes, parse_json
 from app.core.digest import digest_of, digest_of_bytes
 from app.core.errors import InputMalformed, InputTooLarge, SchemaViolation
-from app.domain.system.log import SystemState, plan_system
-from app.domain.system.models import (
+from app.domain.ledger.documents import Document
+from app.domain.system.documents import (
     SYSTEM,
     SYSTEM_MODELS,
     Erasure,
@@ -35,9 +35,9 @@ from app.domain.system.models import (
     SystemLogEntry,
     ToolPin,
 )
-from app.domain.tga.models import (
+from app.domain.system.log import SystemState, plan_system
+from app.domain.tga.documents import (
     ActionRequest,
-    Document,
     ExecutionCheckpoint,
     ExecutionLogEntry,
     ExecutionState,

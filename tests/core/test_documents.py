@@ -14,12 +14,11 @@ from app.core.chain import Head
 from app.core.digest import digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InputTooLarge, InvalidTransition, SchemaViolation, TgaError
 from app.core.limits import DEPTH_MAX, KEYS_MAX
-from app.domain.documents import Document, Part
-from app.domain.system.models import SYSTEM_MODELS, ToolPin
-from app.domain.tga import models
-from app.domain.tga.dispatching import Attempts, effect_of_answer
-from app.domain.tga.drive import Drive, Driver
-from app.domain.tga.models import (
+from app.domain.ledger.documents import Document, LogEntry, Part
+from app.domain.system.documents import SYSTEM_MODELS, ToolPin
+from app.domain.tga import documents as models
+from app.domain.tga.attempts import Attempts, effect_of_answer
+from app.domain.tga.documents import (
     ARTIFACT_MODELS,
     ActionRequest,
     ArtifactDocument,
@@ -30,6 +29,7 @@ from app.domain.tga.models import (
     ToolEffect,
     payload_digest,
 )
+from app.domain.tga.executor import Drive, Driver
 from app.domain.tga.ports import Answered, Ports
 from app.domain.tga.replay import fold, head_of, plan_next
 from app.domain.tga.transitions import TRACE
@@ -345,6 +345,6 @@ def test_a_pin_is_written_as_its_json_is() -> None:
 def test_every_document_model_was_looked_at() -> None:
     """Models with foreign values need an example above; a new model shows up here."""
     known = {*ARTIFACT_MODELS.values(), *SYSTEM_MODELS.values(), ExecutionLogEntry, ExecutionState}
-    known |= {models.ExecutionCheckpoint, models.ArtifactDocument, models._Asking, models.LogEntry}
+    known |= {models.ExecutionCheckpoint, models.ArtifactDocument, models._Asking, LogEntry}
     for model in subclasses_of(Document) - known:
         assert not model._foreign, model

@@ -38,13 +38,14 @@ from app.clock import SystemClock
 from app.config import load_config
 from app.connectors.registry import Registry
 from app.core.errors import TgaError
-from app.domain.ledger import Ledger, Plan
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import JsonOutput, Principal, ToolCall, TraceId
+from app.domain.identity import Principal
+from app.domain.ledger.plans import Ledger, Plan
+from app.domain.tga.documents import JsonOutput, ToolCall, TraceId
+from app.domain.tga.executor import Answer
 from app.domain.tga.ports import Connector, Connectors, Dispatched, Ports, StoredClaim, StoredTrace, Traces
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tga.supervision import Ruling
-from app.policy_file import PolicyFile
+from app.gateway.policy_file import PolicyFile
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.traces import PostgresTraces

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.core.errors import CallInFlight, ConcurrentExecution, TgaError
-from app.domain.tga.models import ToolCall, TraceId
+from app.domain.tga.documents import ToolCall, TraceId
 from app.domain.tga.ports import Dispatched
 from app.domain.tga.supervision import Ruling
 from tests.crash.gateway import PERSON

@@ -26,7 +26,7 @@ from typing import Any, Self
 import asyncpg
 
 from app.domain.tga.verification import Report, verify_ledger
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.postgres.reader import open_reader
 from app.postgres.sessions import GATEWAY_ROLE, Sessions

@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
 from app.cli.export import write_bundle
 from app.clock import SystemClock
+from app.core.ed25519 import key_id_of
 from app.core.note import VerifierKey
-from app.domain.log.announcing import announce_log_key
 from app.domain.log.bundle import Filter, Manifest
 from app.domain.log.bundle_verification import BundleReport, verify_bundle
 from app.domain.log.heads import SignedHead, fits
-from app.domain.system.models import SigningKey
-from app.domain.tga.models import ArtifactDocument, SupervisorDecision
+from app.domain.system.documents import SigningKey
+from app.domain.system.log_keys import announce_log_key
+from app.domain.tga.documents import ArtifactDocument, SupervisorDecision
 from app.domain.tga.replay import LogRecord
-from app.domain.tga.signatures import key_id_of
-from app.log_signer import LogSigner
+from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.erasing import erase_trace
 from app.postgres.export import open_export

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import asyncpg
 
-from app.domain.ledger import Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.verification import Report, verify_ledger

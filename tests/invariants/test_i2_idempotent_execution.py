@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from app.core.errors import KeyClaimed, SchemaViolation, TgaError
-from app.domain.ledger import PlannedEntry
-from app.domain.tga.models import ActionRequest, ToolCall
+from app.domain.ledger.plans import PlannedEntry
+from app.domain.tga.documents import ActionRequest, ToolCall
 from app.domain.tga.ports import Dispatched
 from app.domain.tga.replay import LogRecord
 from app.postgres.database import Database

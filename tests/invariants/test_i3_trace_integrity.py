@@ -8,7 +8,7 @@ import pytest
 
 from app.core.digest import digest_of
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SequenceGap
-from app.domain.tga.models import ExecutionLogEntry, ExecutionState, ToolCall, ToolEffect
+from app.domain.tga.documents import ExecutionLogEntry, ExecutionState, ToolCall, ToolEffect
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, advance, fold
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database

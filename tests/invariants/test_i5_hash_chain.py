@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from app.core.canonical import canonical_bytes, parse_object
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, SequenceGap, TgaError
-from app.domain.ledger import Claim
+from app.domain.ledger.plans import Claim
+from app.domain.tga.documents import ActionRequest, ExecutionCheckpoint
 from app.domain.tga.idempotency import claim_of_request
-from app.domain.tga.models import ActionRequest, ExecutionCheckpoint
 from app.domain.tga.replay import LogRecord, fold, head_of
 from app.domain.tga.verification import (
     Keys,

@@ -20,9 +20,9 @@ import pytest
 
 from app.core.digest import Digest
 from app.core.errors import ConcurrentExecution, KeyClaimed, LockAcquireFailed, SequenceGap, TgaError
-from app.domain.ledger import Plan
+from app.domain.ledger.plans import Plan
+from app.domain.tga.documents import TraceId
 from app.domain.tga.idempotency import decide_claim
-from app.domain.tga.models import TraceId
 from app.domain.tga.replay import LogRecord
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger

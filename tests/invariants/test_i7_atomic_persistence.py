@@ -27,11 +27,11 @@ import asyncpg
 import pytest
 
 from app.core.errors import OutcomeUnknown, StoreUnavailable, TgaError
-from app.domain.ledger import Plan, Sealed
-from app.domain.tga.models import TraceId
+from app.domain.ledger.plans import Plan, Sealed
+from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.ownership import Executor, acquire_stream, release_stream

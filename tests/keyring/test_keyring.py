@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.ed25519 import key_id_of, verify_signature
 from app.core.errors import SecretMissing, SettingInvalid
-from app.domain.tga.signatures import key_id_of, verify_signature
-from app.keyring import Keyring
+from app.keys.keyring import Keyring
 
 OTHER = {
     "TGA_SIGNING_KEY": base64.b64encode(b"s" * 32).decode(),
@@ -74,7 +74,7 @@ def test_a_folder_in_which_nothing_can_be_written_is_enough_once_the_keys_are_th
 
 def test_many_processes_that_start_at_once_end_with_the_same_keys(folder: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from app.keyring import Keyring\n"
+        "import sys; from pathlib import Path; from app.keys.keyring import Keyring\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "print(repr(Keyring.open(Path(sys.argv[1]), {})))"
     )

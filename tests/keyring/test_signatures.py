@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.tga.models import Signature
-from app.domain.tga.signatures import is_usable_public_key, key_id_of, verify_signature
+from app.core.ed25519 import is_usable_public_key, key_id_of, verify_signature
+from app.domain.ledger.documents import Signature
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.postgres.access import PostgresAccess
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.api_keys import PostgresAccess
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from tests.bank import AMOUNT_SCHEMA, bank_tables
 from tests.crash.world import Bank, Database

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import pytest
 
 from app.core.errors import TgaError
-from app.domain.ledger import Plan
-from app.log_signer import LogSigner
+from app.domain.ledger.plans import Plan
+from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sequencer import Sequencer, TreeSession

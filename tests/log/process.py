@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from app import log_signer
 from app.core.merkle import Hash, Node
 from app.domain.log.heads import SignedHead
+from app.keys import log_signer
 from app.postgres.sequencer import Integrated, Sequencer, TreeSession
 
 BOUNDARIES = [

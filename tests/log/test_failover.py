@@ -15,10 +15,10 @@ import asyncpg
 import pytest
 
 from app.core.errors import LogForked
-from app.log_signer import LogSigner
-from app.postgres.binaries import find_binaries, reachable_binaries, run_as, unprivileged_account
+from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
-from app.postgres.embedded import SHARED_STATE, EmbeddedPostgres
+from app.postgres.embedded.binaries import find_binaries, reachable_binaries, run_as, unprivileged_account
+from app.postgres.embedded.server import SHARED_STATE, EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.sequencer import Sequencer

@@ -14,7 +14,7 @@ import pytest
 
 from app.core.errors import ConcurrentExecution
 from app.core.merkle import EMPTY_ROOT
-from app.log_signer import LogSigner
+from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions

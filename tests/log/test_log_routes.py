@@ -15,7 +15,7 @@ from app.core.errors import LogForked
 from app.core.merkle import Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TlogProof, TreeHead, VerifierKey, open_note
 from app.domain.log.heads import fits
-from app.log_signer import LogSigner
+from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sequencer import Sequencer

@@ -15,10 +15,10 @@ import asyncpg
 import pytest
 
 from app.core.errors import LogForked
-from app.log_signer import LogSigner
-from app.postgres.binaries import ENVIRONMENT, find_binaries
+from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.binaries import ENVIRONMENT, find_binaries
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.guards import find_problems
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate

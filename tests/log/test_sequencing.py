@@ -13,7 +13,7 @@ import pytest
 from app.core.merkle import Range
 from app.core.note import open_note
 from app.domain.log.heads import fits
-from app.log_signer import LogSigner
+from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sequencer import TreeSession

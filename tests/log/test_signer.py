@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from app.core.ed25519 import key_id_of
 from app.core.errors import ConcurrentExecution, LogForked, NoteInvalid, SettingInvalid
 from app.core.merkle import Frontier, Hash, leaf_hash, node_hash
 from app.core.note import TreeHead, VerifierKey, open_note, read_note
 from app.domain.log.heads import SignedHead, fits, verify_follows
-from app.domain.tga.signatures import key_id_of
-from app.log_signer import LogSigner
+from app.keys.log_signer import LogSigner
 from tests.log.auditor import plain_root
 
 LEAVES = [leaf_hash(b"%d" % n) for n in range(8)]

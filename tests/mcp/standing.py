@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from app.config import load_config
-from app.connectors.mcp import Connection
+from app.connectors.mcp.server import Connection
 from app.connectors.registry import Registry
-from app.domain.tga.models import JsonOutput
+from app.domain.tga.documents import JsonOutput
 from app.domain.tga.ports import Answered, Dispatched
 from tests.connectors.servers import effect_of, tool_call
 

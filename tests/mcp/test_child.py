@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.connectors.child import Child
+from app.connectors.mcp.child import Child
 from tests.cli.world import wait_for
 from tests.connectors.servers import until
 from tests.mcp.standing import descendants, is_alive, scripted, standing

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from app.config import ServerConfig
-from app.connectors.mcp_discovery import McpTool, discover
-from app.connectors.mcp_session import Listing, Session
-from app.connectors.mcp_wire import Message, Outgoing, Reply
+from app.connectors.mcp.discovery import McpTool, discover
+from app.connectors.mcp.session import Listing, Session
+from app.connectors.mcp.wire import Message, Outgoing, Reply
 from app.connectors.registry import Registry
 from app.core.errors import ArgumentsInvalid, StoreUnavailable, ToolNotFound
 from app.core.limits import MCP_PAGES_MAX, MCP_PROBLEMS_MAX
-from app.domain.tga.ports import Tool
+from app.domain.tools import Tool
 from tests.connectors.servers import until
 from tests.mcp.standing import scripted, standing, structured
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from app.postgres.database import Database
-from app.postgres.mcp_intents import PostgresIntents
+from app.postgres.mcp_key_reservations import PostgresIntents
 from app.postgres.ownership import Executor
 from app.postgres.sessions import Sessions
 from tests.conftest import Admin

@@ -13,7 +13,7 @@ import mcp_types
 import pytest
 from mcp_types import jsonrpc, version
 
-from app.connectors import mcp_wire as wire
+from app.connectors.mcp import wire
 from app.core.limits import DOCUMENT_BYTES_MAX, MCP_LINE_BYTES_READ_MAX, MCP_MESSAGE_BYTES_MAX
 from app.domain.tga.ports import Answered, NotSent, Unknown
 from tests.connectors.servers import output_of, tool_call, until

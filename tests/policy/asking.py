@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from app.core.digest import digest_of
+from app.domain.identity import Principal
 from app.domain.policy.cedar import CedarPolicy
-from app.domain.tga.models import ActionRequest, Principal
-from app.domain.tga.ports import Tool, Verdict
+from app.domain.policy.question import Verdict
+from app.domain.tga.documents import ActionRequest
+from app.domain.tools import Tool
 from tests.traces import action_request
 
 PERMIT_ALL = '@id("all") permit(principal, action, resource);\n'

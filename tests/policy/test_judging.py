@@ -9,10 +9,10 @@ import cedarpy
 import pytest
 
 from app.core.digest import digest_of_bytes
+from app.domain.identity import Principal
 from app.domain.policy import cedar
 from app.domain.policy.cedar import CedarPolicy
-from app.domain.tga.models import Principal
-from app.policy_file import packaged_policy_text
+from app.gateway.policy_file import packaged_policy_text
 from tests.policy.asking import PERMIT_ALL, answer, judged, principal_of, request_of, tool_of
 from tests.traces import action_request, supervisor_decision
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.cli.policy import check_policy, explain_policy
 from app.core.errors import SettingInvalid
-from app.policy_file import load_policy, packaged_policy_text
+from app.gateway.policy_file import load_policy, packaged_policy_text
 from tests.policy.asking import request_of, tool_of
 
 CONFIG = Path(str(resources.files("app.demo").joinpath("tga.toml")))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app import policy_file
 from app.core.errors import PolicyInvalid, SettingInvalid
 from app.core.limits import POLICY_BYTES_MAX
 from app.domain.policy.cedar import CedarPolicy
 from app.domain.tga.ports import Supervisor
-from app.policy_file import PolicyFile, Reloaded, packaged_policy_text
+from app.gateway import policy_file
+from app.gateway.policy_file import PolicyFile, Reloaded, packaged_policy_text
 from tests.policy.asking import PERMIT_ALL, principal_of, request_of, tool_of
 
 DENY_ALL = '@id("none") forbid(principal, action, resource);\n'

@@ -14,8 +14,8 @@ from app.core.limits import POLICY_MEMORY_CONTEXT_BYTES_MAX, POLICY_MEMORY_VERDI
 from app.domain.policy import cedar
 from app.domain.policy.cedar import CedarPolicy
 from app.domain.policy.rules import arguments_read, context_read
-from app.domain.tga.models import ActionRequest
-from app.domain.tga.ports import Tool
+from app.domain.tga.documents import ActionRequest
+from app.domain.tools import Tool
 from tests.policy.asking import PERMIT_ALL, principal_of, request_of, tool_of
 
 # Each rule denies by another thing that a request, its principal or its tool can have.

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from app.cli.serving import OwnWork
 from app.connectors.http import HttpPool
 from app.connectors.registry import Registry
-from app.domain.tga.ports import Tool
-from app.policy_file import PolicyFile
+from app.domain.tools import Tool
+from app.gateway.background import BackgroundWork
+from app.gateway.policy_file import PolicyFile
 from tests.policy.asking import PERMIT_ALL, tool_of
 
 SLIP = '@id("slip") forbid(principal, action, resource == Tool::"bank/chagre");\n'
@@ -43,7 +43,7 @@ async def test_the_gateway_warns_once_of_each_rule_as_tools_come_and_go(
         system=_Unrecorded(),
         clock=SimpleNamespace(now=lambda: "2026-01-01T00:00:00.000Z"),
     )
-    own_work = OwnWork(gateway)
+    own_work = BackgroundWork(gateway)
 
     async def told() -> list[str]:
         caplog.clear()

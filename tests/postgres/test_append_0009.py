@@ -20,7 +20,7 @@ import pytest
 
 from app.core.canonical import canonical_bytes
 from app.core.digest import digest_of_bytes
-from app.domain.ledger import Claim, Plan, PlannedCheckpoint, PlannedEntry, Sealed
+from app.domain.ledger.plans import Claim, Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.tga.replay import LogRecord, fold
 from app.postgres.ledger import _APPEND, _columns
 from tests.invariants.plans import plan_of, planned

@@ -24,8 +24,9 @@ import asyncpg
 import pytest
 
 from app.core.errors import EmbeddedPostgresFailed
-from app.postgres import binaries, embedded
-from app.postgres.embedded import EmbeddedPostgres, find_binaries
+from app.postgres.embedded import binaries
+from app.postgres.embedded import server as embedded
+from app.postgres.embedded.server import EmbeddedPostgres, find_binaries
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
@@ -36,7 +37,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="lo
 USER_OF_A_SERVER = """
 import sys
 from pathlib import Path
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 server = EmbeddedPostgres(Path(sys.argv[1]), bin_dir=Path(sys.argv[2]))
 server.start()
 print(server.postmaster_pid(), flush=True)
@@ -627,7 +628,7 @@ def test_a_cluster_directory_that_others_can_write_to_is_refused(make: Make, pla
 AS_ANYONE = """
 import json, os, signal, subprocess, sys
 from pathlib import Path
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded.server import EmbeddedPostgres
 server = EmbeddedPostgres(Path(sys.argv[1]), bin_dir=Path(sys.argv[2]))
 server.start()
 first = server.postmaster_pid()

@@ -22,8 +22,9 @@ from app.core.errors import (
     TraceNotFound,
     TraceUnfinished,
 )
+from app.domain.identity import Principal
 from app.domain.system.log import SystemState
-from app.domain.tga.models import JsonOutput, Principal, TraceId
+from app.domain.tga.documents import JsonOutput, TraceId
 from app.domain.tga.ports import Answered
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.verification import Report

@@ -13,9 +13,9 @@ import pytest
 
 from app.core.errors import StoreUnfit
 from app.core.limits import FEED_ROWS_LOOKED_AT_MAX
-from app.domain.ledger import Plan
+from app.domain.ledger.plans import Plan
+from app.domain.system.documents import PolicySet
 from app.domain.system.log import SystemState, plan_system
-from app.domain.system.models import PolicySet
 from app.postgres import feed
 from app.postgres.database import Database
 from app.postgres.feed import FeedItem, Position, load_feed, load_latest

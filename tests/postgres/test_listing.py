@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from app.core.limits import LIST_ROWS_LOOKED_AT_MAX
-from app.domain.ledger import Plan
-from app.domain.tga.models import TraceId
+from app.domain.ledger.plans import Plan
+from app.domain.tga.documents import TraceId
 from app.postgres import listing
 from app.postgres.ledger import PostgresLedger
 from app.postgres.listing import Page, Scope, is_visible, list_approvals, list_traces, load_entries

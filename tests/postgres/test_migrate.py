@@ -14,8 +14,8 @@ from app.core.canonical import canonical_bytes
 from app.core.chain import StreamKind
 from app.core.digest import GENESIS, digest_of_bytes
 from app.core.errors import InvalidTransition, MigrationRefused, StoreUnavailable, StoreUnfit
-from app.domain.ledger import Plan, PlannedEntry
-from app.domain.system.models import SYSTEM
+from app.domain.ledger.plans import Plan, PlannedEntry
+from app.domain.system.documents import SYSTEM
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
 from app.postgres.guards import find_problems, verify_guards

@@ -14,11 +14,14 @@ from typing import Any, Literal
 from app.clock import SystemClock
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, ToolNotFound
-from app.domain.ledger import Ledger, Plan
-from app.domain.tga.models import ActionRequest, JsonOutput, Principal, ToolCall, TraceId
-from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent, Ports, Tool, Unknown, Verdict
+from app.domain.identity import Principal
+from app.domain.ledger.plans import Ledger, Plan
+from app.domain.policy.question import Verdict
+from app.domain.tga.documents import ActionRequest, JsonOutput, ToolCall, TraceId
+from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent, Ports, Unknown
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
-from app.keyring import Keyring
+from app.domain.tools import Tool
+from app.keys.keyring import Keyring
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.system import SystemParts, system_parts

@@ -11,15 +11,18 @@ from typing import Any, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.clock import SystemClock
+from app.core.ed25519 import key_id_of
 from app.core.errors import TgaError
-from app.domain.tga.drive import Answer
-from app.domain.tga.models import DecidedBy, Principal, Signature, SupervisorDecision, TraceId
-from app.domain.tga.ports import Clock, Ports, Vault
+from app.domain.clock import Clock
+from app.domain.identity import Principal
+from app.domain.ledger.documents import Signature
+from app.domain.tga.documents import DecidedBy, SupervisorDecision, TraceId
+from app.domain.tga.executor import Answer
+from app.domain.tga.ports import Ports, Vault
 from app.domain.tga.runtime import TgaRuntime
-from app.domain.tga.signatures import key_id_of
 from app.domain.tga.supervision import Ruling
 from app.domain.tga.verification import Report, verify_ledger
-from app.keyring import Keyring
+from app.keys.keyring import Keyring
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from tests.conftest import Admin

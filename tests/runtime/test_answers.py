@@ -24,9 +24,10 @@ from app.core.errors import (
     ToolNotFound,
     TraceNotHeld,
 )
-from app.domain.ledger import Plan
+from app.domain.identity import Principal
+from app.domain.ledger.plans import Plan
 from app.domain.tga import runtime as runtime_module
-from app.domain.tga.models import Principal, ToolCall, TraceId
+from app.domain.tga.documents import ToolCall, TraceId
 from app.domain.tga.ports import Dispatched, Unknown
 from app.domain.tga.supervision import Ruling
 from app.domain.tga.transitions import TRACE

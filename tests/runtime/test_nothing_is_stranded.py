@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.core.errors import OutcomeUnknown, SchemaViolation, StoreUnavailable
-from app.domain.ledger import Plan
-from app.domain.tga.models import JsonOutput, ToolCall, TraceId
+from app.domain.ledger.plans import Plan
+from app.domain.tga.documents import JsonOutput, ToolCall, TraceId
 from app.domain.tga.ports import Answered, Dispatched, Unknown
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from app.core.errors import ApprovalExpired, KeyReused, SecretMissing, TraceNotHeld
-from app.domain.tga.models import TraceId
+from app.domain.tga.documents import TraceId
 from app.domain.tga.ports import Answered, Dispatched
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
-from app.keyring import Keyring
+from app.keys.keyring import Keyring
 from app.postgres.database import Database
 from app.postgres.vault import PostgresVault
 from tests.conftest import Admin

@@ -25,7 +25,8 @@ from app.core.errors import (
     ToolNotFound,
     ToolQuarantined,
 )
-from app.domain.tga.models import Principal, SupervisorDecision, TraceId
+from app.domain.identity import Principal
+from app.domain.tga.documents import SupervisorDecision, TraceId
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.supervision import Ruling
 from app.domain.tga.verification import Report, verify_ledger

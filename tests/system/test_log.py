@@ -13,9 +13,9 @@ from app.clock import SystemClock
 from app.core.canonical import canonical_bytes, parse_object
 from app.core.digest import digest_of_bytes
 from app.core.errors import ChecksumMismatch, OutcomeUnknown, SchemaViolation, SequenceGap, TgaError
-from app.domain.ledger import Ledger, Plan, PlannedEntry
+from app.domain.ledger.plans import Ledger, Plan, PlannedEntry
+from app.domain.system.documents import PolicySet
 from app.domain.system.log import SystemState, plan_system
-from app.domain.system.models import PolicySet
 from app.domain.system.policies import record_policy
 from app.postgres.database import Database
 from app.postgres.system import PostgresSystemLog

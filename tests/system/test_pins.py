@@ -12,8 +12,8 @@ import pytest
 from app.core.canonical import parse_object
 from app.core.digest import digest_of
 from app.core.errors import RequestMismatch, ToolQuarantined
-from app.domain.tga.models import Principal
-from app.domain.tga.ports import Tool
+from app.domain.identity import Principal
+from app.domain.tools import Tool
 from app.postgres.database import Database
 from tests.conftest import Admin
 from tests.invariants.plans import contents, verify_all

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from app.core.ed25519 import key_id_of
 from app.core.errors import AccessNotFound, AlreadyDecided, SettingInvalid, SignatureInvalid
+from app.domain.identity import Principal
 from app.domain.system.log import KnownKey
-from app.domain.tga.models import Principal
-from app.domain.tga.signatures import key_id_of
 from app.domain.tga.verification import Keys
 from app.postgres.database import Database
 from tests.conftest import Admin

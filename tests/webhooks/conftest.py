@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.keyring import Keyring
+from app.keys.keyring import Keyring
 from app.postgres.outbox import PostgresOutbox
 from app.postgres.sessions import Sessions
 

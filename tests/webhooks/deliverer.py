@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from app.connectors.webhooks import Webhooks
-from app.keyring import Keyring
+from app.keys.keyring import Keyring
 from app.postgres.outbox import PostgresOutbox
 from app.postgres.sessions import Sessions
 from tests.webhooks.sending import HandClock, load_announcement

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from app.connectors.webhooks import Webhooks
 from app.domain.tga.announcements import Announcement, Outbox
-from app.domain.tga.models import TraceId
-from app.keyring import Keyring
+from app.domain.tga.documents import TraceId
+from app.keys.keyring import Keyring
 from tests.conftest import Admin
 from tests.connectors.servers import Answer, response
 from tests.traces import action_request, trace_id

@@ -18,8 +18,8 @@ from cryptography.exceptions import InvalidSignature
 from app.connectors.webhooks import Webhooks, backoff_ms
 from app.core.errors import ChecksumMismatch, SettingInvalid, StoreUnavailable
 from app.domain.tga.announcements import Announcement, OutboxRow
-from app.domain.tga.models import TraceId
-from app.keyring import Keyring
+from app.domain.tga.documents import TraceId
+from app.keys.keyring import Keyring
 from app.postgres.database import Database
 from app.postgres.outbox import PostgresOutbox
 from tests.conftest import Admin

@@ -9,10 +9,10 @@ from typing import Protocol
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from app.core.ed25519 import is_usable_public_key
 from app.core.errors import LogForked, ProofInvalid
 from app.core.merkle import Hash, verify_consistency
 from app.core.note import TreeHead, VerifierKey, read_note
-from app.domain.tga.signatures import is_usable_public_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from app.core.canonical import JsonValue, canonical_bytes, parse_object
 from app.core.chain import Head
 from app.core.digest import GENESIS, Digest, digest_of_bytes
 from app.core.errors import RecoveryFailed, SchemaViolation, SequenceGap, SignatureInvalid, TgaError
+from app.domain.identity import DEFAULT_TENANT
 from app.domain.log.bundle import EntryLine
+from app.domain.system.decision_signer import verify_decision_signature
+from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import SystemState, fold_system
-from app.domain.system.models import DEFAULT_TENANT, SYSTEM, Erasure
-from app.domain.system.signatory import verify_decision_signature
-from app.domain.tga.models import ActionRequest, ExecutionState, SupervisorDecision
+from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision
 from app.domain.tga.replay import fold_next, head_of, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import Keys

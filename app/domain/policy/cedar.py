@@ -24,6 +24,7 @@ from cedarpy import AuthzResult, Decision, PolicySet, is_authorized_batch, polic
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import InputTooLarge, PolicyInvalid
 from app.core.limits import POLICY_IDS_MAX, POLICY_MEMORY_CONTEXT_BYTES_MAX, POLICY_MEMORY_VERDICTS_MAX
+from app.domain.identity import Principal
 from app.domain.policy.encoding import (
     Uid,
     context_of,
@@ -33,10 +34,10 @@ from app.domain.policy.encoding import (
     tool_uid,
 )
 from app.domain.policy.fitting import find_misfits
+from app.domain.policy.question import AskedCall, Verdict
 from app.domain.policy.rules import Action, Rule, arguments_read, context_read, find_mistakes, find_warnings, read_rules
 from app.domain.policy.source import Statement, place_of_error, read_statements
-from app.domain.tga.models import ActionRequest, Principal
-from app.domain.tga.ports import Tool, Verdict
+from app.domain.tools import Tool
 
 _MISTAKES_TOLD_MAX: Final = 5
 _NAMES_TOLD_MAX: Final = 5
@@ -121,7 +122,7 @@ class CedarPolicy:
         """Rules that can never match with these tools, as `find_misfits` tells of them; `warnings` need no tools."""
         return find_misfits(self.rules, tools, undiscovered=undiscovered)
 
-    def judge(self, request: ActionRequest, tool: Tool) -> Verdict:
+    def judge(self, request: AskedCall, tool: Tool) -> Verdict:
         """Allow, ask or deny; never raises, and allows only on Cedar's explicit word for both actions."""
         seen = self._all_that_decides(request, tool)
         if seen is None or (verdict := self._judged.get(seen)) is None:
@@ -131,7 +132,7 @@ class CedarPolicy:
                 self._remember(seen, verdict)
         return verdict
 
-    def _all_that_decides(self, request: ActionRequest, tool: Tool) -> Hashable | None:
+    def _all_that_decides(self, request: AskedCall, tool: Tool) -> Hashable | None:
         """All that Cedar is told of a request: what is the same in this is judged the same. None: too much to keep."""
         context = b""
         if self._arguments_read != frozenset() or self._context_read != frozenset():
@@ -151,10 +152,10 @@ class CedarPolicy:
             del self._judged[next(iter(self._judged))]
         self._judged[seen] = verdict
 
-    def _context_of(self, request: ActionRequest) -> dict[str, Any]:
+    def _context_of(self, request: AskedCall) -> dict[str, Any]:
         return context_of(request, arguments=self._arguments_read, fields=self._context_read)
 
-    def outcomes(self, request: ActionRequest, tool: Tool) -> tuple[Outcome, Outcome]:
+    def outcomes(self, request: AskedCall, tool: Tool) -> tuple[Outcome, Outcome]:
         """For `call` and `call_unattended`."""
         call, unattended = self._ask(request, tool, request.principal, ("call", "call_unattended"))
         return call, unattended
@@ -166,7 +167,7 @@ class CedarPolicy:
             return self._verdict("ask", unattended.why_not(), (call, unattended))
         return self._verdict("allow", None, (call, unattended))
 
-    def judge_approval(self, request: ActionRequest, tool: Tool, approver: Principal) -> Verdict:
+    def judge_approval(self, request: AskedCall, tool: Tool, approver: Principal) -> Verdict:
         """Allow or deny, as the module says; never raises."""
         (outcome,) = self._ask(request, tool, approver, ("approve",))
         silent = not (outcome.is_allowed or outcome.faults or outcome.determining or self._permits_approvals)
@@ -178,9 +179,7 @@ class CedarPolicy:
         names = {rule.name: None for o in outcomes for rule in (*o.determining, *_faulty(o))}
         return Verdict(answer, self.digest, tuple(names)[:POLICY_IDS_MAX], rationale)
 
-    def _ask(
-        self, request: ActionRequest, tool: Tool, principal: Principal, actions: Sequence[Action]
-    ) -> list[Outcome]:
+    def _ask(self, request: AskedCall, tool: Tool, principal: Principal, actions: Sequence[Action]) -> list[Outcome]:
         if (request.server_id, request.tool_name) != (tool.server_id, tool.tool_name):
             return _nothing_said(actions, "the request is for another tool")
         try:
@@ -197,7 +196,7 @@ class CedarPolicy:
                 raise
             return _nothing_said(actions, "the policy engine failed")
 
-    def question(self, request: ActionRequest, tool: Tool, principal: Principal, actions: Sequence[Action]) -> Question:
+    def question(self, request: AskedCall, tool: Tool, principal: Principal, actions: Sequence[Action]) -> Question:
         """What is put to Cedar. Raises what encoding raises."""
         context = self._context_of(request)
         entities = [principal_entity(principal), tool_entity(tool)]

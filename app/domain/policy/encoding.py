@@ -30,8 +30,9 @@ import rfc8785
 
 from app.core.errors import InputTooLarge
 from app.core.limits import POLICY_VALUES_MAX
-from app.domain.tga.models import ActionRequest, Principal
-from app.domain.tga.ports import Tool
+from app.domain.identity import Principal
+from app.domain.policy.question import AskedCall
+from app.domain.tools import Tool
 
 JSON_TYPE: Final = "Json"
 CEDAR_KEYS: Final = ("__entity", "__extn", "__expr")
@@ -83,7 +84,7 @@ def tool_entity(tool: Tool) -> dict[str, Any]:
 
 
 def context_of(
-    request: ActionRequest, *, arguments: Iterable[str] | None, fields: Collection[str] | None
+    request: AskedCall, *, arguments: Iterable[str] | None, fields: Collection[str] | None
 ) -> dict[str, Any]:
     """The context, with these arguments and fields of the request (None: all). Raises InputTooLarge when the arguments
     hold too much."""

@@ -8,9 +8,9 @@ from typing import Final, Literal
 from cedarpy import PolicySet, is_authorized_batch
 
 from app.domain.policy.cedar import CedarPolicy, Outcome, Question
+from app.domain.policy.question import AskedCall, Verdict
 from app.domain.policy.rules import Action, Rule
-from app.domain.tga.models import ActionRequest
-from app.domain.tga.ports import Tool, Verdict
+from app.domain.tools import Tool
 
 Standing = Literal["decides", "applies", "condition not met", "could not be evaluated", "not about this request"]
 _ACTIONS: Final[tuple[Action, ...]] = ("call", "call_unattended")
@@ -25,7 +25,7 @@ class Explanation:
     standings: tuple[list[tuple[Rule, Standing]], ...]
 
 
-def explain(policy: CedarPolicy, request: ActionRequest, tool: Tool) -> Explanation:
+def explain(policy: CedarPolicy, request: AskedCall, tool: Tool) -> Explanation:
     """The same verdict as `judge`, with the standing of every rule."""
     outcomes = policy.outcomes(request, tool)
     verdict = policy.verdict_of(*outcomes)

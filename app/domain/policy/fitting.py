@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from app.domain.policy.encoding import named_id, plain_name, tool_uid
 from app.domain.policy.rules import Rule, attribute_of, nodes_of, scope_entities
-from app.domain.tga.ports import Tool
-from app.domain.tga.secrets import REDACTED
+from app.domain.tools import REDACTED, Tool
 
 _ID_CHARS_TOLD_MAX: Final = 200
 _TOOLS_TOLD_MAX: Final = 3

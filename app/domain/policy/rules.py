@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from app.core.limits import NAME_CHARS_MAX
+from app.domain.identity import Role
 from app.domain.policy.encoding import CEDAR_KEYS, JSON_TYPE
 from app.domain.policy.source import Statement
-from app.domain.tga.models import Role, ToolClass
+from app.domain.tools import ToolClass
 
 Action = Literal["call", "call_unattended", "approve"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from app.core.canonical import JsonValue
 from app.core.chain import Artifact, Head, verify_link
 from app.core.digest import Digest, digest_of_bytes
+from app.core.ed25519 import key_id_of
 from app.core.errors import ChecksumMismatch, SchemaViolation, TgaError
-from app.domain.ledger import Plan, PlannedEntry
-from app.domain.system.models import (
+from app.domain.ledger.plans import Plan, PlannedEntry
+from app.domain.system.documents import (
     SYSTEM,
     SYSTEM_MODELS,
     PolicySet,
@@ -19,7 +20,6 @@ from app.domain.system.models import (
     SystemLogEntry,
     ToolPin,
 )
-from app.domain.tga.signatures import key_id_of
 
 ToolKey = tuple[str, str]
 

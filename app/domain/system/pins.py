@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from app.core.errors import RequestMismatch, ToolQuarantined
+from app.domain.clock import Clock
+from app.domain.identity import Principal
+from app.domain.system.documents import SystemDocument, ToolPin
 from app.domain.system.log import SystemState
-from app.domain.system.models import SystemDocument, ToolPin
-from app.domain.tga.models import Principal
-from app.domain.tga.ports import Clock, Tool
+from app.domain.tools import Tool
 
 GATEWAY = "gateway"
 

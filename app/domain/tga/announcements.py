@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from app.core.digest import Digest
-from app.domain.tga.models import ActionRequest, TraceId
+from app.domain.tga.documents import ActionRequest, TraceId
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.domain.ledger import Claim
-from app.domain.tga.models import ActionRequest, SupervisorDecision
+from app.domain.ledger.plans import Claim
+from app.domain.tga.documents import ActionRequest, SupervisorDecision
 from app.domain.tga.replay import LogRecord
 
 

@@ -4,50 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from app.core.digest import Digest
-from app.domain.ledger import Ledger, Sealed
-from app.domain.tga.models import (
+from app.domain.clock import Clock
+from app.domain.identity import Principal
+from app.domain.ledger.documents import Signature
+from app.domain.ledger.plans import Ledger, Sealed
+from app.domain.policy.question import Verdict
+from app.domain.tga.documents import (
     ActionRequest,
     Base64Output,
     DigestOutput,
     ExecutionState,
     JsonOutput,
-    Principal,
     Resolution,
-    Signature,
     SupervisorDecision,
     ToolCall,
-    ToolClass,
     TraceId,
 )
 from app.domain.tga.replay import LogRecord
+from app.domain.tools import Tool
 
 Waiting = Literal["supervisor", "operator"]
-OnUnknownOutcome = Literal["redispatch", "reconcile", "hold"]
 Output = JsonOutput | Base64Output | DigestOutput
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool as the registry knows it. `definition_digest` tells one definition from another."""
-
-    server_id: str
-    tool_name: str
-    tool_class: ToolClass
-    definition_digest: Digest
-    on_unknown_outcome: OnUnknownOutcome = "redispatch"
-    reconcile_tool: str | None = None
-    tags: frozenset[str] = frozenset()
-    timeout_ms: int = 30_000
-    max_attempts: int = 5
-    tenant: str = "default"
-    description: str | None = None
-    approval_timeout_ms: int = 86_400_000
-    secret_arguments: tuple[str, ...] = ()  # JSON pointers
-    input_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"}, hash=False)
 
 
 class Tools(Protocol):
@@ -114,16 +95,6 @@ class Connectors(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a policy says about a request. `ask`: a person must decide."""
-
-    answer: Literal["allow", "deny", "ask"]
-    policy_digest: Digest | None
-    policy_ids: Sequence[str] = ()
-    rationale: str | None = None
-
-
 class Supervisor(Protocol):
     """The policy. It sees arguments as they are recorded: secret ones only as commitments."""
 
@@ -173,28 +144,6 @@ class Signatory(Protocol):
     async def verify(self, decision: SupervisorDecision, *, tenant: str) -> None:
         """Raise SignatureInvalid unless its signature is by the registered key of who decided."""
         ...
-
-
-class Clock(Protocol):
-    """Time and chance, so that the runtime has none of its own."""
-
-    def now(self) -> str:
-        """RFC 3339, UTC, milliseconds."""
-        ...
-
-    def after(self, milliseconds: int) -> str:
-        """As `now`, so much later."""
-        ...
-
-    def new_id(self) -> str:
-        """UUIDv7."""
-        ...
-
-    def jitter(self) -> float:
-        """Between 0 and 1."""
-        ...
-
-    async def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Final, Literal, NamedTuple
 from app.core.chain import Artifact, Head, verify_link, verify_place, verify_transition
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
-from app.domain.ledger import PlannedEntry
-from app.domain.tga.models import (
+from app.domain.ledger.plans import PlannedEntry
+from app.domain.tga.documents import (
     ARTIFACT_MODELS,
     ActionRequest,
     ArtifactDocument,

@@ -34,14 +34,16 @@ from app.core.limits import (
     RECOVERY_PAGE_TRACES,
     UNSETTLED_WAIT_MS,
 )
-from app.domain.ledger import Sealed
-from app.domain.tga.dispatching import effect_of_resolution
-from app.domain.tga.drive import NO_ANSWER, Answer, Drive, Driver, known, request_of
-from app.domain.tga.models import ActionRequest, Principal, Resolution, TraceId, payload_digest
-from app.domain.tga.ports import Output, Ports, StoredClaim, StoredTrace, Tool
+from app.domain.identity import Principal
+from app.domain.ledger.plans import Sealed
+from app.domain.tga.attempts import effect_of_resolution
+from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest
+from app.domain.tga.executor import NO_ANSWER, Answer, Drive, Driver, known, request_of
+from app.domain.tga.ports import Output, Ports, StoredClaim, StoredTrace
 from app.domain.tga.secrets import find_secrets, redact
 from app.domain.tga.supervision import Ruling, Supervision
 from app.domain.tga.transitions import TRACE, State
+from app.domain.tools import Tool
 
 
 @dataclass(frozen=True, slots=True)

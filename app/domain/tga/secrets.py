@@ -22,8 +22,8 @@ from typing import Final
 from app.core.canonical import JsonValue, canonical_bytes, parse_object
 from app.core.errors import SecretMissing, SettingInvalid
 from app.core.limits import ARTIFACT_BYTES_MAX, REDACTION_SALT_BYTES
+from app.domain.tools import REDACTED
 
-REDACTED: Final = "$redacted"
 COMMITMENT: Final = "commitment"
 
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*", re.DOTALL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from app.domain.tga.models import ExecutionCheckpoint, ExecutionState, TraceId
+from app.domain.tga.documents import ExecutionCheckpoint, ExecutionState, TraceId
 from app.domain.tga.replay import LogRecord
 
 

@@ -16,9 +16,13 @@ from app.core.errors import (
     ToolNotFound,
     ToolQuarantined,
 )
-from app.domain.tga.drive import Drive, Driver, known
-from app.domain.tga.models import ActionRequest, DecidedBy, Principal, Signature, SupervisorDecision
-from app.domain.tga.ports import Ports, Tool, Verdict
+from app.domain.identity import Principal
+from app.domain.ledger.documents import Signature
+from app.domain.policy.question import Verdict
+from app.domain.tga.documents import ActionRequest, DecidedBy, SupervisorDecision
+from app.domain.tga.executor import Drive, Driver, known
+from app.domain.tga.ports import Ports
+from app.domain.tools import Tool
 
 
 @dataclass(frozen=True, slots=True)

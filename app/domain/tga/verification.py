@@ -23,12 +23,13 @@ from app.core.errors import (
     TgaError,
 )
 from app.core.limits import ATTEMPTS_LISTED_MAX
-from app.domain.ledger import Claim
+from app.domain.identity import DEFAULT_TENANT
+from app.domain.ledger.plans import Claim
+from app.domain.system.decision_signer import verify_decision_signature
+from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import KnownKey, SystemState, fold_system
-from app.domain.system.models import DEFAULT_TENANT, SYSTEM, Erasure
-from app.domain.system.signatory import verify_decision_signature
+from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision, ToolEffect
 from app.domain.tga.idempotency import claim_of_request, may_lack_claim
-from app.domain.tga.models import ActionRequest, ExecutionState, SupervisorDecision, ToolEffect
 from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
 

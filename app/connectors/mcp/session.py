@@ -1,0 +1,212 @@
+"""What is agreed with an MCP server, and requests in the terms of that agreement.
+
+Two protocols: 2026-07-28, where every request says for itself what it follows (`server/discover` asks what the server
+can), and the versions until 2025-11-25, which begin with a handshake (`initialize`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from app import __version__
+from app.connectors.answers import plain
+from app.connectors.mcp.http import HttpLink
+from app.connectors.mcp.wire import (
+    CAPABILITIES_META,
+    CLIENT_META,
+    HANDSHAKE_VERSION,
+    HANDSHAKE_VERSIONS,
+    MODERN_VERSION,
+    SERVER_META,
+    VERSION_META,
+    Heard,
+    Link,
+    Outgoing,
+    ProgressWatcher,
+    Refusal,
+    Reply,
+    Silence,
+)
+from app.core.limits import MCP_ANSWER_MS, MCP_PAGES_MAX, MCP_PROBE_MS, MCP_TOOLS_MAX
+
+CLIENT: Final = {"name": "tga-gateway", "version": __version__}
+_NO_CAPABILITIES: Final[dict[str, Any]] = {}
+_UNPROVEN: Final = frozenset({401, 403, 407})
+
+
+class NoAgreement(Exception):
+    """Why a server cannot be used now, in words that hold no secret."""
+
+
+class ProbeUnanswered(NoAgreement):
+    """The connection broke at a question of the newest protocol: the server may bear only the older one."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a server lists, as it lists it, and what was left out."""
+
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class Session:
+    """An agreement with a server, over one link."""
+
+    def __init__(self, link: Link, version: str, capabilities: Mapping[str, Any], server_info: Any) -> None:
+        self.link = link
+        self.version = version
+        self.is_modern = version == MODERN_VERSION
+        tools = capabilities.get("tools")
+        self.has_tools = isinstance(tools, dict)
+        self.announces_changes = isinstance(tools, dict) and tools.get("listChanged") is True
+        info = server_info if isinstance(server_info, dict) else {}
+        self.server_name = plain(f"{info.get('name', '')} {info.get('version', '')}".strip(), 128)
+        # Numbers that occur nowhere by chance, so that an answer too large to be read can still be told by its id.
+        self._ids = itertools.count(2**48 + secrets.randbelow(2**48))
+
+    @property
+    def has_http_session(self) -> bool:
+        return isinstance(self.link, HttpLink) and self.link.session_id is not None
+
+    def outgoing(
+        self, method: str, params: dict[str, Any], headers: dict[str, str] | None = None, **how: Any
+    ) -> Outgoing:
+        request_id = next(self._ids)
+        if how.get("on_progress") is not None:
+            params = params | {"_meta": params.get("_meta", {}) | {"progressToken": request_id}}
+        if self.is_modern:
+            params, headers = _modern(self.version, method, params), _modern_headers(method, params) | (headers or {})
+        return Outgoing(request_id, method, params, headers or {}, **how)
+
+    def call(
+        self,
+        tool_name: str,
+        arguments: dict[str, Any],
+        meta: dict[str, Any],
+        *,
+        param_headers: Callable[[dict[str, Any]], dict[str, str]],
+        on_progress: ProgressWatcher | None,
+    ) -> Outgoing:
+        """The request that calls the tool; nothing is sent."""
+        params = {"name": tool_name, "arguments": arguments, "_meta": meta}
+        headers = param_headers(arguments) if self.is_modern else {}
+        return self.outgoing("tools/call", params, headers, on_progress=on_progress)
+
+    async def list_tools(self) -> Listing:
+        """All pages, within bounds. Raises NoAgreement when the server does not answer with tools."""
+        listing = Listing()
+        cursor: str | None = None
+        for _ in range(MCP_PAGES_MAX):
+            params = {} if cursor is None else {"cursor": cursor}
+            result = await self._result("tools/list", params)
+            tools = result.get("tools")
+            if not isinstance(tools, list):
+                raise NoAgreement("tools/list was answered without tools")
+            listing.tools += [tool for tool in tools if isinstance(tool, dict)]
+            cursor = result.get("nextCursor")
+            if len(listing.tools) > MCP_TOOLS_MAX:
+                del listing.tools[MCP_TOOLS_MAX:]
+                listing.problems.append(f"it lists more than {MCP_TOOLS_MAX} tools; the rest is left out")
+                return listing
+            if not isinstance(cursor, str):
+                return listing
+        listing.problems.append(f"its list has more than {MCP_PAGES_MAX} pages; the rest is left out")
+        return listing
+
+    async def listen(self) -> Heard | int | None:
+        """Stay as long as the server tells of changes. None at once where it does so unasked, or never."""
+        if self.is_modern:
+            if not self.announces_changes:
+                return None
+            wanted = {"notifications": {"toolsListChanged": True}}
+            return await self.link.request(self.outgoing("subscriptions/listen", wanted), timeout_s=None)
+        if isinstance(self.link, HttpLink) and self.link.session_id is not None:
+            return await self.link.listen()
+        return None
+
+    async def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        heard = await self.link.request(self.outgoing(method, params), timeout_s=MCP_ANSWER_MS / 1000)
+        return _result_of(method, heard)
+
+
+async def open_session(link: Link, *, pinned_version: str | None) -> Session:
+    """Agree with the server on a version, the newest first unless one is pinned. Raises NoAgreement."""
+    if pinned_version is None or pinned_version == MODERN_VERSION:
+        session = await _discover(link, must=pinned_version is not None)
+        if session is not None:
+            return session
+    return await _initialize(link)
+
+
+async def _discover(link: Link, *, must: bool) -> Session | None:
+    """None: the server does not speak that protocol, and another may be tried."""
+    # Before the agreement, requests are made as if it were there: it is what they ask for.
+    draft = Session(link, MODERN_VERSION, {}, None)
+    wait_ms = MCP_ANSWER_MS if must else MCP_PROBE_MS
+    heard = await link.request(draft.outgoing("server/discover", {}), timeout_s=wait_ms / 1000)
+    if isinstance(heard, Silence) and heard.kind != "timed_out":
+        raise ProbeUnanswered(heard.detail)
+    if isinstance(heard, Refusal) and (heard.status in _UNPROVEN or heard.status >= 500):
+        raise NoAgreement(heard.detail)
+    result = heard.message.result if isinstance(heard, Reply) and heard.message.error is None else None
+    versions = result.get("supportedVersions") if isinstance(result, dict) else None
+    if isinstance(result, dict) and isinstance(versions, list) and MODERN_VERSION in versions:
+        if isinstance(link, HttpLink):
+            link.is_cancelled_by_closing = True
+        meta = result.get("_meta")
+        info = meta.get(SERVER_META) if isinstance(meta, dict) else None
+        return Session(link, MODERN_VERSION, _dict(result.get("capabilities")), info)
+    if must:
+        raise NoAgreement(f"the server does not speak {MODERN_VERSION}")
+    return None
+
+
+async def _initialize(link: Link) -> Session:
+    draft = Session(link, HANDSHAKE_VERSION, {}, None)
+    params = {"protocolVersion": HANDSHAKE_VERSION, "capabilities": _NO_CAPABILITIES, "clientInfo": CLIENT}
+    heard = await link.request(draft.outgoing("initialize", params), timeout_s=MCP_ANSWER_MS / 1000)
+    result = _result_of("initialize", heard)
+    version = result.get("protocolVersion")
+    if version not in HANDSHAKE_VERSIONS:
+        raise NoAgreement(plain(f"the server speaks {version}, which the gateway does not"))
+    if isinstance(link, HttpLink):
+        link.headers = {"MCP-Protocol-Version": version}
+    await link.notify("notifications/initialized")
+    return Session(link, version, _dict(result.get("capabilities")), result.get("serverInfo"))
+
+
+def _result_of(method: str, heard: Heard) -> dict[str, Any]:
+    match heard:
+        case Reply(message) if message.error is None and isinstance(message.result, dict):
+            return message.result
+        case Reply(message) if message.error is not None:
+            raise NoAgreement(plain(f"{method}: error {message.error.get('code')}: {message.error.get('message')}"))
+        case Silence() | Refusal():
+            raise NoAgreement(plain(f"{method}: {heard.detail}"))
+    raise NoAgreement(f"{method}: the answer cannot be read")
+
+
+def _modern(version: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    meta = {
+        **params.get("_meta", {}),
+        VERSION_META: version,
+        CLIENT_META: CLIENT,
+        CAPABILITIES_META: _NO_CAPABILITIES,
+    }
+    return params | {"_meta": meta}
+
+
+def _modern_headers(method: str, params: dict[str, Any]) -> dict[str, str]:
+    headers = {"MCP-Protocol-Version": MODERN_VERSION, "Mcp-Method": method}
+    if method == "tools/call":
+        headers["Mcp-Name"] = params["name"]  # a Name: visible ASCII
+    return headers
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

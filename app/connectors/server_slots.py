@@ -1,0 +1,97 @@
+"""The line to one tool server: so many calls at once and no more, and what is known of the server's health."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from app.domain.tga.documents import ToolCall
+from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent
+
+FailureKind = Literal["not_sent", "timed_out", "disconnected", "retryable_answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the last dispatches showed, since the gateway started. Nothing that a server said is in it.
+
+    `dispatching` calls are at the server, `waiting` ones wait for a place in the line. An answer is a definite one.
+    """
+
+    dispatching: int = 0
+    waiting: int = 0
+    answered: int = 0
+    failed: int = 0
+    last_answer_at: str | None = None
+    last_failure_at: str | None = None
+    last_failure_kind: FailureKind | None = None
+
+
+class Line:
+    """A connector that lets at most `concurrency` dispatches of the one within be under way, first come, first served.
+
+    Whoever waits has sent nothing, and waiting takes nothing of `timeout_ms`. A place is given back however the
+    dispatch ends. It sends nothing of its own, and nothing twice.
+    """
+
+    def __init__(self, inner: Connector, *, concurrency: int, now: Callable[[], str]) -> None:
+        self._watched = _Watched(inner, now)
+        self._places = asyncio.Semaphore(concurrency)
+        self._waiting = self._dispatching = 0
+
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
+        async with self.place() as connector:
+            return await connector.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[Connector]:
+        """Wait for a place and hold it: for who must look at something between waiting, which may be long, and
+        sending. What it gives sends at once."""
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        self._dispatching += 1  # no await since the place was given: nothing can come between
+        try:
+            yield self._watched
+        finally:
+            self._dispatching -= 1
+            self._places.release()
+
+    def health(self) -> Health:
+        return replace(self._watched.health, dispatching=self._dispatching, waiting=self._waiting)
+
+
+class _Watched:
+    def __init__(self, inner: Connector, now: Callable[[], str]) -> None:
+        self._inner = inner
+        self._now = now
+        self.health = Health()
+
+    async def dispatch(
+        self,
+        call: ToolCall,
+        *,
+        timeout_ms: int,
+        traceparent: str | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> Dispatched:
+        result = await self._inner.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
+        known = self.health
+        if isinstance(result, Answered):
+            self.health = replace(known, answered=known.answered + 1, last_answer_at=self._now())
+        else:
+            kind: FailureKind = "not_sent" if isinstance(result, NotSent) else result.result
+            self.health = replace(known, failed=known.failed + 1, last_failure_at=self._now(), last_failure_kind=kind)
+        return result

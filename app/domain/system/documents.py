@@ -1,0 +1,97 @@
+"""The documents of a system stream, and its table: one state, which it never leaves. A tenant has one such stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, StringConstraints
+
+from app.core.chain import ArtifactRule, StreamKind, Transition
+from app.domain.ledger.documents import Document, LogEntry, Name, SequenceNumber, Sha256, Text, Time
+
+SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure"]
+
+PublicKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]{43}=$")]
+StreamName = Annotated[str, StringConstraints(min_length=3, max_length=255, pattern=r"^[a-z_]+:[!-~]+$")]
+_TYPES: Final[tuple[SystemArtifactType, ...]] = ("tool_pin", "signing_key", "policy_set", "erasure")
+
+SYSTEM: Final = StreamKind(
+    name="system",
+    id_field="system_id",
+    entry_schema_id="tga/v1/system_log_entry",
+    birth_state="OPEN",
+    artifacts=tuple(ArtifactRule(kind, f"tga/v1/{kind}") for kind in _TYPES),
+    transitions=tuple(
+        Transition("OPEN", kind, "", "OPEN", is_birth=is_birth) for kind in _TYPES for is_birth in (True, False)
+    ),
+)
+
+
+class SystemDocument(Document):
+    """What an entry of a system stream commits to. `system_id` is the tenant's name."""
+
+    artifact_type: ClassVar[SystemArtifactType]
+    system_id: Name
+    recorded_at: Time
+    recorded_by: Name  # a principal, or `gateway` when it did so by itself
+
+
+class ToolPin(SystemDocument):
+    """`pinned`: seen for the first time. `quarantined`: seen with another definition, and refused since. `accepted`: an
+    operator has looked at that definition, and it is the pinned one from here on."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "tool_pin"
+    schema_id: Literal["tga/v1/tool_pin"] = "tga/v1/tool_pin"
+    server_id: Name
+    tool_name: Name
+    change: Literal["pinned", "quarantined", "accepted"]
+    definition_digest: Sha256
+    definition: dict[str, Any]
+
+
+class SigningKey(SystemDocument):
+    """A key whose signatures count from here on: the gateway's, or a supervisor's own. `retired`: it signs no more."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "signing_key"
+    schema_id: Literal["tga/v1/signing_key"] = "tga/v1/signing_key"
+    change: Literal["announced", "retired"]
+    key_id: Name
+    algorithm: Literal["Ed25519"]
+    public_key: PublicKey
+    principal_id: Name | None  # None: the gateway's own
+
+
+class PolicySet(SystemDocument):
+    """The policy that decides from here on, as it was read. Decisions name its digest."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "policy_set"
+    schema_id: Literal["tga/v1/policy_set"] = "tga/v1/policy_set"
+    policy_digest: Sha256
+    text: Annotated[str, StringConstraints(max_length=262_144)]
+
+
+class Erasure(SystemDocument):
+    """The payloads of a finished stream were removed. `artifact_digests` are those that its entries still commit to."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "erasure"
+    schema_id: Literal["tga/v1/erasure"] = "tga/v1/erasure"
+    erased_stream: StreamName
+    last_sequence_number: SequenceNumber
+    last_entry_digest: Sha256
+    artifact_digests: Annotated[list[Sha256], Field(max_length=1000)]
+    rationale: Text
+
+
+SYSTEM_MODELS: Final[dict[str, type[SystemDocument]]] = {
+    model.artifact_type: model for model in (ToolPin, SigningKey, PolicySet, Erasure)
+}
+
+
+class SystemLogEntry(LogEntry):
+    """One link of a system stream's chain."""
+
+    schema_id: Literal["tga/v1/system_log_entry"] = "tga/v1/system_log_entry"
+    system_id: Name
+    from_state: Literal["OPEN"]
+    to_state: Literal["OPEN"]
+    artifact_type: SystemArtifactType

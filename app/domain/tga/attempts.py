@@ -1,0 +1,134 @@
+"""Attempts of a dispatch, and the effect that they end in. Pure: what was sent, and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.core.limits import ATTEMPTS_LISTED_MAX, TEXT_CHARS_MAX
+from app.domain.tga.documents import Attempt, EffectError, JsonOutput, Resolution, ToolCall, ToolEffect
+from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Every send of a call, across crashes. `may_have_been_sent` is false only while it is certain that none was;
+    `may_still_run`: the server was not heard to have ended what was sent to it."""
+
+    listed: list[Attempt] = field(default_factory=list)
+    may_have_been_sent: bool = False
+    may_still_run: bool = False
+    is_cancelled: bool = False
+    sent_by_this_process: int = 0
+    retry_after_ms: int | None = None
+    last_detail: str = "nothing was sent"
+    resolution: Resolution | None = None
+    _begun_at: str = ""
+
+    @classmethod
+    def interrupted(
+        cls, first_started_at: str, later_started_at: Sequence[str], resolution: Resolution | None
+    ) -> Attempts:
+        """What a crash left: attempts that began, and of which nobody knows how they ended."""
+        listed = [
+            Attempt(attempt=number, started_at=started_at, ended_at=None, result="interrupted")
+            for number, started_at in enumerate((first_started_at, *later_started_at), 1)
+        ]
+        detail = "the executor died while the call was under way"
+        return cls(listed, may_have_been_sent=True, may_still_run=True, last_detail=detail, resolution=resolution)
+
+    @property
+    def count(self) -> int:
+        return len(self.listed)
+
+    def begin(self, now: str) -> None:
+        """Whoever is interrupted from here on lists nothing: the next life does (`interrupted`)."""
+        self._begun_at = now
+
+    def end(self, now: str, dispatched: Dispatched) -> None:
+        self.sent_by_this_process += 1
+        self.retry_after_ms = None
+        match dispatched:
+            case Answered():
+                result: Any = "answered"
+                self.may_have_been_sent = True
+            case Unknown():
+                result = dispatched.result
+                self.may_have_been_sent = True
+                self.may_still_run |= dispatched.result != "retryable_answer" or dispatched.is_at_work
+                self.is_cancelled |= dispatched.is_cancelled
+                self.retry_after_ms = dispatched.retry_after_ms
+                self.last_detail = dispatched.detail
+            case NotSent():
+                result = "refused"
+                self.last_detail = dispatched.detail
+        self.listed.append(
+            Attempt.of_known(
+                {"attempt": self.count + 1, "started_at": self._begun_at, "ended_at": now, "result": result}
+            )
+        )
+
+    def note_not_executed(self) -> None:
+        """A reconciling read said that the key was not executed: as if nothing had been sent."""
+        self.may_have_been_sent = False
+
+
+def effect_of_answer(call: ToolCall, answered: Answered, attempts: Attempts, now: str) -> ToolEffect:
+    error = None
+    if answered.outcome == "FAILURE":
+        error = EffectError(
+            code=answered.error_code or "FAILURE", message=(answered.error_message or "")[:TEXT_CHARS_MAX]
+        )
+    return _effect(call, attempts, now, outcome=answered.outcome, basis="answer", output=answered.output, error=error)
+
+
+def effect_of_reconciliation(call: ToolCall, output: Any, attempts: Attempts, now: str) -> ToolEffect:
+    kept = None if output is None else JsonOutput(encoding="json", value=output)
+    return _effect(call, attempts, now, outcome="SUCCESS", basis="reconciliation", output=kept, error=None)
+
+
+def effect_of_exhaustion(call: ToolCall, attempts: Attempts, now: str) -> ToolEffect:
+    """After the last attempt: a failure that says whether the call may have been executed."""
+    if attempts.may_have_been_sent:
+        basis, error_code = "unknown", "OUTCOME_UNKNOWN"
+    else:
+        basis, error_code = "not_sent", "NOT_SENT"
+    error = EffectError(code=error_code, message=attempts.last_detail[:TEXT_CHARS_MAX])
+    return _effect(call, attempts, now, outcome="FAILURE", basis=basis, output=None, error=error)
+
+
+def effect_of_resolution(
+    call: ToolCall, resolution: Resolution, output: Output | None, attempts: Attempts, now: str
+) -> ToolEffect:
+    succeeded = resolution.action == "succeeded"
+    error = None if succeeded else EffectError(code="RESOLVED_AS_FAILED", message=resolution.rationale)
+    attempts.resolution = resolution
+    outcome = "SUCCESS" if succeeded else "FAILURE"
+    return _effect(call, attempts, now, outcome=outcome, basis="resolution", output=output, error=error)
+
+
+def _effect(
+    call: ToolCall,
+    attempts: Attempts,
+    now: str,
+    *,
+    outcome: str,
+    basis: str,
+    output: Output | None,
+    error: EffectError | None,
+) -> ToolEffect:
+    return ToolEffect.of_known(
+        {
+            "trace_id": call.trace_id,
+            "tool_call_id": call.tool_call_id,
+            "tool_call_digest": call.digest(),
+            "outcome": outcome,
+            "basis": basis,
+            "output": output,
+            "error": error,
+            "attempts": attempts.listed[-ATTEMPTS_LISTED_MAX:],
+            "resolution": attempts.resolution,
+            "recorded_at": now,
+        }
+    )

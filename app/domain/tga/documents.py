@@ -1,0 +1,501 @@
+"""The documents of a trace. They agree with schemas/tga/v1; a property test holds them together."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Final, Literal, NewType, Self
+
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, field_validator, model_validator
+
+from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members, embedded
+from app.core.chain import Head
+from app.core.digest import Digest, digest_of_bytes
+from app.core.errors import ChecksumMismatch
+from app.core.limits import ATTEMPTS_LISTED_MAX, ATTEMPTS_MAX
+from app.domain.identity import Principal
+from app.domain.ledger.documents import (
+    Count,
+    Document,
+    IdempotencyKey,
+    LogEntry,
+    Name,
+    Part,
+    SequenceNumber,
+    Sha256,
+    Signature,
+    Text,
+    Time,
+    Uuid7,
+    require_no_stated_null,
+)
+from app.domain.tga.transitions import ArtifactType, State
+from app.domain.tools import ToolClass
+
+TraceId = NewType("TraceId", str)
+
+Traceparent = Annotated[str, StringConstraints(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
+
+
+class ArtifactDocument(Document):
+    """A document that an entry commits to."""
+
+    artifact_type: ClassVar[ArtifactType]
+    trace_id: Uuid7
+
+    @abstractmethod
+    def in_state(self) -> dict[str, Any]:
+        """What the folded state keeps of it."""
+
+    def continues(self, state: ExecutionState) -> bool:
+        """I3: whether it is about the very call that the state is about."""
+        return True
+
+
+def payload_digest(server_id: str, tool_name: str, arguments: dict[str, JsonValue]) -> Digest:
+    """What makes two calls the same call: the fingerprint that a claim keeps."""
+    return digest_of_bytes(canonical_bytes({"server_id": server_id, "tool_name": tool_name, "arguments": arguments}))
+
+
+def _require_key_for_writes(tool_class: str, idempotency_key: str | None) -> None:
+    if tool_class == "write" and idempotency_key is None:  # I2
+        raise ValueError("a write-class call needs an idempotency_key")
+
+
+class _Asking(ArtifactDocument):
+    """What says which tool is to be called with what."""
+
+    __slots__ = ("_kept_payload",)
+    server_id: Name
+    tool_name: Name
+    arguments: dict[str, Any]
+
+    @property
+    def payload_digest(self) -> Digest:
+        """What makes two calls the same call: the fingerprint that a claim keeps."""
+        return self._asked()[1]
+
+    def _asked(self) -> tuple[Embedded, Digest]:
+        """The arguments' bytes and the payload's digest, made once."""
+        try:
+            kept: tuple[Embedded, Digest] = _KEPT_PAYLOAD(self)
+        except AttributeError:
+            arguments = embedded(self.arguments, depth=1)
+            payload = {"server_id": self.server_id, "tool_name": self.tool_name, "arguments": arguments}
+            written = canonical_members(payload)
+            if written is None:
+                kept = arguments, payload_digest(self.server_id, self.tool_name, self.arguments)
+            else:
+                kept = arguments, digest_of_bytes(written)
+            _KEEP_PAYLOAD(self, kept)
+        return kept
+
+    def _members(self) -> dict[str, Any]:
+        return {**self.__dict__, "arguments": self._asked()[0]}
+
+
+_KEPT_PAYLOAD, _KEEP_PAYLOAD = _Asking.__dict__["_kept_payload"].__get__, _Asking.__dict__["_kept_payload"].__set__
+
+
+# What a caller says. All else in a request is the gateway's own, or was validated as the part that it is.
+_SAID: Final = TypeAdapter(
+    tuple[Uuid7, Name, Name, dict[str, Any], IdempotencyKey | None, Text | None, Traceparent | None],
+    config=ConfigDict(strict=True),
+).validator
+
+
+class ActionRequest(_Asking):
+    artifact_type: ClassVar[ArtifactType] = "action_request"
+    schema_id: Literal["tga/v1/action_request"] = "tga/v1/action_request"
+    requested_at: Time
+    expires_at: Time | None
+    principal: Principal
+    server_id: Name
+    tool_name: Name
+    tool_class: ToolClass
+    tool_definition_digest: Sha256 | None
+    arguments: dict[str, Any]
+    idempotency_key: IdempotencyKey | None
+    intent: Text | None
+    traceparent: Traceparent | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _require_key_for_writes(self.tool_class, self.idempotency_key)
+        if self.traceparent is None:
+            require_no_stated_null(self, "traceparent")
+        return self
+
+    @classmethod
+    def asked(cls, fields: dict[str, Any]) -> Self:
+        """From its fields, with a traceparent only if there is one. What the caller chose is validated, and what is
+        wrong with it is named as `made_of` names it."""
+        said = (
+            fields["trace_id"],
+            fields["server_id"],
+            fields["tool_name"],
+            fields["arguments"],
+            fields["idempotency_key"],
+            fields["intent"],
+            fields.get("traceparent"),
+        )
+        try:
+            checked = _SAID.validate_python(said)
+            _require_key_for_writes(fields["tool_class"], fields["idempotency_key"])
+        except ValueError:
+            return cls.made_of(fields)
+        if type(fields["principal"]) is not Principal:
+            return cls.made_of(fields)
+        # Taken back: plain strings, whatever was given, and arguments that the caller cannot change any more.
+        fields["trace_id"], fields["server_id"], fields["tool_name"], fields["arguments"] = checked[:4]
+        fields["idempotency_key"], fields["intent"] = checked[4:6]
+        if checked[6] is not None:
+            fields["traceparent"] = checked[6]
+        return cls.of_known(fields)
+
+    def in_state(self) -> dict[str, Any]:
+        return {
+            "server_id": self.server_id,
+            "tool_name": self.tool_name,
+            "tool_class": self.tool_class,
+            "idempotency_key": self.idempotency_key,
+            "payload_digest": self.payload_digest,
+            "action_request_digest": self.digest(),
+            "supervisor_decision_digest": None,
+            "tool_call_digest": None,
+            "tool_call_id": None,
+            "tool_effect_digest": None,
+        }
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """What is not stated is left out: the first stores were written before these could be stated."""
+        body = self.model_dump()
+        if self.traceparent is None:
+            del body["traceparent"]
+        if self.principal.roles is None:
+            del body["principal"]["roles"]
+        return body
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        if self.traceparent is None:
+            del members["traceparent"]
+        return members
+
+
+class DecidedBy(Part):
+    type: Literal["policy", "person", "expiry", "withdrawal"]
+    id: Name
+
+
+class SupervisorDecision(ArtifactDocument):
+    artifact_type: ClassVar[ArtifactType] = "supervisor_decision"
+    schema_id: Literal["tga/v1/supervisor_decision"] = "tga/v1/supervisor_decision"
+    action_request_digest: Sha256
+    decision: Literal["APPROVE", "DENY"]
+    decided_by: DecidedBy
+    decided_at: Time
+    policy_digest: Sha256 | None
+    policy_ids: Annotated[list[Name], Field(max_length=64)]
+    rationale: Text | None
+    signature: Signature | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.decision != "DENY" and self.decided_by.type in ("expiry", "withdrawal"):
+            raise ValueError("time and the caller can only deny")
+        return self
+
+    def in_state(self) -> dict[str, Any]:
+        return {"supervisor_decision_digest": self.digest()}
+
+    @property
+    def signer_id(self) -> str:
+        """The principal whose word it is."""
+        return self.decided_by.id
+
+    def signed_bytes(self) -> bytes:
+        """What its signature is over: all that whoever decides knows and means, without what the gateway adds."""
+        body = self.to_json()
+        for added in ("policy_digest", "policy_ids", "signature"):
+            del body[added]
+        return canonical_bytes(body)
+
+
+class ToolCall(_Asking):
+    artifact_type: ClassVar[ArtifactType] = "tool_call"
+    schema_id: Literal["tga/v1/tool_call"] = "tga/v1/tool_call"
+    tool_call_id: Uuid7
+    supervisor_decision_digest: Sha256
+    server_id: Name
+    tool_name: Name
+    tool_class: ToolClass
+    tool_definition_digest: Sha256 | None
+    arguments: dict[str, Any]
+    idempotency_key: IdempotencyKey | None
+    on_unknown_outcome: Literal["redispatch", "reconcile", "hold"]
+    reconcile_tool: Name | None
+    prepared_at: Time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _require_key_for_writes(self.tool_class, self.idempotency_key)
+        if (self.on_unknown_outcome == "reconcile") != (self.reconcile_tool is not None):
+            raise ValueError("reconcile_tool is named by `reconcile`, always and only")
+        return self
+
+    @classmethod
+    def carrying_out(cls, request: ActionRequest, **decided: Any) -> Self:
+        """The call that the request asks for, to the letter (I3); what the gateway adds is `decided`."""
+        for field in ("trace_id", "server_id", "tool_name", "tool_class", "arguments", "idempotency_key"):
+            decided[field] = request.__dict__[field]
+        call = cls.of_known(decided)
+        _KEEP_PAYLOAD(call, request._asked())
+        return call
+
+    def carries_out(self, asked: ActionRequest | ExecutionState) -> bool:
+        """I3: whether it is the call that was asked for."""
+        return (
+            self.payload_digest == asked.payload_digest
+            and self.tool_class == asked.tool_class
+            and self.idempotency_key == asked.idempotency_key
+        )
+
+    def in_state(self) -> dict[str, Any]:
+        return {"tool_call_digest": self.digest(), "tool_call_id": self.tool_call_id}
+
+    def continues(self, state: ExecutionState) -> bool:
+        return self.carries_out(state)
+
+    @property
+    def key_at_server(self) -> str | None:
+        """The key as its tool server is told it. Two tenants may share a server and choose the same key: outside the
+        default tenant it has the tenant in front, or one tenant's call would be answered with the other's."""
+        tenant, slash, _ = self.server_id.rpartition("/")
+        return self.idempotency_key and f"{tenant}{slash}{self.idempotency_key}"
+
+
+class JsonOutput(Part):
+    encoding: Literal["json"]
+    value: Any
+
+
+class Base64Output(Part):
+    encoding: Literal["base64"]
+    media_type: Name
+    data: Annotated[str, StringConstraints(max_length=349_528)]
+
+
+class DigestOutput(Part):
+    """Too large to keep: what it was can be recognised, not read."""
+
+    encoding: Literal["digest"]
+    sha256: Sha256
+    size_bytes: Count
+    truncated: bool
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.truncated:  # not Literal[True], which 1 would pass for
+            raise ValueError("an output of which only the digest is kept is truncated")
+        return self
+
+
+class EffectError(Part):
+    code: Name
+    message: Text
+
+
+class Attempt(Part):
+    attempt: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)]
+    started_at: Time
+    ended_at: Time | None
+    result: Literal["answered", "retryable_answer", "timed_out", "disconnected", "refused", "interrupted"]
+
+
+class Resolution(Part):
+    """An operator's word on a call whose outcome nobody knows."""
+
+    action: Literal["redispatch", "succeeded", "failed"]
+    resolved_by: Name
+    rationale: Text
+    resolved_at: Time
+
+
+class ToolEffect(ArtifactDocument):
+    artifact_type: ClassVar[ArtifactType] = "tool_effect"
+    schema_id: Literal["tga/v1/tool_effect"] = "tga/v1/tool_effect"
+    tool_call_id: Uuid7
+    tool_call_digest: Sha256
+    outcome: Literal["SUCCESS", "FAILURE"]
+    basis: Literal["answer", "reconciliation", "resolution", "unknown", "not_sent"]
+    output: Annotated[JsonOutput | Base64Output | DigestOutput, Field(discriminator="encoding")] | None
+    error: EffectError | None
+    attempts: Annotated[list[Attempt], Field(max_length=ATTEMPTS_LISTED_MAX)]
+    resolution: Resolution | None
+    recorded_at: Time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.basis == "resolution") != (self.resolution is not None and self.resolution.action != "redispatch"):
+            raise ValueError("an operator's verdict is the basis `resolution`, always and only")
+        verdict = {"succeeded": "SUCCESS", "failed": "FAILURE"}.get(self.resolution.action if self.resolution else "")
+        if verdict not in (None, self.outcome):
+            raise ValueError("the outcome is the operator's verdict")
+        if (self.outcome == "FAILURE") != (self.error is not None):
+            raise ValueError("a failure says why in `error`; a success has none")
+        if self.outcome != "FAILURE" and self.basis in ("unknown", "not_sent"):
+            raise ValueError("what is not known to have succeeded is a failure")
+        return self
+
+    def in_state(self) -> dict[str, Any]:
+        return {"tool_effect_digest": self.digest()}
+
+    def continues(self, state: ExecutionState) -> bool:
+        return state.tool_call_id in (None, self.tool_call_id)
+
+
+ARTIFACT_MODELS: dict[str, type[ArtifactDocument]] = {
+    model.artifact_type: model for model in (ActionRequest, SupervisorDecision, ToolCall, ToolEffect)
+}
+
+
+class ExecutionLogEntry(LogEntry):
+    """One link of a trace's chain. Its digest is over all of it but the digest itself."""
+
+    schema_id: Literal["tga/v1/execution_log_entry"] = "tga/v1/execution_log_entry"
+    trace_id: Uuid7
+    sequence_number: SequenceNumber
+    prev_entry_digest: Sha256
+    from_state: State
+    to_state: State
+    artifact_type: ArtifactType
+    artifact_digest: Sha256
+    executor_id: Uuid7
+    recorded_at: Time
+    entry_digest: Sha256
+
+
+# Which digests a state has behind it: decision, call (and its id), effect. Nothing more, nothing less.
+_BEHIND: dict[str, tuple[bool, bool, bool]] = {
+    "PENDING": (False, False, False),
+    "AUTHORIZED": (True, False, False),
+    "DENIED": (True, False, False),
+    "EXECUTING": (True, True, False),
+    "COMPLETED": (True, True, True),
+    "FAILED": (True, True, True),
+}
+
+
+class ExecutionState(Document):
+    """A trace's log, folded: all that recovery needs to go on."""
+
+    schema_id: Literal["tga/v1/execution_state"] = "tga/v1/execution_state"
+    trace_id: Uuid7
+    state: State
+    sequence_number: SequenceNumber
+    entry_digest: Sha256
+    updated_at: Time
+    server_id: Name
+    tool_name: Name
+    tool_class: ToolClass
+    idempotency_key: IdempotencyKey | None
+    payload_digest: Sha256
+    action_request_digest: Sha256
+    supervisor_decision_digest: Sha256 | None
+    tool_call_digest: Sha256 | None
+    tool_call_id: Uuid7 | None
+    tool_effect_digest: Sha256 | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _require_key_for_writes(self.tool_class, self.idempotency_key)
+        self._verify_digests()
+        return self
+
+    def _verify_digests(self) -> None:
+        decided, called, ended = _BEHIND[self.state]
+        if (
+            (self.supervisor_decision_digest is not None) != decided
+            or (self.tool_call_digest is not None) != called
+            or (self.tool_call_id is not None) != called
+            or (self.tool_effect_digest is not None) != ended
+        ):
+            raise ValueError(f"the digests do not fit the state {self.state}")
+
+    @classmethod
+    def of_documents(
+        cls,
+        head: Head,
+        updated_at: str,
+        request: ActionRequest,
+        decision: SupervisorDecision | None,
+        call: ToolCall | None,
+        effect: ToolEffect | None,
+    ) -> Self:
+        """What folding the log of these gives, for who has appended them and knows the head."""
+        return cls.of_known(
+            {
+                "trace_id": request.trace_id,
+                "state": head.state,
+                "sequence_number": head.sequence_number,
+                "entry_digest": head.entry_digest,
+                "updated_at": updated_at,
+                "server_id": request.server_id,
+                "tool_name": request.tool_name,
+                "tool_class": request.tool_class,
+                "idempotency_key": request.idempotency_key,
+                "payload_digest": request.payload_digest,
+                "action_request_digest": request.digest(),
+                "supervisor_decision_digest": None if decision is None else decision.digest(),
+                "tool_call_digest": None if call is None else call.digest(),
+                "tool_call_id": None if call is None else call.tool_call_id,
+                "tool_effect_digest": None if effect is None else effect.digest(),
+            }
+        )
+
+    def moved(self, fields: dict[str, Any]) -> Self:
+        """The state with these fields, each of them already validated as a field of an entry or artifact."""
+        next_state = self.of_known({**self.__dict__, **fields})
+        next_state._verify_digests()
+        return next_state
+
+
+class ExecutionCheckpoint(Document):
+    """A snapshot of a trace's state; `checkpoint_digest` is over `checkpoint_state` alone (I4)."""
+
+    schema_id: Literal["tga/v1/execution_checkpoint"] = "tga/v1/execution_checkpoint"
+    trace_id: Uuid7
+    created_at: Time
+    checkpoint_state: ExecutionState
+    checkpoint_digest: Sha256
+
+    @field_validator("checkpoint_state", mode="before")
+    @classmethod
+    def _read_state(cls, value: Any) -> Any:
+        # As any document that is read, the state within must say which schema it follows.
+        return ExecutionState.from_json(value) if isinstance(value, dict) else value
+
+    @classmethod
+    def of(cls, state: ExecutionState, *, created_at: str) -> ExecutionCheckpoint:
+        return cls(
+            trace_id=state.trace_id,
+            created_at=created_at,
+            checkpoint_state=state,
+            checkpoint_digest=state.digest(),
+        )
+
+    def verify(self) -> None:
+        """Raise ChecksumMismatch unless the digest is that of the state, and the state is this trace's (I4)."""
+        found = self.checkpoint_state.digest()
+        if found != self.checkpoint_digest:  # I4
+            raise ChecksumMismatch(
+                "the checkpoint's state does not hash to its digest",
+                expected=self.checkpoint_digest,
+                found=found,
+            )
+        if self.checkpoint_state.trace_id != self.trace_id:
+            raise ChecksumMismatch(
+                "the checkpoint holds another trace's state",
+                expected=self.trace_id,
+                found=self.checkpoint_state.trace_id,
+            )

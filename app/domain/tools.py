@@ -1,0 +1,34 @@
+"""A tool as the registry knows it: what the policy, the pins and the executor are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from app.core.digest import Digest
+
+ToolClass = Literal["read", "write"]
+OnUnknownOutcome = Literal["redispatch", "reconcile", "hold"]
+
+# The only member of the object that stands on the record in place of a secret argument.
+REDACTED: Final = "$redacted"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as the registry knows it. `definition_digest` tells one definition from another."""
+
+    server_id: str
+    tool_name: str
+    tool_class: ToolClass
+    definition_digest: Digest
+    on_unknown_outcome: OnUnknownOutcome = "redispatch"
+    reconcile_tool: str | None = None
+    tags: frozenset[str] = frozenset()
+    timeout_ms: int = 30_000
+    max_attempts: int = 5
+    tenant: str = "default"
+    description: str | None = None
+    approval_timeout_ms: int = 86_400_000
+    secret_arguments: tuple[str, ...] = ()  # JSON pointers
+    input_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"}, hash=False)

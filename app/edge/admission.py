@@ -1,0 +1,215 @@
+"""Back-pressure at the door: who sends too fast or has too much under way is told so at once, and nothing is stored.
+
+Everything here counts; nothing waits. Bounds of principals hold within this process; several gateways each have
+their own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from app.core.errors import GatewayBusy, RateLimited, TooManyInFlight
+from app.core.limits import (
+    CREDENTIALS_REMEMBERED_MAX,
+    PRINCIPALS_REMEMBERED,
+    UNAUTHENTICATED_BURST_MAX,
+    UNAUTHENTICATED_PER_SECOND_MAX,
+)
+from app.domain.identity import Principal
+
+
+class Limits(Protocol):
+    """`[limits]` of the configuration."""
+
+    @property
+    def requests_per_second(self) -> int: ...
+    @property
+    def burst(self) -> int: ...
+    @property
+    def in_flight_per_principal(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def event_subscribers(self) -> int: ...
+
+
+class TokenBucket:
+    """At most `burst` at once and `per_second` for long; time is whatever the caller says it is."""
+
+    __slots__ = ("_at", "_burst", "_per_second", "_tokens")
+
+    def __init__(self, per_second: float, burst: float, now: float) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._tokens = float(burst)
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        self._refill(now)
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def is_empty(self, now: float) -> bool:
+        self._refill(now)
+        return self._tokens < 1
+
+    def is_full(self, now: float) -> bool:
+        self._refill(now)
+        return self._tokens >= self._burst
+
+    def wait_s(self) -> int:
+        """Whole seconds until there is one again, at least one."""
+        return max(1, math.ceil((1 - self._tokens) / self._per_second))
+
+    def _refill(self, now: float) -> None:
+        if now > self._at:
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
+            self._at = now
+
+
+class _Line:
+    """What one principal has under way."""
+
+    __slots__ = ("bucket", "in_flight", "subscribed")
+
+    def __init__(self, bucket: TokenBucket) -> None:
+        self.bucket = bucket
+        self.in_flight = 0
+        self.subscribed = 0
+
+    def is_idle(self, now: float) -> bool:
+        return self.in_flight == 0 and self.subscribed == 0 and self.bucket.is_full(now)
+
+
+class Strangers:
+    """Bounds how many looks at the store guessers get: one that finds nothing is counted, and too many are refused
+    before they look. A key that was good before is never made to wait for them."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._bucket = TokenBucket(UNAUTHENTICATED_PER_SECOND_MAX, UNAUTHENTICATED_BURST_MAX, now())
+        # Not the keys: their hashes under this process's random seed, enough to tell a known one.
+        self._known: dict[int, None] = {}
+
+    def before_look(self, credential: str) -> None:
+        """RateLimited when strangers come too fast, and this may be one of them."""
+        if self._bucket.is_empty(self._now()) and hash(credential) not in self._known:
+            raise RateLimited("too many keys that do not exist", retry_after_s=self._bucket.wait_s())
+
+    def found(self, credential: str) -> None:
+        key = hash(credential)
+        if key not in self._known:
+            if len(self._known) >= CREDENTIALS_REMEMBERED_MAX:
+                del self._known[next(iter(self._known))]
+            self._known[key] = None
+
+    def refused(self, credential: str) -> None:
+        self._known.pop(hash(credential), None)
+        self._bucket.take(self._now())
+
+
+class Admission:
+    """Counts requests: of everybody, of a principal, of a tool server, of followers of events.
+
+    Memory is bounded by what is under way and by what came within the time a bucket takes to fill.
+    """
+
+    def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._now = now
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._sweep_at = PRINCIPALS_REMEMBERED
+        self._in_flight = 0
+        self._subscribed = 0
+        self._of_server: dict[str, int] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered, without those that follow events."""
+        return self._in_flight
+
+    @property
+    def subscribed(self) -> int:
+        return self._subscribed
+
+    def begin(self) -> None:
+        """Count a request before anything of it is looked at; GatewayBusy when all lines are full."""
+        if self._in_flight >= self._limits.in_flight:
+            raise GatewayBusy("the gateway has as many requests in flight as it takes", expected=self._limits.in_flight)
+        self._in_flight += 1
+
+    def end(self) -> None:
+        self._in_flight -= 1
+
+    def enter(self, principal: Principal) -> _Line:
+        """Count one request of a principal: its rate, then what it has in flight. `leave` gives the place back."""
+        line = self._paid(principal)
+        if line.in_flight >= self._limits.in_flight_per_principal:
+            raise TooManyInFlight("too many requests in flight", expected=self._limits.in_flight_per_principal)
+        line.in_flight += 1
+        return line
+
+    def leave(self, line: _Line) -> None:
+        line.in_flight -= 1
+
+    @contextmanager
+    def subscription(self, principal: Principal) -> Iterator[None]:
+        """A request that follows events: counted apart, because it stays; its place among requests is free then."""
+        line = self._paid(principal)
+        if line.subscribed >= self._limits.event_subscribers:
+            raise TooManyInFlight("too many streams of events open", expected=self._limits.event_subscribers)
+        if self._subscribed >= self._limits.in_flight:
+            raise GatewayBusy("the gateway has as many streams of events open as it takes")
+        line.subscribed += 1
+        self._subscribed += 1
+        self._in_flight -= 1
+        try:
+            yield
+        finally:
+            line.subscribed -= 1
+            self._subscribed -= 1
+            self._in_flight += 1
+
+    def enter_server(self, server_id: str, in_flight_max: int, *, at_work: int = 0) -> None:
+        """Count one call for a tool server; GatewayBusy when its line is full. `leave_server` gives the place back.
+        `at_work`: how many of its calls are being driven, whoever waits for them."""
+        waiting = self._of_server.get(server_id, 0)
+        if max(waiting, at_work) >= in_flight_max:
+            raise GatewayBusy("the tool server's line is full", expected=f"at most {in_flight_max} calls in flight")
+        self._of_server[server_id] = waiting + 1
+
+    def leave_server(self, server_id: str) -> None:
+        left = self._of_server[server_id] - 1
+        if left:
+            self._of_server[server_id] = left
+        else:
+            del self._of_server[server_id]
+
+    def _paid(self, principal: Principal) -> _Line:
+        now = self._now()
+        key = (principal.tenant, principal.principal_id)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._new_line(key, now)
+        if not line.bucket.take(now):
+            raise RateLimited(
+                "too many requests",
+                expected=f"{self._limits.requests_per_second} a second, {self._limits.burst} at once",
+                retry_after_s=line.bucket.wait_s(),
+            )
+        return line
+
+    def _new_line(self, key: tuple[str, str], now: float) -> _Line:
+        if len(self._lines) >= self._sweep_at:
+            self._lines = {known: line for known, line in self._lines.items() if not line.is_idle(now)}
+            # Looked through again only when it has doubled: each new principal pays for a constant part of it.
+            self._sweep_at = max(PRINCIPALS_REMEMBERED, 2 * len(self._lines))
+        bucket = TokenBucket(self._limits.requests_per_second, self._limits.burst, now)
+        line = self._lines[key] = _Line(bucket)
+        return line

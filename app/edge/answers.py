@@ -1,0 +1,81 @@
+"""What is answered about a trace that was called, decided on, recovered or resolved."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Send
+
+from app.core.errors import CallDenied
+from app.domain.tga.documents import SupervisorDecision
+from app.domain.tga.executor import Answer
+from app.domain.tga.transitions import TRACE
+from app.edge.problems import problem
+
+_JSON: Final = (b"content-type", b"application/json")
+_REPLAYED: Final = (b"idempotent-replayed", b"true")
+
+
+async def send_json(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    """Straight to the protocol: the hot route's answers need nothing that a Response object does."""
+    sent = [_JSON, (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_effect(send: Send, answer: Answer) -> None:
+    """200 with the recorded effect, byte for byte."""
+    if answer.effect is None:
+        raise RuntimeError("a finished call without an effect")
+    body = b'{"trace_id":"%b","tool_call_id":"%b","state":"%b","replayed":%b,"tool_effect":%b}' % (
+        answer.trace_id.encode(),
+        (answer.tool_call_id or "").encode(),
+        answer.state.encode(),
+        b"true" if answer.replayed else b"false",
+        answer.effect.to_bytes(),
+    )
+    await send_json(send, 200, body, *((_REPLAYED,) if answer.replayed else ()))
+
+
+def accepted(trace_id: str, state: str, waiting: str | None) -> Response:
+    """202: durable, and not finished. Location leads to the trace."""
+    body = orjson.dumps({"trace_id": trace_id, "state": state, "waiting": waiting})
+    headers = {"Location": f"/v1/traces/{trace_id}"}
+    return Response(body, status_code=202, headers=headers, media_type="application/json")
+
+
+def denied(answer: Answer) -> Response:
+    """403 with who denied it and why."""
+    error = CallDenied("the call was denied", stream=TRACE.stream(answer.trace_id))
+    headers = {"Idempotent-Replayed": "true"} if answer.replayed else None
+    return problem(error, headers=headers, decision=summary_of(answer.decision))
+
+
+def summary_of(decision: SupervisorDecision | None) -> dict[str, Any] | None:
+    if decision is None:
+        return None
+    return {
+        "decision": decision.decision,
+        "decided_by": decision.decided_by.to_json(),
+        "rationale": decision.rationale,
+        "policy_ids": list(decision.policy_ids),
+    }
+
+
+def moved(answer: Answer) -> Response:
+    """What a decision, a recovery or a resolution led to: 200 when the trace rests, 202 while it is under way."""
+    if not answer.is_final and answer.waiting is None:
+        return accepted(answer.trace_id, answer.state, answer.waiting)
+    effect = b"null" if answer.effect is None else answer.effect.to_bytes()
+    head = orjson.dumps(
+        {
+            "trace_id": answer.trace_id,
+            "state": answer.state,
+            "waiting": answer.waiting,
+            "tool_call_id": answer.tool_call_id,
+            "decision": summary_of(answer.decision),
+        }
+    )
+    return Response(head[:-1] + b',"tool_effect":' + effect + b"}", media_type="application/json")

@@ -1,0 +1,156 @@
+"""What a reading request may ask for: exactly the parameters that a route has, each once, each well-formed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from app.config.wording import listed, shown
+from app.core.errors import InputMalformed, TraceNotFound
+from app.core.limits import LIST_ITEMS_DEFAULT, LIST_ITEMS_MAX, NAME_CHARS_MAX, QUERY_PARAMETERS_MAX, SAFE_INTEGER_MAX
+from app.domain.identity import Principal
+from app.domain.tga.documents import TraceId
+from app.domain.tga.transitions import TRACE
+from app.edge.permissions import require, scope_of
+from app.edge.services import Edge, header_of
+from app.postgres.listing import is_visible
+
+_TRACE_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_NAME: Final = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}")
+
+
+def parameters(request: Request, *allowed: str) -> dict[str, str]:
+    """The query's parameters, or InputMalformed naming the one that the route does not have, or has twice."""
+    raw: bytes = request.scope["query_string"]
+    if not raw:
+        return {}
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=QUERY_PARAMETERS_MAX,
+        )
+    except ValueError:
+        raise _malformed("the query cannot be read", f"name=value pairs, at most {QUERY_PARAMETERS_MAX}") from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in allowed:
+            raise _malformed("there is no such parameter", listed(allowed) or "no parameter at all", shown(name))
+        if name in found:
+            raise _malformed(f"the parameter {name} is repeated", "each once")
+        found[name] = value
+    return found
+
+
+def number_in(given: dict[str, str], parameter: str) -> int:
+    if parameter not in given:
+        raise _malformed(f"the parameter {parameter} is missing", "a whole number")
+    return _number(parameter, given[parameter], at_most=SAFE_INTEGER_MAX)
+
+
+def limit_in(given: dict[str, str]) -> int:
+    limit = _number("limit", given.get("limit", str(LIST_ITEMS_DEFAULT)), at_most=LIST_ITEMS_MAX)
+    if limit < 1:
+        raise _malformed("limit", f"1 to {LIST_ITEMS_MAX}", "0")
+    return limit
+
+
+def sequence_in(request: Request, given: dict[str, str]) -> int:
+    """After which entry to go on: what a client that reconnects has seen counts more than what it once asked for."""
+    last = header_of(request.scope, b"last-event-id")
+    if last is not None:
+        return _number("Last-Event-ID", last, at_most=SAFE_INTEGER_MAX)
+    return _number("after_seq", given.get("after_seq", "0"), at_most=SAFE_INTEGER_MAX)
+
+
+def name_in(given: dict[str, str], parameter: str) -> str | None:
+    value = given.get(parameter)
+    if value is not None and not _NAME.fullmatch(value):
+        raise _malformed(parameter, f"1 to {NAME_CHARS_MAX} printable ASCII characters without spaces", shown(value))
+    return value
+
+
+def state_in(given: dict[str, str]) -> str | None:
+    state = given.get("state")
+    if state is not None and state not in TRACE.states:
+        raise _malformed("state", listed(TRACE.states), shown(state))
+    return state
+
+
+async def trace_seen_by(edge: Edge, principal: Principal, request: Request) -> TraceId:
+    """The id in the path, if this principal may see the trace; else TraceNotFound, whether it exists or not."""
+    require(principal, "read")
+    trace_id = request.path_params["trace_id"]
+    is_id = _TRACE_ID.fullmatch(trace_id) is not None
+    if not is_id or not await is_visible(edge.sessions, TraceId(trace_id), scope_of(principal)):
+        raise TraceNotFound("no such trace")
+    return TraceId(trace_id)
+
+
+def own_name(tenant: str, server_id: str | None) -> str | None:
+    """What a tenant calls its server, whose id on the log is qualified."""
+    return None if server_id is None else server_id.removeprefix(f"{tenant}/")
+
+
+def _number(what: str, text: str, *, at_most: int) -> int:
+    if not _NUMBER.fullmatch(text) or int(text) > at_most:
+        raise _malformed(what, f"a whole number, at most {at_most}", shown(text))
+    return int(text)
+
+
+def _malformed(what: str, expected: str, found: str | None = None) -> InputMalformed:
+    return InputMalformed(what, expected=expected, found=found, remedy="Correct the parameter that is named.")
+
+
+# The same for OpenAPI.
+def documented_parameters(*names: str) -> dict[str, Any]:
+    return {"parameters": [_DOCUMENTED[name] for name in names]}
+
+
+def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+_NAME_SCHEMA: Final = {"type": "string", "pattern": "^[!-~]+$", "minLength": 1, "maxLength": NAME_CHARS_MAX}
+_NUMBER_SCHEMA: Final = {"type": "integer", "minimum": 0, "maximum": SAFE_INTEGER_MAX}
+_CURSOR_SCHEMA: Final = {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"}
+_DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
+    "trace_id": {
+        "name": "trace_id",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "format": "uuid", "pattern": f"^{_TRACE_ID.pattern}$"},
+        "example": "019b76da-a800-7000-8000-000000000001",
+    },
+    "limit": _query(
+        "limit",
+        "How many items at most; there may be fewer, and still a next page.",
+        {"type": "integer", "minimum": 1, "maximum": LIST_ITEMS_MAX, "default": LIST_ITEMS_DEFAULT},
+    ),
+    "cursor": _query("cursor", "The `next` of the page before.", _CURSOR_SCHEMA),
+    "after": _query(
+        "after", "The `next` of an earlier answer; left out, the feed starts at its beginning.", _CURSOR_SCHEMA
+    ),
+    "after_seq": _query("after_seq", "Only entries after this sequence number.", _NUMBER_SCHEMA),
+    "index": {**_query("index", "Which leaf, from 0.", _NUMBER_SCHEMA), "required": True},
+    "size": {**_query("size", "Of how many leaves the tree is.", _NUMBER_SCHEMA), "required": True},
+    "old": {**_query("old", "The size of the smaller tree.", _NUMBER_SCHEMA), "required": True},
+    "new": {**_query("new", "The size of the larger tree.", _NUMBER_SCHEMA), "required": True},
+    "state": _query("state", "Only traces in this state.", {"type": "string", "enum": list(TRACE.states)}),
+    "server_id": _query("server_id", "Only of this server.", _NAME_SCHEMA),
+    "tool_name": _query("tool_name", "Only of this tool.", _NAME_SCHEMA),
+    "principal_id": _query("principal_id", "Only what this principal asked for.", _NAME_SCHEMA),
+    "Last-Event-ID": {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "required": False,
+        "description": "The id of the last event that was received: the stream goes on after it.",
+        "schema": {"type": "string"},
+    },
+}

@@ -1,0 +1,279 @@
+"""HTTP/1.1 as uvicorn speaks it, with bounds on what a client may send before anyone looks at it.
+
+Bounded: bytes of request line and headers, time until they and the body are there, requests sent ahead of their
+answers, trailers, what is read of a body that nobody wants. Whatever is refused here is answered as a problem too,
+after the answers to what came before it on the same connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from app.core.errors import (
+    GatewayBusy,
+    HeadersTooLarge,
+    InputMalformed,
+    RequestTimeout,
+    ShuttingDown,
+    TgaError,
+    TooManyInFlight,
+)
+from app.core.limits import (
+    BODY_WAIT_MS,
+    CONNECTIONS_MAX,
+    DISCARDED_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_WAIT_MS,
+    LINGER_MS,
+    PIPELINED_REQUESTS_MAX,
+)
+from app.edge.problems import problem
+
+_VERSIONS = ("1.1", "1.0")
+TRANSPORT: Final = "tga.transport"  # in the scope: who must know whether an answer arrived asks the connection
+_HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A request that arrives whole in one piece costs no timer and two comparisons."""
+
+    # Class attributes, so that whoever needs other times derives a class.
+    headers_wait_ms = HEADERS_WAIT_MS
+    body_wait_ms = BODY_WAIT_MS
+    connections_max = CONNECTIONS_MAX
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._arrival: asyncio.TimerHandle | None = None
+        self._is_arriving = False  # a message has begun and is not whole
+        self._has_headers = False  # of that message
+        self._head_bytes = 0  # received while headers were incomplete
+        self._idle_bytes = 0  # received since the last byte of a body: trailers, and what stands between chunks
+        self._discarded_bytes = 0
+        self._refusal: TgaError | None = None
+        self._last_words: bytes | None = None
+        self._is_over = False  # whatever still comes is not looked at
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        beyond = len(self.connections) - self.connections_max
+        if beyond > 0:
+            self._refuse(GatewayBusy("the gateway has as many connections as it takes", expected=self.connections_max))
+            if beyond > self.connections_max // 16:
+                self._hang_up()  # even those who are listened to a little longer must not be too many
+            return
+        # Also for those who connect and say nothing.
+        self._watch(self.headers_wait_ms)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        self._is_over = True
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            self._discard(len(data))
+            return
+        self._unset_keepalive_if_required()
+        if self._has_headers:
+            self._idle_bytes += len(data)
+        else:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or _not_http())
+            return
+        if self._is_arriving:
+            self._verify_arrival()
+        elif self._arrival is None and not self._is_answering():
+            self._watch(self.headers_wait_ms)  # empty lines are not a request, and end the keep-alive's wait
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
+        self._is_arriving, self._has_headers = True, False
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # its body would be taken for another protocol's bytes: see _ignore_upgrade
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._give_up(_not_http())
+        self._verify_framing()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > HEADER_BYTES_MAX:
+            self._give_up(_headers_too_large())
+        if len(self.pipeline) >= PIPELINED_REQUESTS_MAX:
+            self._give_up(TooManyInFlight("too many requests ahead of their answers", expected=PIPELINED_REQUESTS_MAX))
+        super().on_headers_complete()
+        self._has_headers = True
+        self._head_bytes = self._idle_bytes = 0
+        # Trailers come by the same way as headers, but nobody authenticated them: they go nowhere.
+        self.headers = []
+        if self._arrival is not None:
+            self._unwatch()
+
+    def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
+        if self.cycle.response_complete:
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > DISCARDED_BYTES_MAX:
+                self._is_over = True
+                self.transport.close()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_arriving = self._has_headers = False
+        self._head_bytes = self._discarded_bytes = 0
+        if self._arrival is not None:
+            self._unwatch()
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._last_words is not None and not self.pipeline:
+            self.server_state.total_requests += 1
+            self._say_last_words()
+            return
+        super().on_response_complete()
+
+    def shutdown(self) -> None:
+        if self._is_answering() and self.cycle.more_body and not self._is_over:
+            self._refuse(ShuttingDown("the gateway is stopping"))  # nobody waits for the rest of a request then
+        else:
+            super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._is_over = True
+        self._hang_up()
+
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _verify_arrival(self) -> None:
+        if max(self._head_bytes, self._idle_bytes) > HEADER_BYTES_MAX:
+            self._refuse(_headers_too_large())
+        elif self._arrival is None:
+            self._watch(self.body_wait_ms if self._has_headers else self.headers_wait_ms)
+
+    def _watch(self, wait_ms: int) -> None:
+        self._arrival = self.loop.call_later(wait_ms / 1000, self._arrived_too_late)
+
+    def _unwatch(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _arrived_too_late(self) -> None:
+        self._arrival = None
+        wait_ms = self.body_wait_ms if self._has_headers else self.headers_wait_ms
+        if self.flow.read_paused:
+            self._watch(wait_ms)  # it is us who do not read on
+        elif not self._is_arriving or (self._has_headers and self.cycle.response_complete):
+            self._is_over = True
+            self._hang_up()  # nothing was asked, or all of it is answered
+        else:
+            part = "body" if self._has_headers else "request line and headers"
+            self._refuse(RequestTimeout(f"the {part} did not arrive in time", expected=f"within {wait_ms} ms"))
+
+    def _verify_framing(self) -> None:
+        """What others on the way may read differently is refused (RFC 9112, 3.2 and 6.1): no host or several, and a
+        body in any coding but `chunked`, once. The parser takes codings that nobody here undoes."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._give_up(InputMalformed("not one Host", expected="the header Host, once", found=hosts))
+        codings = [value.strip(b" \t").lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            self._give_up(InputMalformed("a transfer coding that is not known", expected="only `chunked`, once"))
+
+    def _give_up(self, error: TgaError) -> None:
+        self._refusal = error
+        raise error  # within a callback: the parser stops, and `feed_data` raises
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Serve the request as if it had not asked for another protocol: a server may (RFC 9110, 7.8). Some clients
+        ask for HTTP/2 with every first request, and that request may have a body."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode("ascii")
+        if method == b"CONNECT":
+            self._refuse(InputMalformed("no tunnels here", remedy="See /openapi.json for what there is."))
+            return
+        head = [method, b" ", self.url, b" HTTP/", version, b"\r\n"]
+        for name, value in self.headers:
+            if name not in _HOP_BY_HOP:
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
+
+    def _refuse(self, error: TgaError) -> None:
+        """Answer what cannot be a request with a problem, in its turn, and hang up."""
+        self._unwatch()
+        self._is_over = True
+        self._last_words = _answer(error, self.server_state.default_headers)
+        cycle = self.cycle
+        if self._is_answering() and cycle.more_body:
+            # The broken one is the last that was begun: nobody waits for the rest of it any more.
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if self.pipeline and self.pipeline[0][0] is cycle:
+                self.pipeline.popleft()
+            elif cycle.response_started:
+                self.transport.close()
+                return
+            else:
+                self._say_last_words()
+                return
+        if not self._is_answering():
+            self._say_last_words()
+
+    def _say_last_words(self) -> None:
+        """Write, say that no more comes, and listen a little longer: closing at once would destroy what was written
+        if the client is still sending."""
+        if self.transport.is_closing() or self._last_words is None:
+            return
+        self._unset_keepalive_if_required()
+        self.transport.write(self._last_words)
+        self._last_words = None
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._discarded_bytes = 0
+        self.flow.resume_reading()
+        self._arrival = self.loop.call_later(LINGER_MS / 1000, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """Close; and a little later for good, also when the client does not take what is still buffered."""
+        self._unwatch()
+        self.transport.close()
+        self._arrival = self.loop.call_later(LINGER_MS / 1000, self.transport.abort)
+
+    def _discard(self, size: int) -> None:
+        self._discarded_bytes += size
+        if self._discarded_bytes > DISCARDED_BYTES_MAX:
+            self.transport.close()
+
+
+def _not_http() -> InputMalformed:
+    return InputMalformed("not HTTP/1.1", remedy="Send well-formed HTTP/1.1.")
+
+
+def _headers_too_large() -> HeadersTooLarge:
+    return HeadersTooLarge("request line and headers are too large", expected=f"at most {HEADER_BYTES_MAX} bytes")
+
+
+def _answer(error: TgaError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    response = problem(error, headers={"Connection": "close"})
+    lines = [STATUS_LINE[response.status_code]]
+    for name, value in [*default_headers, *response.raw_headers]:
+        lines += [name, b": ", value, b"\r\n"]
+    return b"".join([*lines, b"\r\n", bytes(response.body)])

@@ -1,0 +1,115 @@
+"""What the HTTP edge works with, and the one way in: authenticate, admit, then do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Protocol
+
+from starlette.types import Scope
+
+from app.connectors.registry import Registry
+from app.core.errors import InputMalformed, TgaError
+from app.core.note import VerifierKey
+from app.domain.clock import Clock
+from app.domain.identity import Principal
+from app.domain.system.pins import Pins
+from app.domain.tga.runtime import TgaRuntime
+from app.edge.admission import Admission
+from app.edge.handover import Handover
+from app.edge.read_scheduler import ReadingSessions, Turns, reader
+from app.postgres.sessions import Sessions
+from app.postgres.traces import PostgresTraces
+
+
+class Authenticates(Protocol):
+    async def authenticate(self, authorization: str | None) -> Principal: ...
+
+
+class Scoped(Protocol):
+    """A Request, or anything else with the scope of one."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+
+class Log(Protocol):
+    """What is known here of the verifiable log: the key of its heads, and what is wrong with it."""
+
+    @property
+    def verifier_key(self) -> VerifierKey: ...
+
+    @property
+    def fault(self) -> TgaError | None: ...
+
+    @property
+    def is_stalled(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Wired by main.py. `stopping` is set when the gateway takes nothing new."""
+
+    runtime: TgaRuntime
+    traces: PostgresTraces
+    sessions: Sessions
+    registry: Registry
+    pins: Pins
+    authenticator: Authenticates
+    admission: Admission
+    clock: Clock
+    log: Log
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    handover: Handover = field(default_factory=Handover)
+    turns: Turns = field(default_factory=Turns)
+
+    def for_reading(self) -> Edge:
+        """The same edge for routes that only read: what they ask of the store, they ask in turn."""
+        return replace(self, sessions=ReadingSessions(self.sessions, self.turns))
+
+    def admitted(self, request: Scoped) -> Admitted:
+        """`async with edge.admitted(request) as principal:`; Unauthenticated, RateLimited or TooManyInFlight."""
+        return Admitted(self, request.scope)
+
+    @asynccontextmanager
+    async def subscribed(self, request: Scoped) -> AsyncIterator[Principal]:
+        """As `admitted`, for a request that follows events: it has a place of its own for as long as it lasts."""
+        principal = await self.authenticator.authenticate(header_of(request.scope, b"authorization"))
+        reader.set((principal.tenant, principal.principal_id))
+        with self.admission.subscription(principal):
+            yield principal
+
+
+class Admitted:
+    """A principal's request, counted while it is being answered."""
+
+    __slots__ = ("_edge", "_line", "_scope")
+
+    def __init__(self, edge: Edge, scope: Scope) -> None:
+        self._edge = edge
+        self._scope = scope
+
+    async def __aenter__(self) -> Principal:
+        principal = await self._edge.authenticator.authenticate(header_of(self._scope, b"authorization"))
+        self._line = self._edge.admission.enter(principal)
+        reader.set((principal.tenant, principal.principal_id))
+        return principal
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._edge.admission.leave(self._line)
+
+
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """The header's value, or None. Sent twice it is InputMalformed: readers would disagree on which one counts."""
+    found: bytes | None = None
+    for key, value in scope["headers"]:
+        if key == name:
+            if found is not None:
+                raise InputMalformed("a header is repeated", found=name.decode("ascii"))
+            found = value
+    return None if found is None else found.decode("latin-1")

@@ -1,0 +1,183 @@
+"""The HTTP server: the application put together, and run until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api import actions, approvals, events, health, log, pages, servers, tool_calls, traces
+from app.api.openapi import TITLE, document_of, tool_call_operation
+from app.core.errors import SettingInvalid
+from app.core.limits import KEEP_ALIVE_S, SHUTDOWN_GRACE_MS, SHUTDOWN_LAST_MS
+from app.edge.middleware import Door, add_exception_handlers
+from app.edge.protocol import BoundedProtocol
+from app.edge.services import Edge
+
+logger = logging.getLogger("tga")
+
+_BACKLOG: Final = 2048
+_POLL_S: Final = 0.02
+
+
+def build_app(edge: Edge) -> FastAPI:
+    """All routes on one edge, behind one door."""
+    app = FastAPI(
+        title=TITLE,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        # It would look for a collector at every request, and could show it what callers sent.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.router.routes += tool_calls.routes(edge)
+    made: dict[str, Any] = {}
+
+    def document() -> dict[str, Any]:
+        if not made:
+            unseen = {tool_calls.PATH: {"post": tool_call_operation(tool_calls.ToolCallBody)}}
+            made.update(document_of(app, unseen))
+        return made
+
+    for noun in (actions, health):
+        app.include_router(noun.router(edge))
+    reading = edge.for_reading()
+    for noun in (traces, events, approvals, log, servers):
+        app.include_router(noun.router(reading))
+    app.include_router(pages.router(document))
+    add_exception_handlers(app)
+    app.add_middleware(Door, edge=edge)
+    app.openapi = document  # type: ignore[method-assign]
+    return app
+
+
+class Front:
+    """The application, with a short way to its hot route: routing and the framework's layers cost as much as all
+    that the route does. By either way a request meets the same door and the same endpoint."""
+
+    def __init__(self, edge: Edge, mounted: Mapping[str, ASGIApp] | None = None) -> None:
+        self._app = build_app(edge)
+        self._hot = Door(tool_calls.ToolCalls(edge), edge)
+        # By the first part of the path: what speaks another protocol than /v1, behind the same door.
+        self._mounted = {prefix: Door(app, edge) for prefix, app in (mounted or {}).items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == tool_calls.PATH and scope["method"] == "POST":
+            await self._hot(scope, receive, send)
+        elif (door := self._mounted.get("/" + path[1:].partition("/")[0])) is not None:
+            await door(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, in a loop that is ours: signals are for whoever runs the process."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve_http(
+    edge: Edge,
+    *,
+    host: str,
+    port: int,
+    on_ready: Callable[[str, int], None],
+    grace_ms: int = SHUTDOWN_GRACE_MS,
+    protocol: type[BoundedProtocol] = BoundedProtocol,
+    mounted: Mapping[str, ASGIApp] | None = None,
+) -> None:
+    """Serve until `edge.stopping` is set, then end well: nothing new is taken, what is in flight is answered, what is
+    still being executed after `grace_ms` is answered with 202, since it is durable. Returns when all are gone.
+
+    `on_ready` is told where it listens. The runtime must be closed after this, not before.
+    """
+    sockets = _bind(host, port)
+    config = uvicorn.Config(
+        Front(edge, mounted),
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_LAST_MS // 1000,
+        # What is accepted in one turn of the loop comes on top of what is bounded: a part of it, then.
+        backlog=min(_BACKLOG, max(1, protocol.connections_max // 4)),
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets))
+    try:
+        await _either(server.listens, serving)
+        if not serving.done():
+            on_ready(host, sockets[0].getsockname()[1])
+            await _either(edge.stopping, serving)
+            await _drain(edge, grace_ms)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """Until the event is set, or the task has ended."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def _drain(edge: Edge, grace_ms: int) -> None:
+    """Until nothing is in flight; meanwhile whoever comes is told to come back later. Streams of events end by
+    themselves."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_ms / 1000
+    # Looked at now and then: an event would have to be set and cleared by every request.
+    while edge.admission.in_flight and loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)
+    if edge.admission.in_flight:
+        logger.info("%d requests are answered before their calls have ended", edge.admission.in_flight)
+        edge.handover.break_off()
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on every address of the host; port 0 takes any, the same for all."""
+    bound: list[socket.socket] = []
+    try:
+        addresses = dict.fromkeys(socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE))
+        for family, kind, protocol, _, address in addresses:
+            # With its protocol: asyncio turns Nagle's delay off only where it sees that this is TCP.
+            one = socket.socket(family, kind, protocol)
+            bound.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((address[0], bound[0].getsockname()[1] or address[1], *address[2:]))
+    except OSError as error:
+        for one in bound:
+            one.close()
+        raise SettingInvalid(
+            "TGA_HOST and TGA_PORT cannot be listened on", expected="a free port of this machine", found=error.strerror
+        ) from None
+    return bound

@@ -1,0 +1,166 @@
+"""What a gateway is made of: everything it has, wired together. main.py loads it for the commands that open one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from app.clock import SystemClock
+from app.config import Config, load_config
+from app.connectors.registry import Registry
+from app.connectors.webhooks import Webhooks
+from app.core.errors import StoreUnfit
+from app.domain.clock import Clock
+from app.domain.system.log_keys import announce_log_key
+from app.domain.system.policies import record_policy
+from app.domain.tga.announcements import Announcement
+from app.domain.tga.documents import TraceId
+from app.domain.tga.executor import request_of
+from app.domain.tga.ports import Ports
+from app.domain.tga.runtime import TgaRuntime
+from app.edge.admission import Admission
+from app.edge.authentication import Authenticator
+from app.edge.services import Edge
+from app.edge.tokens import JwtVerifier
+from app.gateway.admin_key import ensure_admin_key
+from app.gateway.policy_file import PolicyFile
+from app.keys.keyring import Keyring
+from app.keys.log_signer import LogSigner
+from app.mcp_server.origins import Origins
+from app.mcp_server.server import McpEndpoint
+from app.postgres.api_keys import PostgresAccess
+from app.postgres.database import Database, open_database
+from app.postgres.guards import verify_guards
+from app.postgres.ledger import PostgresLedger
+from app.postgres.mcp_key_reservations import PostgresIntents
+from app.postgres.migrate import load_status, migrate
+from app.postgres.outbox import PostgresOutbox
+from app.postgres.sequencer import Sequencer, TreeSession
+from app.postgres.sessions import Sessions
+from app.postgres.system import PostgresSystemLog, system_parts
+from app.postgres.traces import PostgresTraces
+from app.postgres.writer import Writer
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What runs and what commands reach for. The runtime and the edge have their own references to most of it."""
+
+    runtime: TgaRuntime
+    traces: PostgresTraces
+    registry: Registry
+    sessions: Sessions
+    system: PostgresSystemLog
+    policy: PolicyFile
+    webhooks: Webhooks
+    sequencer: Sequencer
+    clock: Clock
+    edge: Edge
+    mcp: McpEndpoint
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Database]:
+    """The database, migrated if it is ours, and fit; or the error that says why not."""
+    async with open_database(settings.home, settings.database_url) as database:
+        if database.is_embedded:
+            await migrate(database.admin_url)
+        elif (await load_status(database.admin_url)).pending:
+            raise StoreUnfit("the database's schema is not up to date", remedy="Run `tga db migrate` first.")
+        await verify_guards(database.admin_url)
+        yield database
+
+
+@asynccontextmanager
+async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
+    """A gateway on its database, fit or refused; closed in the order that loses nothing."""
+    config = load_config(settings.config_file)
+    policy = PolicyFile.open(config.policy.file if config.policy else None)
+    keyring = Keyring.open(settings.keys)
+    log_signer = LogSigner.open(settings.keys, origin=config.log.origin)
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        registry = Registry.from_config(config)
+        stack.push_async_callback(registry.close)
+        database = await stack.enter_async_context(open_store(settings))
+        url = database.gateway_url
+        sessions = await stack.enter_async_context(await Sessions.open(url))
+        traces = await stack.enter_async_context(await PostgresTraces.open(sessions, url))
+        access = await stack.enter_async_context(await PostgresAccess.open(sessions, url))
+        writer = Writer(PostgresLedger(sessions))
+        stack.push_async_callback(writer.close)
+        system = system_parts(
+            sessions, writer, clock, keyring, executor_id=traces.executor_id, definition_of=registry.definition
+        )
+        await system.signatory.announce()
+        await announce_log_key(system.log, clock, log_signer.public_key)
+        await record_policy(system.log, clock, policy.digest, policy.text)
+        registry.on_discovery = system.pins.see
+        await registry.start()  # their tools are pinned as they are discovered
+        await system.pins.see(registry.tools())
+        for tenant in {*config.tenants, *(server.tenant for server in config.servers.values())}:
+            await access.create_tenant(tenant)
+        await ensure_admin_key(access, settings.admin_key_file)
+        runtime = TgaRuntime(
+            Ports(
+                ledger=writer,
+                traces=traces,
+                tools=registry,
+                connectors=registry,
+                supervisor=policy,
+                pins=system.pins,
+                vault=system.vault,
+                signatory=system.signatory,
+                clock=clock,
+                approval_webhooks=tuple(config.webhooks),
+            )
+        )
+        stack.push_async_callback(runtime.close)
+        tokens = None
+        if config.auth.jwt is not None:
+            tokens = JwtVerifier(config.auth.jwt, has_tenant=access.has_tenant)
+            stack.push_async_callback(tokens.close)
+        webhooks = _webhooks(config, sessions, traces, keyring, clock)
+        stack.push_async_callback(webhooks.close)
+        sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
+        edge = Edge(
+            runtime=runtime,
+            traces=traces,
+            sessions=sessions,
+            registry=registry,
+            pins=system.pins,
+            authenticator=Authenticator(access, tokens),
+            admission=Admission(config.limits),
+            clock=clock,
+            log=sequencer,
+        )
+        yield Gateway(
+            runtime=runtime,
+            traces=traces,
+            registry=registry,
+            sessions=sessions,
+            system=system.log,
+            policy=policy,
+            webhooks=webhooks,
+            sequencer=sequencer,
+            clock=clock,
+            edge=edge,
+            mcp=McpEndpoint(
+                edge,
+                PostgresIntents(sessions, traces.executor_id),
+                origins=Origins(hosts=[settings.host, *config.mcp.allowed_hosts], origins=config.mcp.allowed_origins),
+                hold_ms=config.mcp.hold_ms,
+                task_after_ms=config.mcp.task_after_ms,
+            ),
+        )
+
+
+def _webhooks(config: Config, sessions: Sessions, traces: PostgresTraces, keyring: Keyring, clock: Clock) -> Webhooks:
+    async def announcement(trace_id: TraceId) -> Announcement | None:
+        stored = await traces.load_trace(trace_id)
+        return Announcement.of(request_of(stored)) if stored.waiting == "supervisor" else None
+
+    urls = {name: webhook.url for name, webhook in config.webhooks.items()}
+    return Webhooks(urls, PostgresOutbox(sessions), load=announcement, sign=keyring.sign, clock=clock)

@@ -1,0 +1,197 @@
+"""The log's own key, and the signer's memory.
+
+| what    | file                       | variable      |
+|---------|----------------------------|---------------|
+| the key | `log.key`                  | `TGA_LOG_KEY` |
+| retired | `log.<key id>.retired`     |               |
+| memory  | `log.head`, a signed note  |               |
+
+The memory is what keeps the key from signing two histories: the last head that was signed, in the folder of the keys
+and not in the database. It is durable before its head is shown to anyone, and nothing is signed that does not follow
+from it. Whoever puts back an old database but not the folder is found out here; so keep the two apart, and never
+restore the folder from a backup together with the database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from app.core.ed25519 import key_id_of
+from app.core.errors import ConcurrentExecution, NoteInvalid, SettingInvalid
+from app.core.limits import NOTE_BYTES_MAX
+from app.core.merkle import Hash
+from app.core.note import TreeHead, VerifierKey, open_note, sign_note
+from app.domain.log.heads import SignedHead, fits, verify_follows
+from app.keys.key_files import (
+    decoded,
+    load_or_make,
+    locked,
+    make_folder,
+    read_key,
+    read_private,
+    rotated,
+    verify_private,
+    write_private,
+)
+
+LOG_VARIABLE: Final = "TGA_LOG_KEY"
+
+_KEY_FILE = "log.key"
+_RETIRED = "log.*.retired"
+_MEMORY_FILE = "log.head"
+
+
+class LogSigner:
+    """The HeadSigner. Several processes may share one folder: each signature is a compare-and-swap on the memory.
+
+    Hosts that share the key but not the folder each have a memory of their own, kept up by following the published
+    heads; none of them knows what was signed while it was away and is in no database any more.
+    """
+
+    def __init__(self, folder: Path, origin: str | None, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._configured_origin = origin
+        self._is_given = bool(environment.get(LOG_VARIABLE))
+        if self._is_given:
+            self._use(decoded(environment[LOG_VARIABLE], LOG_VARIABLE))
+            make_folder(folder)
+        else:
+            self._use(load_or_make(folder, _KEY_FILE))
+        self._origin_seen: str | None = None
+        self.load_remembered()
+
+    @classmethod
+    def open(cls, folder: Path, *, origin: str | None = None, environment: Mapping[str, str] | None = None) -> Self:
+        """The signer, its key made and durable if there was none; SettingInvalid when key or memory cannot be used."""
+        with _files_explained(folder):
+            return cls(folder, origin, os.environ if environment is None else environment)
+
+    def __repr__(self) -> str:
+        return f"LogSigner({self.verifier_key.to_text()})"
+
+    @property
+    def origin(self) -> str:
+        """The log's name: configured, or the one that its heads have always had, or one made from its first key."""
+        made = f"tga.local/{hashlib.sha256(self._public_key).hexdigest()[:16]}"
+        return self._configured_origin or self._origin_seen or made
+
+    @property
+    def public_key(self) -> bytes:
+        return self._public_key
+
+    @property
+    def verifier_key(self) -> VerifierKey:
+        """What verifies the heads that are signed from here on."""
+        return VerifierKey(self.origin, self._public_key)
+
+    def load_remembered(self) -> SignedHead | None:
+        """The last head that was signed or followed here; None if there never was one."""
+        with _files_explained(self._folder):
+            verify_private(self._folder)
+            raw = read_private(self._folder / _MEMORY_FILE, bytes_max=NOTE_BYTES_MAX)
+        if raw is None:
+            return None
+        try:
+            remembered = SignedHead.from_note(raw.decode("utf-8"))
+        except (NoteInvalid, UnicodeDecodeError):
+            raise SettingInvalid(
+                f"{self._folder / _MEMORY_FILE} holds no tree head",
+                remedy="Nothing is signed without it. Put back the last head that any client holds.",
+            ) from None
+        self._origin_seen = remembered.head.origin
+        return remembered
+
+    def sign(self, size: int, root: Hash, proof: Sequence[bytes], *, after: SignedHead | None) -> SignedHead:
+        with self._alone(after):
+            head = TreeHead(self.origin, size, root)
+            verify_follows(head, proof, after=None if after is None else after.head)
+            if after is not None and after.head.size == size:
+                return after
+            signed = SignedHead(head, self._note_of(head, after))
+            self._write(signed)
+            return signed
+
+    def remember(self, signed: SignedHead, proof: Sequence[bytes], *, after: SignedHead | None) -> None:
+        with self._alone(after):
+            verify_follows(signed.head, proof, after=None if after is None else after.head)
+            self._write(signed)
+
+    def rotate(self) -> VerifierKey:
+        """A new key; the old one is kept as retired. It is to be announced on the system stream before it signs.
+
+        The first head under the new key carries the old one's signature too, if the old one is still in the folder.
+        """
+        if self._is_given:
+            raise SettingInvalid(
+                f"the key comes from {LOG_VARIABLE} and is rotated there",
+                remedy=f"Set {LOG_VARIABLE} to a new key and start again; keep the old one as log.<name>.retired.",
+            )
+        with _files_explained(self._folder):
+            self._use(rotated(self._folder, _KEY_FILE, lambda old: key_id_of(_public_of(old)).partition(":")[2]))
+        return self.verifier_key
+
+    def _use(self, raw: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(raw)
+        self._public_key = _public_of(raw)
+
+    def _write(self, signed: SignedHead) -> None:
+        write_private(self._folder / _MEMORY_FILE, signed.note.encode("utf-8"))
+        self._origin_seen = signed.head.origin
+
+    @contextmanager
+    def _alone(self, after: SignedHead | None) -> Iterator[None]:
+        with _files_explained(self._folder), locked(self._folder):
+            found = self.load_remembered()
+            if found != after:
+                raise ConcurrentExecution(
+                    "another process has signed a head meanwhile",
+                    expected=after and f"{after.head.size} leaves",
+                    found=found and f"{found.head.size} leaves",
+                    remedy="Look at the tree again.",
+                )
+            yield
+
+    def _note_of(self, head: TreeHead, after: SignedHead | None) -> str:
+        text = head.to_text()
+        note = sign_note(text, self.verifier_key, self._key.sign)
+        if after is None or _is_signed_by(self._key, after):
+            return note
+        for file in (self._folder / _KEY_FILE, *sorted(self._folder.glob(_RETIRED))):
+            raw = read_key(file)
+            old = None if raw is None else Ed25519PrivateKey.from_private_bytes(raw)
+            if old is not None and _is_signed_by(old, after):
+                key = VerifierKey(after.head.origin, old.public_key().public_bytes_raw())
+                return note + sign_note(text, key, old.sign).rpartition("\n\n")[2]
+        return note
+
+
+def _is_signed_by(key: Ed25519PrivateKey, signed: SignedHead) -> bool:
+    public = VerifierKey(signed.head.origin, key.public_key().public_bytes_raw())
+    try:
+        open_note(signed.note, [public], fits)
+    except NoteInvalid:
+        return False
+    return True
+
+
+def _public_of(raw: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(raw).public_key().public_bytes_raw()
+
+
+@contextmanager
+def _files_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingInvalid(
+            "the log's key or its memory cannot be read or written",
+            found=f"{error.filename or folder}: {error.strerror}",
+            remedy="Name a folder of your own in TGA_KEYS; without its memory the log signs nothing.",
+        ) from None
