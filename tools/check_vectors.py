@@ -188,7 +188,10 @@ def same(left: Any, right: Any) -> bool:
 
 
 def fold_next(schemas: Schemas, state: Any, record: Any) -> Any:
-    """The execution state after one more record; the first check that fails speaks."""
+    """The execution state after one more record; the first check that fails speaks.
+
+    Schema, sequence, chain and digest, transition, binding. `moved` compares the rest of what an artifact binds to.
+    """
     entry, artifact = record["entry"], record["artifact"]
     require(schemas.fits("execution_log_entry", entry), SCHEMA)
     kind = entry["artifact_type"]
@@ -202,8 +205,6 @@ def fold_next(schemas: Schemas, state: Any, record: Any) -> Any:
     verdict = None
     if artifact is not None:
         require(entry["artifact_digest"] == digest(artifact), CHECKSUM)
-        require(artifact["trace_id"] == entry["trace_id"], CHECKSUM)
-        require(kind not in BINDS_FIELD or artifact[BINDS_FIELD[kind]] == before, CHECKSUM)
         verdict = artifact[VERDICT_FIELD[kind]] if kind in VERDICT_FIELD else None
     standing = state["state"] if state else None
     admitted = {
@@ -211,6 +212,8 @@ def fold_next(schemas: Schemas, state: Any, record: Any) -> Any:
     }
     require(entry["from_state"] == (standing or "PENDING") and entry["to_state"] in admitted, TRANSITION)
     require(artifact is not None, RECOVERY)
+    require(artifact["trace_id"] == entry["trace_id"], CHECKSUM)
+    require(kind not in BINDS_FIELD or artifact[BINDS_FIELD[kind]] == before, CHECKSUM)
     return moved(state, entry, artifact)
 
 

@@ -140,7 +140,7 @@ class Streams:
         need(is_fit, SCHEMA, f"the {schema} does not fit its schema")
         return document
     def append(self, stream: str, number: int, raw: bytes, payload: bytes | None) -> None:
-        """Schema, sequence, chain and digest, transition, signature, claim: the first that fails speaks."""
+        """Schema, sequence, chain and digest, transition, binding, signature, claim: the first that fails speaks."""
         known = self.known.setdefault(stream, dict(UNBORN))
         if known["broken"]:
             return
@@ -158,18 +158,17 @@ class Streams:
         need(entry[f"{kind}_id"] == identity, SCHEMA, "the entry is of another stream")
         need(entry["sequence_number"] == number == expected, GAP, f"entry {expected} is missing, or not in its place")
         need(entry["prev_entry_digest"] == known["digest"], CHECKSUM, "the entry does not link to the one before it")
-        if artifact is not None:
-            need(artifact[f"{kind}_id"] == identity, CHECKSUM, "the artifact names another stream")
-            is_bound = name not in BINDS or artifact[BINDS[name]] == known["artifact"]
-            is_call = name != "tool_call" or known["call"] in (None, sha_of(artifact, CALL))
-            is_effect = name != "tool_effect" or known["call_id"] in (None, artifact["tool_call_id"])
-            need(is_bound and is_call and is_effect, CHECKSUM, "the artifact does not go with the ones before it")
         if is_trace:  # a system stream is OPEN, which its schema demands
             state, verdict = known["state"], None if artifact is None else artifact.get(VERDICT.get(name, ""), "")
             admitted = [to for (at, one, v), to in TABLE.items() if (at, one) == (state, name) and verdict in (None, v)]
             is_admitted = entry["from_state"] == (state or "PENDING") and entry["to_state"] in admitted
             need(is_admitted, TRANSITION, f"{state or 'a new trace'} does not admit this {name}")
         if artifact is not None:
+            need(artifact[f"{kind}_id"] == identity, CHECKSUM, "the artifact names another stream")
+            is_bound = name not in BINDS or artifact[BINDS[name]] == known["artifact"]
+            is_call = name != "tool_call" or known["call"] in (None, sha_of(artifact, CALL))
+            is_effect = name != "tool_effect" or known["call_id"] in (None, artifact["tool_call_id"])
+            need(is_bound and is_call and is_effect, CHECKSUM, "the artifact does not go with the ones before it")
             self.note(stream, number, name, artifact, known)
         else:
             known["call"] = known["call_id"] = None  # what is missing cannot be compared with

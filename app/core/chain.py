@@ -2,7 +2,8 @@
 
 Nothing here knows what a trace is. A `StreamKind` says which artifact may follow in which state and where it leads;
 `verify_link` is the one judge of whether an entry may stand after a head, for appends, replay and verification
-alike. The database's append function (app/postgres/migrations/0009_append.sql) judges by the same rules.
+alike. The database's append function (app/postgres/migrations) judges by the same rules, in the
+same order.
 """
 
 from __future__ import annotations
@@ -105,19 +106,22 @@ class Artifact(NamedTuple):
 
 
 def verify_link(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None, *, identity: str) -> Head:
-    """The head after `link`, or the error of the first check that fails: sequence, chain and digest, transition.
+    """The head after `link`, or the error of the first check that fails. The checks, in their order:
 
-    Schemas are checked before, where bytes become documents. Without its artifact (erased, the digest stands) a
-    link's verdict and bindings cannot be judged; order, content and state still are.
+    1. sequence: the next number of its stream (STATE_SEQUENCE_GAP)
+    2. chain and digest: linked to the entry before, bytes and artifact as hashed (STATE_CHECKSUM_MISMATCH)
+    3. transition: what the table admits (STATE_INVALID_TRANSITION)
+    4. binding: the artifact is about this stream and the artifact before it (STATE_CHECKSUM_MISMATCH)
+
+    Schemas are checked before, where bytes become documents; what else a kind binds its artifacts to is compared after.
+    Without its artifact (erased, the digest stands) a link's verdict and bindings cannot be judged; the rest still is.
     """
-    verify_place(kind, head, link, artifact, identity=identity)
-    return verify_transition(kind, head, link, artifact)
-
-
-def verify_place(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None, *, identity: str) -> None:
-    """The first half of `verify_link`: sequence, then chain and digest. A kind's own digests are compared after it."""
     _verify_sequence(head, link)
-    _verify_chain(kind, head, link, artifact, identity)
+    _verify_chain(head, link, artifact)
+    moved = _verify_transition(kind, head, link, artifact)
+    if artifact is not None:
+        _verify_binding(kind, head, link, artifact, identity)
+    return moved
 
 
 def _verify_sequence(head: Head, link: Link) -> None:
@@ -126,7 +130,7 @@ def _verify_sequence(head: Head, link: Link) -> None:
         raise SequenceGap("the entry is not the next of its stream", expected=expected, found=link.sequence_number)
 
 
-def _verify_chain(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None, identity: str) -> None:
+def _verify_chain(head: Head, link: Link, artifact: Artifact | None) -> None:
     if link.prev_entry_digest != head.entry_digest:  # I5
         raise ChecksumMismatch(
             "the entry does not link to the one before it",
@@ -139,14 +143,15 @@ def _verify_chain(kind: StreamKind, head: Head, link: Link, artifact: Artifact |
             expected=link.entry_digest,
             found=link.computed_digest,
         )
-    if artifact is None:
-        return
-    if artifact.computed_digest != link.artifact_digest:
+    if artifact is not None and artifact.computed_digest != link.artifact_digest:
         raise ChecksumMismatch(
             "the artifact is not the one that the entry commits to",
             expected=link.artifact_digest,
             found=artifact.computed_digest,
         )
+
+
+def _verify_binding(kind: StreamKind, head: Head, link: Link, artifact: Artifact, identity: str) -> None:
     if artifact.document.get(kind.id_field) != identity:
         raise ChecksumMismatch(
             "the artifact names another stream", expected=identity, found=artifact.document.get(kind.id_field)
@@ -160,8 +165,7 @@ def _verify_chain(kind: StreamKind, head: Head, link: Link, artifact: Artifact |
             )
 
 
-def verify_transition(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None) -> Head:
-    """The second half of `verify_link`: what the table says."""
+def _verify_transition(kind: StreamKind, head: Head, link: Link, artifact: Artifact | None) -> Head:
     rule = kind.rule_of.get(link.artifact_type)
     is_birth = head.sequence_number == 0
     if rule is None:

@@ -148,8 +148,7 @@ def test_a_trace_is_born_by_a_request_and_by_nothing_else(artifact_type: str, ve
         if (artifact_type, from_state, to_state) == ("action_request", "PENDING", "PENDING"):
             assert fold_next(None, record).state == "PENDING"
         else:
-            # Before the table is asked, a decision, call or effect is found to bind to nothing.
-            with pytest.raises((InvalidTransition, ChecksumMismatch)):
+            with pytest.raises(InvalidTransition):  # though it binds to nothing, too
                 fold_next(None, record)
 
 
@@ -248,18 +247,24 @@ def test_each_wrong_part_of_a_link_has_its_error(transition: Transition) -> None
 
 
 @every_transition
-def test_when_all_is_wrong_sequence_speaks_first_then_chain_then_transition(transition: Transition) -> None:
+def test_when_all_is_wrong_sequence_speaks_first_then_chain_then_transition_then_binding(
+    transition: Transition,
+) -> None:
     head = heads(transition)
     link, artifact = bare(TRACE, head, transition)
     wrong = link._replace(sequence_number=99, prev_entry_digest=OTHER_DIGEST, to_state="NOWHERE")
+    unbound = artifact._replace(document={**artifact.document, "trace_id": "another"})
     with pytest.raises(SequenceGap):
-        verify_link(TRACE, head, wrong, artifact, identity="id")
+        verify_link(TRACE, head, wrong, unbound, identity="id")
     wrong = wrong._replace(sequence_number=link.sequence_number)
-    with pytest.raises(ChecksumMismatch):
-        verify_link(TRACE, head, wrong, artifact, identity="id")
+    with pytest.raises(ChecksumMismatch, match="link to the one before"):
+        verify_link(TRACE, head, wrong, unbound, identity="id")
     wrong = wrong._replace(prev_entry_digest=link.prev_entry_digest)
     with pytest.raises(InvalidTransition):
-        verify_link(TRACE, head, wrong, artifact, identity="id")
+        verify_link(TRACE, head, wrong, unbound, identity="id")
+    wrong = wrong._replace(to_state=link.to_state)
+    with pytest.raises(ChecksumMismatch, match="names another stream"):
+        verify_link(TRACE, head, wrong, unbound, identity="id")
 
 
 # Whole logs

@@ -1,4 +1,6 @@
-"""0009 appends as 0006 did: random batches of sound and broken plans, put to both, with the same answers and rows.
+"""Today's append function (0009, with 0011) appends as that of 0006 did.
+
+Random batches of sound and broken plans are put to both, with the same answers and rows.
 
 Each batch goes to the function of 0006 (under another name) in a transaction that is rolled back, then to today's in
 one that is committed, so that both meet the same ledger. What a clock, a sequence or a transaction's number decides is
@@ -70,9 +72,13 @@ async def _make_old(admin: Session) -> None:
     source = resources.files("app.postgres").joinpath("migrations", "0006_gateway.sql").read_text("utf-8")
     start = source.index("CREATE FUNCTION tga.append(")
     await admin.execute(_CHECKED_ENTRY)
-    await admin.execute(
-        source[start : source.index("-- Erase the payloads")].replace("tga.append(", "tga.append_0006(", 1)
+    old = source[start : source.index("-- Erase the payloads")].replace("tga.append(", "tga.append_0006(", 1)
+    # 0011 judges transitions before bindings; 0006, moved in the same way, still says the same otherwise.
+    bindings, transition, expiry = (
+        old.index(rule)
+        for rule in ("WHEN l.artifact_id", "WHEN l.from_state IS DISTINCT", "-- A waiting request's time")
     )
+    await admin.execute(old[:bindings] + old[transition:expiry] + old[bindings:transition] + old[expiry:])
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Log vectors: sound logs, and logs with a defect that names them.
 
-Expected codes follow from the contract's precedence (schema, sequence, chain and digest, transition) and from the
-kind of change made, never from running an implementation.
+Expected codes follow from the contract's precedence (schema, sequence, chain and digest, transition,
+binding) and from the kind of change made, never from running an implementation.
 """
 
 from __future__ import annotations
@@ -126,16 +126,16 @@ def sound_logs() -> Iterator[Json]:
     yield sound("approved_without_policy_or_signature", append(asked, bare, "supervisor_decision", "AUTHORIZED"))
 
     for how, named in (("hold", None), ("reconcile", "find_invoice")):
-        call = tool_call(_bound(log_to("AUTHORIZED")), action_request(), on_unknown_outcome=how, reconcile_tool=named)
+        call = tool_call(bound_by(log_to("AUTHORIZED")), action_request(), on_unknown_outcome=how, reconcile_tool=named)
         yield sound(f"tool_call_to_{how}", append(log_to("AUTHORIZED"), call, "tool_call", "EXECUTING"))
 
     running = log_to("EXECUTING")
     error = {"code": "outcome_unknown", "message": ""}
     for basis in ("unknown", "not_sent", "reconciliation"):
-        effect = tool_effect(_bound(running), outcome="FAILURE", basis=basis, output=None, error=error, attempts=[])
+        effect = tool_effect(bound_by(running), outcome="FAILURE", basis=basis, output=None, error=error, attempts=[])
         yield sound(f"failed_by_{basis}", append(running, effect, "tool_effect", "FAILED"))
     resolved = tool_effect(
-        _bound(running),
+        bound_by(running),
         outcome="FAILURE",
         basis="resolution",
         output=None,
@@ -143,9 +143,9 @@ def sound_logs() -> Iterator[Json]:
         resolution={**ORDER, "action": "failed"},
     )
     yield sound("failed_by_resolution", append(running, resolved, "tool_effect", "FAILED"))
-    ordered = tool_effect(_bound(running), resolution=ORDER)
+    ordered = tool_effect(bound_by(running), resolution=ORDER)
     yield sound("completed_after_an_order_to_send_again", append(running, ordered, "tool_effect", "COMPLETED"))
-    effect = tool_effect(_bound(running), output=BASE64_OUTPUT)
+    effect = tool_effect(bound_by(running), output=BASE64_OUTPUT)
     yield sound("completed_with_bytes", append(running, effect, "tool_effect", "COMPLETED"))
     yield sound("continued_by_another_executor", append_step(running, "success", executor_id=OTHER_EXECUTOR_ID))
 
@@ -168,9 +168,9 @@ def forbidden_transitions() -> Iterator[Json]:
         yield refused(
             f"birth_out_of_{claimed.lower()}", TRANSITION, append_step([], "action_request", from_state=claimed)
         )
-    # Without an artifact before it a binding cannot hold, and bindings speak before transitions.
+    # Their bindings cannot hold either, without an artifact before them; the transition speaks before those.
     for step in STEPS[1:]:
-        yield refused(f"{step}_before_any_request", CHECKSUM, append_step([], step))
+        yield refused(f"{step}_before_any_request", TRANSITION, append_step([], step))
 
 
 def broken_orders() -> Iterator[Json]:
@@ -296,11 +296,11 @@ def changed_entries() -> Iterator[Json]:
 def changed_artifacts() -> Iterator[Json]:
     running = log_to("EXECUTING")
     success, failure = log_to("COMPLETED"), log_to("FAILED")
-    with_bytes = append(running, tool_effect(_bound(running), output=BASE64_OUTPUT), "tool_effect", "COMPLETED")
+    with_bytes = append(running, tool_effect(bound_by(running), output=BASE64_OUTPUT), "tool_effect", "COMPLETED")
     for place in (1, 2, 3):
         yield from _changed_artifact(success[place - 1]["entry"]["artifact_type"], success[:place])
     yield from _changed_artifact("tool_effect", success)
-    asking = tool_call(_bound(running[:2]), action_request(), on_unknown_outcome="reconcile", reconcile_tool="find")
+    asking = tool_call(bound_by(running[:2]), action_request(), on_unknown_outcome="reconcile", reconcile_tool="find")
     reconciling = append(running[:2], asking, "tool_call", "EXECUTING")
     # Only the fields that the documents above leave null, or fill in another way.
     others = (
@@ -365,37 +365,7 @@ def changed_artifacts() -> Iterator[Json]:
         yield refused(name, SCHEMA, _with_artifact(success[:place], artifact))
 
 
-def precedences() -> Iterator[Json]:
-    """Every combination of two or more defects in one record: the first in the contract's order speaks."""
-    order = (("schema", SCHEMA), ("sequence", GAP), ("chain", CHECKSUM), ("transition", TRANSITION))
-    changes: dict[str, Json] = {
-        "schema": {"recorded_at": "yesterday"},
-        "sequence": {"sequence_number": 9},
-        "chain": {"prev_entry_digest": OTHER_DIGEST},
-        "transition": {"to_state": "COMPLETED"},
-    }
-    base = log_to("AUTHORIZED")
-    for count in (2, 3, 4):
-        for defects in itertools.combinations(order, count):
-            entry_changes = {field: value for kind, _ in defects for field, value in changes[kind].items()}
-            name = "_and_".join(kind for kind, _ in defects) + "_wrong_together"
-            yield refused(name, defects[0][1], append_step(base, "tool_call", **entry_changes))
-    numbered = append_step(base, "tool_call", sequence_number=9)
-    numbered[2]["entry"]["entry_digest"] = OTHER_DIGEST
-    yield refused("gap_speaks_before_the_entry_digest", GAP, numbered)
-    keyless = {**tool_call(_bound(base), action_request()), "idempotency_key": None}
-    yield refused(
-        "artifact_schema_speaks_before_the_gap",
-        SCHEMA,
-        append(base, keyless, "tool_call", "EXECUTING", sequence_number=9),
-    )
-    unbound = tool_effect(OTHER_DIGEST)
-    yield refused("binding_speaks_before_the_transition", CHECKSUM, append(base, unbound, "tool_effect", "COMPLETED"))
-    elsewhere = append_step(base, "tool_call", sequence_number=9, trace_id=OTHER_TRACE_ID)
-    yield refused("another_trace_speaks_before_the_gap", SCHEMA, elsewhere, documents_valid=True)
-
-
-def _bound(records: list[Json]) -> str:
+def bound_by(records: list[Json]) -> str:
     """What the next artifact must name."""
     return str(records[-1]["entry"]["artifact_digest"])
 
@@ -431,7 +401,6 @@ LOG_PARTS: Final = (
     foreign_records,
     changed_entries,
     changed_artifacts,
-    precedences,
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from app.core.chain import Artifact, Head, verify_link, verify_place, verify_transition
+from app.core.chain import Artifact, Head, verify_link
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
 from app.domain.ledger.plans import PlannedEntry
@@ -114,10 +114,8 @@ def _fold_next(state: ExecutionState | None, head: Head, record: LogRecord) -> E
     try:
         if state is not None and entry.trace_id != state.trace_id:
             raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=entry.trace_id)
-        link, artifact = entry.link(), _artifact_of(record)
-        verify_place(TRACE, head, link, artifact, identity=entry.trace_id)
-        _verify_continuity(state, record.artifact)
-        verify_transition(TRACE, head, link, artifact)
+        verify_link(TRACE, head, entry.link(), _artifact_of(record), identity=entry.trace_id)
+        _verify_continuity(state, record.artifact)  # a binding too: after the transition
         return _next_state(state, record)
     except TgaError as error:
         raise error.at(stream=record.stream, sequence_number=head.sequence_number + 1) from error.__cause__
