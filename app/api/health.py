@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Final
 
+import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -77,8 +78,9 @@ def router(edge: Edge) -> APIRouter:
         response_class=Response,
         responses={
             200: {
-                "description": "It can: the store answers. `log` is `stalled` while a transaction that does not end "
-                "keeps entries out of the log; the gateway's own log says whose.",
+                "description": "It can: the store answers. `log` is not `ok` when calls are recorded but not proven: "
+                "`stalled` while a transaction that does not end keeps entries out of the log, `failing` while this "
+                "gateway can sign or follow no head. `reason` says why; the gateway's own log says more.",
                 "content": {_JSON: {"example": {"status": "ok", "log": "ok"}}},
             },
             **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown, errors.LogForked),
@@ -89,7 +91,8 @@ def router(edge: Edge) -> APIRouter:
             await readiness.verify()
         except TgaError as error:
             return problem(error)
-        stalled = edge.log.is_stalled
-        return Response(b'{"status":"ok","log":"%b"}' % (b"stalled" if stalled else b"ok"), media_type=_JSON)
+        log = edge.log.condition
+        said = {"status": "ok", "log": log.state, **({} if log.reason is None else {"reason": log.reason})}
+        return Response(orjson.dumps(said), media_type=_JSON)
 
     return made

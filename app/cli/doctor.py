@@ -223,11 +223,14 @@ async def _gateway(settings: Settings) -> Finding:
     what = f"gateway at {settings.url.rpartition('@')[2]}"
     try:
         async with GatewayClient.open(settings) as client:
-            await client.get("/readyz")
+            ready = await client.get("/readyz")
             await client.get("/v1/traces", limit=1)
     except TgaError as error:
         return _wrong(what, error)
-    return Finding(what, True, "ready, and takes the key")
+    if ready.get("log") == "ok":
+        return Finding(what, True, "ready, and takes the key")
+    found = f"takes calls, but its log is {ready.get('log')}: {ready.get('reason')}"
+    return Finding(what, True, found, "The gateway's own log says more.", warning=True)
 
 
 def _wrong(what: str, error: TgaError) -> Finding:

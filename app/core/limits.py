@@ -188,11 +188,12 @@ BUNDLE_FINDINGS_MAX: Final = 1_000  # a bundle with more is as broken as one can
 EXPORT_PAGE_ENTRIES: Final = 1_024
 
 # The log. Rows looked at in one round; how often one is made; how long an open transaction may hold the log back before
-# it is told who does.
+# it is told who does; at most how long until what failed is tried again.
 LOG_BATCH_ROWS_MAX: Final = 2_000
 LOG_ROUND_MS: Final = 200
 LOG_STANDBY_MS: Final = 250
 LOG_STALL_MS: Final = 5_000
+LOG_RETRY_MAX_MS: Final = 2_000
 LOG_ORIGIN_CHARS_MAX: Final = 255
 RECEIPT_WAIT_MS: Final = 1_000
 RECEIPT_POLL_MS: Final = 50

@@ -16,6 +16,7 @@ from app.core.errors import InputMalformed, TgaError
 from app.core.note import VerifierKey
 from app.domain.clock import Clock
 from app.domain.identity import Principal
+from app.domain.log.condition import LogCondition
 from app.domain.system.pins import Pins
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
@@ -46,7 +47,7 @@ class Log(Protocol):
     def fault(self) -> TgaError | None: ...
 
     @property
-    def is_stalled(self) -> bool: ...
+    def condition(self) -> LogCondition: ...
 
 
 @dataclass(frozen=True, slots=True)

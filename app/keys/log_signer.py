@@ -14,6 +14,7 @@ restore the folder from a backup together with the database.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ LOG_VARIABLE: Final = "TGA_LOG_KEY"
 _KEY_FILE = "log.key"
 _RETIRED = "log.*.retired"
 _MEMORY_FILE = "log.head"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class LogSigner:
@@ -190,8 +192,11 @@ def _files_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        is_full = error.errno in _NO_ROOM
         raise SettingInvalid(
-            "the log's key or its memory cannot be read or written",
-            found=f"{error.filename or folder}: {error.strerror}",
-            remedy="Name a folder of your own in TGA_KEYS; without its memory the log signs nothing.",
+            f"the log's key or its memory cannot be read or written: {error.strerror}",
+            found=error.filename or folder,
+            remedy="Make room where the keys folder is: nothing is signed until then, and nothing that was is lost."
+            if is_full
+            else "Name a folder of your own in TGA_KEYS; without its memory the log signs nothing.",
         ) from None

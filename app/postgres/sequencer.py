@@ -24,9 +24,10 @@ from typing import Any, Self, TypeAlias
 import asyncpg
 
 from app.core.errors import ConcurrentExecution, LogForked, StoreUnavailable, TgaError
-from app.core.limits import LOG_BATCH_ROWS_MAX, LOG_ROUND_MS, LOG_STALL_MS, LOG_STANDBY_MS
+from app.core.limits import LOG_BATCH_ROWS_MAX, LOG_RETRY_MAX_MS, LOG_ROUND_MS, LOG_STALL_MS, LOG_STANDBY_MS
 from app.core.merkle import Frontier, Hash, Node, Range
 from app.core.note import VerifierKey
+from app.domain.log.condition import LogCondition
 from app.domain.log.heads import HeadSigner, SignedHead, verify_follows
 from app.postgres.horizon import Stall, load_stall
 from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, connect, unavailable
@@ -116,6 +117,10 @@ class Sequencer:
         self._fault: TgaError | None = None
         self._is_held_up = False
         self._reign: Reign | None = None
+        # Set when work fails, cleared by the next round (or follow, on standby) that succeeds.
+        self._failure: TgaError | None = None
+        self._failures_told: set[str] = set()
+        self._retry_ms = LOG_ROUND_MS
 
     @property
     def verifier_key(self) -> VerifierKey:
@@ -140,23 +145,42 @@ class Sequencer:
     def is_stalled(self) -> bool:
         return self.stall is not None
 
+    @property
+    def condition(self) -> LogCondition:
+        """How the log is kept here, in words for whoever may ask; where and by whom is for the gateway's own log."""
+        if self._failure is not None:
+            return LogCondition("failing", self._failure.what)
+        if self._is_held_up:
+            return LogCondition("failing", "PostgreSQL does not confirm the sequencer's first commit")
+        if self.is_stalled:
+            return LogCondition("stalled", "a transaction that has not ended keeps entries out of the log")
+        return LogCondition()
+
     async def run(self) -> None:
-        """Stand by, take over, work; until cancelled, or until something fails, which it raises. Call it again."""
+        """Stand by, take over, work, until cancelled. Whatever fails is told of once, and tried again."""
+        while True:
+            try:
+                await self._work()
+            except TgaError as error:
+                self._note_failure(error)
+            await asyncio.sleep(self._retry_ms / 1000)
+            self._retry_ms = min(2 * self._retry_ms, LOG_RETRY_MAX_MS)
+
+    async def _work(self) -> None:
         session = await self._open_tree()
         try:
             await self._stand_by(session)
             reign = Reign(session, self._signer, stall_ms=self._stall_ms)
             with self._telling_of_waits():
                 await reign.settle()
-            self._note(None)
             self._reign = reign
+            is_more = await reign.make_round()
+            self._note_success()
             logger.info("this gateway sequences the log")
             while True:
-                if not await reign.make_round():
+                if not is_more:
                     await asyncio.sleep(LOG_ROUND_MS / 1000)
-        except LogForked as error:
-            self._note(error)
-            raise
+                is_more = await reign.make_round()
         finally:
             self._reign = None
             await session.close()
@@ -165,7 +189,7 @@ class Sequencer:
         tree = PostgresTree(session)
         while not await session.try_lock():
             if await follow(tree, self._signer):
-                self._note(None)
+                self._note_success()
             await asyncio.sleep(LOG_STANDBY_MS / 1000)
 
     @contextlib.contextmanager
@@ -189,12 +213,27 @@ class Sequencer:
             self._is_held_up = False
             logger.warning("the sequencer's first commit is confirmed; the log goes on")
 
-    def _note(self, fault: LogForked | None) -> None:
-        if fault is not None and self._fault is None:
-            logger.critical("the log is forked; nothing is sequenced and nothing is signed: %s", fault)
-        if fault is None and self._fault is not None:
+    def _note_failure(self, error: TgaError) -> None:
+        """Each failure is told of once, however often it is tried again, until a round has succeeded."""
+        if isinstance(error, LogForked):
+            if self._fault is None:
+                logger.critical("the log is forked; nothing is sequenced and nothing is signed: %s", error)
+            self._fault = error
+        else:
+            told = f"{error.code}: {error.what}"
+            if told not in self._failures_told:
+                self._failures_told.add(told)
+                logger.error("the log waits, and this gateway signs nothing: %s", error)
+        self._failure = error.with_traceback(None)  # which would keep the frames of whoever failed
+
+    def _note_success(self) -> None:
+        if self._fault is not None:
             logger.warning("the log is whole again")
-        self._fault = fault
+        elif self._failure is not None:
+            logger.warning("the log goes on")
+        self._fault, self._failure = None, None
+        self._failures_told.clear()
+        self._retry_ms = LOG_ROUND_MS
 
 
 async def follow(tree: PostgresTree, signer: HeadSigner) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.core.errors import TgaError
 from app.core.note import VerifierKey
+from app.domain.log.condition import LogCondition
 
 KEY = VerifierKey("tga.test/log", bytes(range(32)))
 
@@ -14,4 +15,4 @@ KEY = VerifierKey("tga.test/log", bytes(range(32)))
 class QuietLog:
     verifier_key: VerifierKey = KEY
     fault: TgaError | None = None
-    is_stalled: bool = False
+    condition: LogCondition = field(default_factory=LogCondition)

@@ -14,6 +14,7 @@ from typing import Any
 from app.core.errors import LogForked
 from app.core.merkle import Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TlogProof, TreeHead, VerifierKey, open_note
+from app.domain.log.condition import LogCondition
 from app.domain.log.heads import fits
 from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
@@ -208,12 +209,12 @@ async def test_a_fork_shows_in_readiness_and_so_does_a_stall(
             return status, json.loads(body)
 
         assert await ready() == (200, {"status": "ok", "log": "ok"})
-        log.is_stalled = True
-        assert await ready() == (200, {"status": "ok", "log": "stalled"})
+        log.condition = LogCondition("stalled", "a transaction")
+        assert await ready() == (200, {"status": "ok", "log": "stalled", "reason": "a transaction"})
         log.fault = LogForked("the tree is smaller than one that was signed")
         status, document = await ready()
         assert (status, document["code"]) == (503, "LOG_FORKED")
-        log.fault, log.is_stalled = None, False
+        log.fault, log.condition = None, LogCondition()
         assert (await ready())[0] == 200
 
 

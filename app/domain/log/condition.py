@@ -1,0 +1,18 @@
+"""How a gateway keeps the log, for whoever watches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class LogCondition:
+    """`stalled`: a transaction that does not end holds entries back.
+    `failing`: this gateway can sign or follow no head.
+
+    None of them keeps calls from being recorded. `reason` is written for strangers: it names no path and no session.
+    """
+
+    state: Literal["ok", "stalled", "failing"] = "ok"
+    reason: str | None = None
