@@ -19,7 +19,8 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from app.core.digest import Digest
-from app.core.errors import BY_CODE, ChecksumMismatch, RecoveryFailed, TgaError
+from app.core.errors import BY_CODE, RecoveryFailed, TgaError
+from app.domain.ledger.records import Record
 from app.domain.system.documents import SYSTEM_MODELS, SystemLogEntry
 from app.domain.system.log import SystemState, fold_next
 from app.domain.tga.documents import ARTIFACT_MODELS, ExecutionCheckpoint, ExecutionLogEntry, ExecutionState
@@ -93,10 +94,9 @@ def judge_system(records: list[Json]) -> tuple[SystemState | None, Json | None]:
     for place, record in enumerate(records, start=1):
         try:
             entry = SystemLogEntry.from_json(record["entry"])
-            if record["artifact"] is None:
-                raise ChecksumMismatch("the artifact is missing")
-            document = SYSTEM_MODELS[entry.artifact_type].from_json(record["artifact"])
-            state = fold_next(state or SystemState(entry.system_id), entry, document)
+            artifact = record["artifact"]
+            document = None if artifact is None else SYSTEM_MODELS[entry.artifact_type].from_json(artifact)
+            state = fold_next(state or SystemState(entry.system_id), Record(entry, document))
         except TgaError as error:
             return state, {"error": error.code, "at": place}
     return state, None

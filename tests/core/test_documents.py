@@ -242,7 +242,9 @@ def test_an_effect_of_an_answer_reads_back() -> None:
 def test_an_entry_is_planned_as_its_model_writes_it(records: list[Any]) -> None:
     head = Head.unborn(TRACE)
     for n, record in enumerate(records):
-        planned, head, is_admitted = plan_next(head, record.artifact, executor_id=EXECUTOR, recorded_at=time_at(n))
+        planned, head, is_admitted = plan_next(
+            head, record.artifact, identity=record.entry.trace_id, executor_id=EXECUTOR, recorded_at=time_at(n)
+        )
         body = ExecutionLogEntry.from_body_bytes(planned.entry).to_json()
         body.pop("entry_digest")
         assert planned == (canonical_bytes(body), canonical_bytes(record.artifact.to_json()))

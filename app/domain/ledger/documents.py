@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from app.core.canonical import JsonValue, canonical_bytes, canonical_members, embedded, parse_object
-from app.core.chain import Link
+from app.core.chain import Link, StreamKind
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import SchemaViolation
 from app.core.limits import (
@@ -189,9 +189,16 @@ class Document(Part):
         return self.to_json()
 
 
+class StreamArtifact(Document):
+    """A document that an entry commits to. One of its fields is the id of its stream (`StreamKind.id_field`)."""
+
+    artifact_type: ClassVar[Any]
+
+
 class LogEntry(Document):
     """One link of a stream's chain. Its digest is over all of it but the digest itself."""
 
+    kind: ClassVar[StreamKind]
     sequence_number: SequenceNumber
     prev_entry_digest: Sha256
     from_state: str
@@ -242,6 +249,16 @@ class LogEntry(Document):
         if "entry_digest" in body:
             raise SchemaViolation("the stored entry holds its own digest", expected="the bytes without it")
         return cls.from_json({**body, "entry_digest": digest_of_bytes(raw)})
+
+    @property
+    def identity(self) -> str:
+        """The id of its stream among those of its kind."""
+        identity: str = self.__dict__[self.kind.id_field]
+        return identity
+
+    @property
+    def stream(self) -> str:
+        return self.kind.stream(self.identity)
 
     def link(self) -> Link:
         return Link(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, StringConstraints
 
 from app.core.chain import ArtifactRule, StreamKind, Transition
-from app.domain.ledger.documents import Document, LogEntry, Name, SequenceNumber, Sha256, Text, Time
+from app.domain.ledger.documents import LogEntry, Name, SequenceNumber, Sha256, StreamArtifact, Text, Time
 
 SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure"]
 
@@ -27,7 +27,7 @@ SYSTEM: Final = StreamKind(
 )
 
 
-class SystemDocument(Document):
+class SystemDocument(StreamArtifact):
     """What an entry of a system stream commits to. `system_id` is the tenant's name."""
 
     artifact_type: ClassVar[SystemArtifactType]
@@ -90,6 +90,7 @@ SYSTEM_MODELS: Final[dict[str, type[SystemDocument]]] = {
 class SystemLogEntry(LogEntry):
     """One link of a system stream's chain."""
 
+    kind: ClassVar = SYSTEM
     schema_id: Literal["tga/v1/system_log_entry"] = "tga/v1/system_log_entry"
     system_id: Name
     from_state: Literal["OPEN"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from base64 import b64decode
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from app.core.canonical import JsonValue
-from app.core.chain import Artifact, Head, verify_link
+from app.core.chain import Head
 from app.core.digest import Digest, digest_of_bytes
 from app.core.ed25519 import key_id_of
 from app.core.errors import ChecksumMismatch, SchemaViolation, TgaError
-from app.domain.ledger.plans import Plan, PlannedEntry
+from app.domain.ledger.plans import Plan
+from app.domain.ledger.records import Record, StreamDocuments
 from app.domain.system.documents import (
     SYSTEM,
     SYSTEM_MODELS,
@@ -20,6 +21,9 @@ from app.domain.system.documents import (
     SystemLogEntry,
     ToolPin,
 )
+
+SystemRecord = Record[SystemLogEntry, SystemDocument]
+SYSTEM_DOCUMENTS: Final = StreamDocuments(SystemLogEntry, SYSTEM_MODELS)
 
 ToolKey = tuple[str, str]
 
@@ -63,36 +67,21 @@ def fold_system(
     A system stream's artifacts are never erased: a missing one means that someone removed it.
     """
     try:
-        found = digest_of_bytes(raw_entry)
-        if found != entry_digest:  # I5
-            raise ChecksumMismatch("the stored entry does not hash to its digest", expected=entry_digest, found=found)
-        entry = SystemLogEntry.from_body_bytes(raw_entry)
-        if raw_artifact is None:
-            raise ChecksumMismatch("the artifact is missing", expected=entry.artifact_digest, found="nothing")
-        found = digest_of_bytes(raw_artifact)
-        if found != entry.artifact_digest:
-            raise ChecksumMismatch(
-                "the stored artifact is not the one that the entry commits to",
-                expected=entry.artifact_digest,
-                found=found,
-            )
-        document = SYSTEM_MODELS[entry.artifact_type].from_bytes(raw_artifact)
+        record = SYSTEM_DOCUMENTS.read(raw_entry, raw_artifact, entry_digest=entry_digest)
     except TgaError as error:
         raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
-    return fold_next(state, entry, document)
+    return fold_next(state, record)
 
 
-def fold_next(state: SystemState, entry: SystemLogEntry, document: SystemDocument) -> SystemState:
+def fold_next(state: SystemState, record: SystemRecord) -> SystemState:
     """The state after one more entry with its artifact, or the error of the first check that fails."""
+    entry, document = record
     try:
+        if document is None:
+            raise ChecksumMismatch("the artifact is missing", expected=entry.artifact_digest, found="nothing")
         if entry.system_id != state.system_id:
             raise SchemaViolation("the entry is of another stream", expected=state.system_id, found=entry.system_id)
-        if document.artifact_type != entry.artifact_type:
-            raise SchemaViolation(
-                "the artifact is of another type", expected=entry.artifact_type, found=document.artifact_type
-            )
-        artifact = Artifact(document.__dict__, document.digest())
-        head = verify_link(SYSTEM, state.head, entry.link(), artifact, identity=state.system_id)
+        head = SYSTEM_DOCUMENTS.verify_next(state.head, record)
         _verify_names(document)
     except TgaError as error:
         raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
@@ -136,20 +125,8 @@ def plan_system(state: SystemState, documents: list[SystemDocument], *, executor
     """One plan that appends these documents where the stream stands now; owned by nobody, before and after."""
     planned, head = [], state.head
     for document in documents:
-        body: dict[str, JsonValue] = {
-            "schema_id": SYSTEM.entry_schema_id,
-            "schema_version": document.schema_version,
-            "system_id": state.system_id,
-            "sequence_number": head.sequence_number + 1,
-            "prev_entry_digest": head.entry_digest,
-            "from_state": "OPEN",
-            "to_state": "OPEN",
-            "artifact_type": document.artifact_type,
-            "artifact_digest": document.digest(),
-            "executor_id": executor_id,
-            "recorded_at": recorded_at,
-        }
-        entry = SystemLogEntry.of_body(body)
-        head = Head(entry.sequence_number, Digest(entry.entry_digest), "OPEN", document.digest())
-        planned.append(PlannedEntry(entry.body_bytes(), document.to_bytes()))
+        entry, head, _ = SYSTEM_DOCUMENTS.plan(
+            head, document, identity=state.system_id, executor_id=executor_id, recorded_at=recorded_at
+        )
+        planned.append(entry)
     return Plan(stream=state.stream, executor_id=executor_id, owner_after=None, entries=planned)

@@ -23,12 +23,13 @@ from app.domain.ledger.documents import (
     SequenceNumber,
     Sha256,
     Signature,
+    StreamArtifact,
     Text,
     Time,
     Uuid7,
     require_no_stated_null,
 )
-from app.domain.tga.transitions import ArtifactType, State
+from app.domain.tga.transitions import TRACE, ArtifactType, State
 from app.domain.tools import ToolClass
 
 TraceId = NewType("TraceId", str)
@@ -36,8 +37,8 @@ TraceId = NewType("TraceId", str)
 Traceparent = Annotated[str, StringConstraints(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 
 
-class ArtifactDocument(Document):
-    """A document that an entry commits to."""
+class ArtifactDocument(StreamArtifact):
+    """A document that an entry of a trace commits to."""
 
     artifact_type: ClassVar[ArtifactType]
     trace_id: Uuid7
@@ -362,6 +363,7 @@ ARTIFACT_MODELS: dict[str, type[ArtifactDocument]] = {
 class ExecutionLogEntry(LogEntry):
     """One link of a trace's chain. Its digest is over all of it but the digest itself."""
 
+    kind: ClassVar = TRACE
     schema_id: Literal["tga/v1/execution_log_entry"] = "tga/v1/execution_log_entry"
     trace_id: Uuid7
     sequence_number: SequenceNumber

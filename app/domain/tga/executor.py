@@ -342,7 +342,9 @@ class Driver:
 
     def advance(self, drive: Drive, artifact: ArtifactDocument) -> None:
         now = self._clock.now()
-        planned, head, is_admitted = plan_next(drive.head, artifact, executor_id=drive.executor_id, recorded_at=now)
+        planned, head, is_admitted = plan_next(
+            drive.head, artifact, identity=drive.trace_id, executor_id=drive.executor_id, recorded_at=now
+        )
         if not is_admitted or not drive.is_continued_by(artifact):
             # The judge of replay names what is wrong, and raises.
             fold_next(drive.state, LogRecord(ExecutionLogEntry.from_body_bytes(planned.entry), artifact))

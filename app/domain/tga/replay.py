@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from app.core.chain import Artifact, Head, verify_link
-from app.core.digest import Digest, digest_of_bytes
+from app.core.chain import Head
+from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
-from app.domain.ledger.plans import PlannedEntry
+from app.domain.ledger.records import Record, StreamDocuments, artifact_of
 from app.domain.tga.documents import (
     ARTIFACT_MODELS,
     ActionRequest,
@@ -23,17 +23,11 @@ from app.domain.tga.documents import (
 )
 from app.domain.tga.transitions import TRACE, State
 
-
-class LogRecord(NamedTuple):
-    """An entry with the artifact that it commits to; None when the payload is gone and only its digest stands."""
-
-    entry: ExecutionLogEntry
-    artifact: ArtifactDocument | None
-
-    @property
-    def stream(self) -> str:
-        return TRACE.stream(self.entry.trace_id)
-
+LogRecord = Record[ExecutionLogEntry, ArtifactDocument]
+TRACE_DOCUMENTS: Final = StreamDocuments(ExecutionLogEntry, ARTIFACT_MODELS)
+record_from_bytes = TRACE_DOCUMENTS.read
+verify_next = TRACE_DOCUMENTS.verify_next
+plan_next = TRACE_DOCUMENTS.plan
 
 # What the runtime does depends on the state alone (a Moore machine); recovery enters the same table in the middle.
 ACTION_OF_STATE: Final[dict[State, Literal["ask_supervisor", "append_tool_call", "dispatch", "return_result"]]] = {
@@ -46,28 +40,6 @@ ACTION_OF_STATE: Final[dict[State, Literal["ask_supervisor", "append_tool_call",
 }
 
 
-def record_from_bytes(raw_entry: bytes, raw_artifact: bytes | None, *, entry_digest: Digest) -> LogRecord:
-    """A stored row as documents.
-
-    Bytes that do not hash to the digest recorded beside them are not read at all: ChecksumMismatch. What they say,
-    and whether it fits the stream, is judged afterwards.
-    """
-    found = digest_of_bytes(raw_entry)
-    if found != entry_digest:  # I5
-        raise ChecksumMismatch("the stored entry does not hash to its digest", expected=entry_digest, found=found)
-    entry = ExecutionLogEntry.from_body_bytes(raw_entry)
-    if raw_artifact is None:
-        return LogRecord(entry, None)
-    found = digest_of_bytes(raw_artifact)
-    if found != entry.artifact_digest:
-        raise ChecksumMismatch(
-            "the stored artifact is not the one that the entry commits to",
-            expected=entry.artifact_digest,
-            found=found,
-        )
-    return LogRecord(entry, ARTIFACT_MODELS[entry.artifact_type].from_bytes(raw_artifact))
-
-
 def head_of(state: ExecutionState | None) -> Head:
     if state is None:
         return Head.unborn(TRACE)
@@ -78,22 +50,6 @@ def head_of(state: ExecutionState | None) -> Head:
         or state.action_request_digest
     )
     return Head(state.sequence_number, Digest(state.entry_digest), state.state, Digest(last_artifact))
-
-
-def verify_next(head: Head, record: LogRecord) -> Head:
-    """The head after this record, or the first check that fails; needs neither artifact nor folded state."""
-    return verify_link(TRACE, head, record.entry.link(), _artifact_of(record), identity=record.entry.trace_id)
-
-
-def _artifact_of(record: LogRecord) -> Artifact | None:
-    artifact = record.artifact
-    if artifact is None:
-        return None
-    if artifact.artifact_type != record.entry.artifact_type:
-        raise SchemaViolation(
-            "the artifact is of another type", expected=record.entry.artifact_type, found=artifact.artifact_type
-        )
-    return Artifact(artifact.__dict__, artifact.digest())
 
 
 def fold(records: Iterable[LogRecord], *, start: ExecutionState | None = None) -> ExecutionState | None:
@@ -114,7 +70,7 @@ def _fold_next(state: ExecutionState | None, head: Head, record: LogRecord) -> E
     try:
         if state is not None and entry.trace_id != state.trace_id:
             raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=entry.trace_id)
-        verify_link(TRACE, head, entry.link(), _artifact_of(record), identity=entry.trace_id)
+        verify_next(head, record)
         _verify_continuity(state, record.artifact)  # a binding too: after the transition
         return _next_state(state, record)
     except TgaError as error:
@@ -125,36 +81,11 @@ def advance(
     state: ExecutionState | None, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
 ) -> tuple[LogRecord, ExecutionState]:
     """The record that appends `artifact` to a trace in `state`, and the state after it; raises where it may not."""
-    planned, _, _ = plan_next(head_of(state), artifact, executor_id=executor_id, recorded_at=recorded_at)
+    planned, _, _ = plan_next(
+        head_of(state), artifact, identity=artifact.trace_id, executor_id=executor_id, recorded_at=recorded_at
+    )
     record = LogRecord(ExecutionLogEntry.from_body_bytes(planned.entry), artifact)
     return record, fold_next(state, record)
-
-
-def plan_next(
-    head: Head, artifact: ArtifactDocument, *, executor_id: str, recorded_at: str
-) -> tuple[PlannedEntry, Head, bool]:
-    """What is stored to append `artifact` after `head`, the head after it, and whether the table admits it.
-
-    The entry is right in place and chain by construction. Whether the artifact is about this very trace and call is for
-    the caller to see; what is wrong is for the judge to name (`fold_next`).
-    """
-    sequence_number, prev_entry_digest, state, bound_digest = head
-    artifact_type, number = artifact.artifact_type, sequence_number + 1
-    rule, said = TRACE.rule_of[artifact_type], artifact.__dict__
-    verdict = "" if rule.verdict_field is None else said[rule.verdict_field]
-    to_state = TRACE.next_state.get((state, artifact_type, verdict, number == 1))
-    is_bound = rule.binds_field is None or said[rule.binds_field] == bound_digest
-    written, digest = artifact.written()
-    reached = to_state or state
-    # RFC 8785, as `ExecutionLogEntry` is written: sorted keys, and no value holds anything that JSON would escape.
-    entry = (
-        f'{{"artifact_digest":"{digest}","artifact_type":"{artifact_type}","executor_id":"{executor_id}",'
-        f'"from_state":"{state}","prev_entry_digest":"{prev_entry_digest}","recorded_at":"{recorded_at}",'
-        f'"schema_id":"{TRACE.entry_schema_id}","schema_version":"{artifact.schema_version}",'
-        f'"sequence_number":{number},"to_state":"{reached}","trace_id":"{artifact.trace_id}"}}'
-    ).encode()
-    after = Head(number, digest_of_bytes(entry), reached, digest)
-    return PlannedEntry(entry, written), after, is_bound and to_state is not None
 
 
 def verify_checkpoint(checkpoint: ExecutionCheckpoint, *, entry: ExecutionLogEntry | None) -> None:

@@ -1,0 +1,142 @@
+"""From stored bytes to an entry with its artifact, and back: one reader and one planner for every kind of stream.
+
+A kind brings its documents (`StreamDocuments`): the model of its entries, and a model for each type of artifact. What
+its rules are stands in its `StreamKind`; nothing here knows one kind from another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from app.core.canonical import canonical_bytes
+from app.core.chain import Artifact, Head, StreamKind, verify_link
+from app.core.digest import Digest, digest_of_bytes
+from app.core.errors import ChecksumMismatch, SchemaViolation
+from app.domain.ledger.documents import LogEntry, StreamArtifact
+from app.domain.ledger.plans import PlannedEntry
+
+E = TypeVar("E", bound=LogEntry)
+A = TypeVar("A", bound=StreamArtifact)
+
+# Ids that JSON writes as they are. A tenant's name may hold a quotation mark.
+_PLAIN: Final = re.compile(r"[0-9A-Za-z._:@+-]*")
+
+
+class Record(NamedTuple, Generic[E, A]):
+    """An entry with the artifact that it commits to; None when the payload is gone and only its digest stands."""
+
+    entry: E
+    artifact: A | None
+
+    @property
+    def stream(self) -> str:
+        return self.entry.stream
+
+
+class StreamDocuments(Generic[E, A]):
+    """The documents of one kind of stream, as they are read from the store and written to it."""
+
+    __slots__ = ("_artifact_models", "_entry_model", "_template", "kind")
+
+    def __init__(self, entry_model: type[E], artifact_models: Mapping[str, type[A]]) -> None:
+        self.kind: StreamKind = entry_model.kind
+        self._entry_model = entry_model
+        self._artifact_models = artifact_models
+        self._template = _entry_template(self.kind)
+
+    def read(self, raw_entry: bytes, raw_artifact: bytes | None, *, entry_digest: Digest) -> Record[E, A]:
+        """A stored row as documents.
+
+        Bytes that do not hash to the digest recorded beside them are not read at all: ChecksumMismatch. What they say,
+        and whether it fits the stream, is judged afterwards.
+        """
+        found = digest_of_bytes(raw_entry)
+        if found != entry_digest:  # I5
+            raise ChecksumMismatch("the stored entry does not hash to its digest", expected=entry_digest, found=found)
+        entry = self._entry_model.from_body_bytes(raw_entry)
+        if raw_artifact is None:
+            return Record(entry, None)
+        found = digest_of_bytes(raw_artifact)
+        if found != entry.artifact_digest:
+            raise ChecksumMismatch(
+                "the stored artifact is not the one that the entry commits to",
+                expected=entry.artifact_digest,
+                found=found,
+            )
+        model = self._artifact_models.get(entry.artifact_type)
+        if model is None:
+            raise SchemaViolation(f"a {self.kind.name} has no such artifact", found=entry.artifact_type)
+        return Record(entry, model.from_bytes(raw_artifact))
+
+    def plan(
+        self, head: Head, artifact: A, *, identity: str, executor_id: str, recorded_at: str
+    ) -> tuple[PlannedEntry, Head, bool]:
+        """What is stored to append `artifact` after `head`, the head after it, and whether the table admits it.
+
+        The entry is right in place and chain by construction. Whether the artifact is about this very stream is for
+        the caller to see; what is wrong is for the kind's judge to name.
+        """
+        sequence_number, prev_entry_digest, state, bound_digest = head
+        kind, artifact_type, number = self.kind, artifact.artifact_type, sequence_number + 1
+        rule, said = kind.rule_of[artifact_type], artifact.__dict__
+        verdict = "" if rule.verdict_field is None else said[rule.verdict_field]
+        to_state = kind.next_state.get((state, artifact_type, verdict, number == 1))
+        is_bound = rule.binds_field is None or said[rule.binds_field] == bound_digest
+        written, digest = artifact.written()
+        reached = to_state or state
+        if _PLAIN.fullmatch(identity) is None:
+            identity = canonical_bytes(identity).decode("utf-8")[1:-1]
+        entry = (
+            self._template
+            % {
+                "artifact_digest": digest,
+                "artifact_type": artifact_type,
+                "executor_id": executor_id,
+                "from_state": state,
+                "identity": identity,
+                "prev_entry_digest": prev_entry_digest,
+                "recorded_at": recorded_at,
+                "schema_version": artifact.schema_version,
+                "sequence_number": number,
+                "to_state": reached,
+            }
+        ).encode("utf-8")
+        after = Head(number, digest_of_bytes(entry), reached, digest)
+        return PlannedEntry(entry, written), after, is_bound and to_state is not None
+
+    def verify_next(self, head: Head, record: Record[E, A]) -> Head:
+        """The head after this record, or the first check that fails; needs neither artifact nor folded state."""
+        entry = record.entry
+        return verify_link(self.kind, head, entry.link(), artifact_of(record), identity=entry.identity)
+
+
+def artifact_of(record: Record[E, A]) -> Artifact | None:
+    """The artifact as `verify_link` wants it; SchemaViolation when its type is not what the entry says."""
+    artifact = record.artifact
+    if artifact is None:
+        return None
+    if artifact.artifact_type != record.entry.artifact_type:
+        raise SchemaViolation(
+            "the artifact is of another type", expected=record.entry.artifact_type, found=artifact.artifact_type
+        )
+    return Artifact(artifact.__dict__, artifact.digest())
+
+
+def _entry_template(kind: StreamKind) -> str:
+    """RFC 8785: sorted keys, no white space. No value but the stream's id holds anything that JSON would escape."""
+    members = {
+        "artifact_digest": '"%(artifact_digest)s"',
+        "artifact_type": '"%(artifact_type)s"',
+        "executor_id": '"%(executor_id)s"',
+        "from_state": '"%(from_state)s"',
+        "prev_entry_digest": '"%(prev_entry_digest)s"',
+        "recorded_at": '"%(recorded_at)s"',
+        "schema_id": f'"{kind.entry_schema_id}"',
+        "schema_version": '"%(schema_version)s"',
+        "sequence_number": "%(sequence_number)d",
+        "to_state": '"%(to_state)s"',
+        kind.id_field: '"%(identity)s"',
+    }
+    return "{" + ",".join(f'"{name}":{members[name]}' for name in sorted(members)) + "}"
