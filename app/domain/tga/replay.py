@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
-from app.domain.ledger.records import Record, StreamDocuments, artifact_of
+from app.domain.ledger.records import Record, StreamDocuments
 from app.domain.tga.documents import (
     ARTIFACT_MODELS,
     ActionRequest,
