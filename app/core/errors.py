@@ -264,7 +264,7 @@ class ApprovalNotExpired(TgaError):
 class SignatureInvalid(TgaError):
     code = "SIGNATURE_INVALID"
     meaning = "A decision's signature is missing, not by the key it names, or by a key that is not its principal's."
-    remedy = "Sign the canonical decision with the registered key; README.md says what is signed."
+    remedy = "Sign the canonical decision with the registered key; docs/approvals.md says what is signed."
 
 
 class ToolQuarantined(TgaError):

@@ -92,9 +92,9 @@ def test_every_command_and_option_that_is_named_exists(document: Path) -> None:
     assert [wrong for words in named if (wrong := misfit(words)) is not None] == []
 
 
-def test_every_command_is_in_the_readme() -> None:
+def test_every_command_is_in_its_document() -> None:
     assert isinstance(tga, TyperGroup)
-    named = {words[0] for words in commands_in((ROOT / "README.md").read_text("utf-8"))}
+    named = {words[0] for words in commands_in((ROOT / "docs" / "commands.md").read_text("utf-8"))}
     assert sorted(tga.commands.keys() - named) == []
 
 
@@ -112,3 +112,7 @@ def test_a_link_or_a_command_that_leads_nowhere_is_found(tmp_path: Path) -> None
     text = "`tga verify --all`, `tga keys rotate signing`\n\n```\ntga keys melt\ntga erase ID --now  # never\n```\n"
     wrong = [misfit(words) for words in commands_in(text)]
     assert wrong == [None, None, "keys melt: no command melt", "erase ID --now: no option --now"]
+
+
+def test_the_readme_can_be_read_in_one_sitting() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
