@@ -1,14 +1,55 @@
-"""`tga call`, and what every answer about a trace looks like."""
+"""`tga call`, and what every answer about a trace looks like. Over HTTP."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+import uuid_utils
 
 from app.cli.client import GatewayClient, Reply
+from app.cli.running import ArgumentPairs, ServerArgument, ToolArgument, refuse, run_over_http
 from app.cli.showing import notes, print_output, printable, styled_state
 from app.core.canonical import parse_json, parse_object
 from app.core.errors import CallDenied, InputMalformed, TgaError
+from app.core.limits import CALL_WAIT_MS, CALL_WAIT_MS_MAX
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("call")(call_command)
+
+
+def call_command(
+    context: typer.Context,
+    server: ServerArgument,
+    tool: ToolArgument,
+    argument: ArgumentPairs = None,
+    text: Annotated[str | None, typer.Option("--json", help="All arguments as one JSON object; - reads stdin.")] = None,
+    key: Annotated[
+        str | None, typer.Option("-k", "--key", help="Idempotency key; for a write tool a new one if not given.")
+    ] = None,
+    intent: Annotated[str | None, typer.Option("--intent", help="What it is for; it goes on the record.")] = None,
+    wait_ms: Annotated[
+        int, typer.Option("--wait", metavar="MS", min=0, max=CALL_WAIT_MS_MAX, help="Wait so long for the effect.")
+    ] = CALL_WAIT_MS,
+) -> None:
+    """Call a tool. Its output goes to stdout, all else to stderr.
+
+    Exit 0 when it is completed, and when it waits for a person or goes on after --wait (there is no output then);
+    exit 1 when it failed or was denied.
+    """
+    if argument and text is not None:
+        refuse("give arguments with -a or with --json, not both")
+
+    async def work(client: GatewayClient) -> bool:
+        arguments = parse_arguments(argument or [], text)
+        new_key = str(uuid_utils.uuid7())
+        return await call_tool(
+            client, server, tool, arguments, key=key, new_key=new_key, intent=intent, wait_ms=wait_ms
+        )
+
+    run_over_http(context, work)
 
 
 def parse_arguments(pairs: list[str], text: str | None) -> dict[str, Any]:

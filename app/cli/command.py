@@ -12,37 +12,37 @@ from app import __version__
 
 # As `tga --help` shows them: the name, the module of app.cli that has it, and its help's first sentence.
 COMMANDS: Final = (
-    ("call", "gateway_commands", "Call a tool."),
-    ("traces", "gateway_commands", "The newest traces."),
-    ("trace", "gateway_commands", "One trace as a timeline: who asked, who decided, what was sent, what came back."),
-    ("approvals", "decision_commands", "What waits for a person, oldest first."),
-    ("approve", "decision_commands", "Show a waiting request, and approve exactly that."),
-    ("deny", "decision_commands", "Show a waiting request, and deny it."),
-    ("withdraw", "decision_commands", "Take back your own request while it waits for a person."),
+    ("call", "calls", "Call a tool."),
+    ("traces", "traces", "The newest traces."),
+    ("trace", "traces", "One trace as a timeline: who asked, who decided, what was sent, what came back."),
+    ("approvals", "decisions", "What waits for a person, oldest first."),
+    ("approve", "decisions", "Show a waiting request, and approve exactly that."),
+    ("deny", "decisions", "Show a waiting request, and deny it."),
+    ("withdraw", "decisions", "Take back your own request while it waits for a person."),
     (
         "resolve",
-        "decision_commands",
+        "decisions",
         "Say what became of a call that is held or cannot be sent any more; or have a held one sent again.",
     ),
-    ("serve", "store_commands", "Run the gateway on TGA_HOST and TGA_PORT until SIGINT or SIGTERM."),
-    ("recover", "store_commands", "Continue traces whose executor is gone; exit 1 if any could not be recovered."),
+    ("serve", "serve", "Run the gateway on TGA_HOST and TGA_PORT until SIGINT or SIGTERM."),
+    ("recover", "recovery", "Continue traces whose executor is gone; exit 1 if any could not be recovered."),
     (
         "verify",
-        "store_commands",
+        "verify",
         "Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong.",
     ),
     (
         "export",
-        "store_commands",
+        "export",
         "Write a bundle of the ledger that anyone can verify offline: entries, artifacts, proofs, heads, keys, "
         "schemas.",
     ),
     (
         "receipt",
-        "store_commands",
+        "receipt",
         "Print the proof that a trace's last entry is in the log, with the signed tree head.",
     ),
-    ("erase", "store_commands", "Remove the payloads of a finished trace, for ever."),
+    ("erase", "erasing", "Remove the payloads of a finished trace, for ever."),
     ("init", "init", "Write a commented tga.toml and policy.cedar into TGA_HOME, to start from."),
     (
         "doctor",
@@ -51,11 +51,11 @@ COMMANDS: Final = (
         "gateway, and what waits; exit 1 if anything is wrong.",
     ),
     ("mcp", "mcp", "Speak MCP on stdin and stdout, for desktop clients; the gateway at TGA_URL answers."),
-    ("servers", "gateway_commands", "The tool servers and their tools, with pins and health."),
+    ("servers", "servers", "The tool servers and their tools, with pins and health."),
     ("db", "db", "The database: bring its schema up to date, and see whether it is fit."),
-    ("keys", "access_commands", "API keys, and keys that sign and seal."),
-    ("tenants", "access_commands", "Tenants: whose traces, keys and tools are apart."),
-    ("policy", "policy_commands", "The Cedar policy: check a file, and ask why."),
+    ("keys", "keys", "API keys, and keys that sign and seal."),
+    ("tenants", "tenants", "Tenants: whose traces, keys and tools are apart."),
+    ("policy", "policy", "The Cedar policy: check a file, and ask why."),
 )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from app.cli.running import TraceArgument, Yes, run_in_gateway
 from app.cli.showing import confirmed, notes, output
+from app.domain.identity import DEFAULT_TENANT
 from app.domain.tga.documents import TraceId
 from app.postgres.erasing import erase_trace
 
@@ -12,6 +16,24 @@ if TYPE_CHECKING:
     from app.gateway.wiring import Gateway
 
 _BY = "cli"
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("erase")(erase_command)
+
+
+def erase_command(
+    context: typer.Context,
+    trace_id: TraceArgument,
+    rationale: Annotated[str, typer.Option("-r", "--rationale", help="Why; it goes on the record.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose trace it is.")] = DEFAULT_TENANT,
+    yes: Yes = False,
+) -> None:
+    """Remove the payloads of a finished trace, for ever. Its entries and digests stand, and so does the erasure.
+
+    On a terminal it asks first. Names stay: tenant, principal, server, tool and idempotency key.
+    """
+    run_in_gateway(context, lambda gateway: erase(gateway, trace_id, tenant=tenant, rationale=rationale, yes=yes))
 
 
 async def erase(gateway: Gateway, trace_id: str, *, tenant: str, rationale: str, yes: bool) -> bool:

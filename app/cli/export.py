@@ -8,13 +8,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import Annotated, BinaryIO, Final, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.cli.bundle_files import own_schemas
+from app.cli.running import AsJson, checked_trace_id, context_of, run
 from app.cli.showing import output, print_json
 from app.clock import SystemClock
 from app.core.errors import BundleInvalid, SettingInvalid, StoreUnfit, TgaError
@@ -39,6 +42,43 @@ from app.settings import Settings
 
 UNFINISHED: Final = "unfinished.json"  # what is being exported, until the manifest stands
 _PROGRESS_EVERY: Final = 256
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("export")(export_bundle_command)
+
+
+def _moment(text: str | None) -> str | None:
+    """An RFC 3339 time or a date as entries write times: UTC, with milliseconds."""
+    if text is None:
+        return None
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter("a time is written like 2026-11-16 or 2026-11-16T12:00:00Z") from None
+    at = read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def export_bundle_command(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the bundle.")],
+    since: Annotated[
+        str | None, typer.Option(help="Only traces that began then or later.", metavar="TIME", callback=_moment)
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Only traces that began before.", metavar="TIME", callback=_moment)
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's traces.")] = None,
+    trace_id: Annotated[
+        str | None, typer.Option("--trace", metavar="ID", help="Only this trace.", callback=checked_trace_id)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish an export that was interrupted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a bundle of the ledger that anyone can verify offline: entries, artifacts, proofs, heads, keys, schemas."""
+    wanted = Filter(since=since, until=until, tenant=tenant, trace_id=trace_id)
+    run(export_command(context_of(context).settings, folder, wanted=wanted, resume=resume, as_json=as_json))
 
 
 async def export_command(

@@ -1,14 +1,28 @@
-"""`tga keys register`, `retire`, `make` and `rotate`: keys that sign and seal. Directly on the store."""
+"""`tga keys`: API keys, which let people in, and keys that sign and seal.
+
+Directly on the database and the files, so that whoever has the machine can always let people in.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, get_args
 
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from app.cli.running import AsJson, Tenant, context_of, refuse, run, run_in_gateway
 from app.cli.showing import notes, output
 from app.cli.signing import load_public_key, make_key
+from app.cli.tenants import open_access
 from app.core.errors import AccessNotFound, TgaError
-from app.domain.identity import DEFAULT_TENANT, Principal
+from app.core.limits import API_KEY_LIFE_DAYS_MAX
+from app.domain.identity import DEFAULT_TENANT, ListedKey, Principal, Role
 from app.domain.system.decision_signer import SystemSignatory
 from app.domain.system.log_keys import announce_log_key
 from app.keys.keyring import Keyring
@@ -19,7 +33,163 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.gateway.wiring import Gateway
 
+KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; the public half goes to FILE.pub.")]
+_ROLES = ", ".join(get_args(Role))
 _BY = "cli"
+
+commands = typer.Typer(help="API keys, and keys that sign and seal.", no_args_is_help=True)
+
+
+def add_to(application: typer.Typer) -> None:
+    application.add_typer(commands, name="keys")
+
+
+@commands.command("create")
+def create_key_command(
+    context: typer.Context,
+    principal: Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Whose key it is.")],
+    role: Annotated[list[str], typer.Option("--role", help=f"One of {_ROLES}; more than once for several.")],
+    name: Annotated[str | None, typer.Option("--name", help="To tell it from others; else the principal's.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    expires_in_days: Annotated[int | None, typer.Option("--expires-in-days", help="Else it does not expire.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create an API key. It goes to stdout, once: only its hash is stored."""
+    settings = context_of(context).settings
+    run(
+        create_key(
+            settings,
+            name=name or principal,
+            principal=principal,
+            roles=role,
+            tenant=tenant,
+            expires_in_days=expires_in_days,
+            as_json=as_json,
+        )
+    )
+
+
+@commands.command("list")
+def list_keys_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Every API key, without its secret."""
+    run(list_keys(context_of(context).settings, as_json=as_json))
+
+
+@commands.command("revoke")
+def revoke_key_command(
+    context: typer.Context, key_id: Annotated[str, typer.Argument(metavar="KEY", help="As `tga keys list` names it.")]
+) -> None:
+    """Revoke an API key, at once and for ever."""
+    run(revoke_key(context_of(context).settings, key_id))
+
+
+@commands.command("make")
+def make_key_command(file: KeyFile) -> None:
+    """Make a signing key of your own, for `tga approve --sign-with`. Nothing is sent anywhere."""
+
+    async def work() -> bool:
+        return make_signing_key(file)
+
+    run(work())
+
+
+@commands.command("register")
+def register_key_command(
+    context: typer.Context,
+    principal: Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Whose decisions it signs.")],
+    public_key: Annotated[Path, typer.Option("--public-key", metavar="FILE", help="The public half, in base64.")],
+    tenant: Tenant = DEFAULT_TENANT,
+) -> None:
+    """Register a supervisor's own signing key on the system stream: decisions that it signs count from here on."""
+    settings = context_of(context).settings
+    run_in_gateway(context, lambda gateway: register_key(gateway, settings, principal, public_key, tenant))
+
+
+@commands.command("retire")
+def retire_key_command(
+    context: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="The signing key's id, ed25519:...")],
+    tenant: Tenant = DEFAULT_TENANT,
+) -> None:
+    """Retire a signing key: it signs nothing new, and what it signed stays good."""
+    settings = context_of(context).settings
+    run_in_gateway(context, lambda gateway: retire_key(gateway, settings, key_id, tenant))
+
+
+@commands.command("rotate")
+def rotate_key_command(
+    context: typer.Context,
+    which: Annotated[str, typer.Argument(metavar="KIND", help="signing, sealing or log.")],
+) -> None:
+    """A new signing, sealing or log key for the gateway. The old one is kept: it verifies, or opens, what it made."""
+    settings = context_of(context).settings
+    if which == "signing":
+        run_in_gateway(context, lambda gateway: rotate_signing(gateway, settings))
+    if which == "log":
+        run_in_gateway(context, lambda gateway: rotate_log(gateway, settings))
+    if which != "sealing":
+        refuse("KIND is signing, sealing or log")
+
+    async def work() -> bool:
+        return rotate_sealing(settings)
+
+    run(work())
+
+
+async def create_key(
+    settings: Settings,
+    *,
+    name: str,
+    principal: str,
+    roles: Sequence[str],
+    tenant: str,
+    expires_in_days: int | None,
+    as_json: bool,
+) -> bool:
+    """Nothing but the key goes to stdout, so that it can be piped; it is never shown again."""
+    # Beyond the limit is refused where the other fields are; a number of days without bound would not even multiply.
+    life_s = None if expires_in_days is None else min(expires_in_days, API_KEY_LIFE_DAYS_MAX + 1) * 86_400
+    async with open_access(settings) as access:
+        created = await access.create_key(
+            name=name, principal_id=principal, roles=roles, tenant=tenant, life_s=life_s, created_by=_BY
+        )
+    if as_json:
+        output.print(json.dumps({"key": created.text, **asdict(created.listed)}), markup=False)
+        return True
+    output.print(created.text, markup=False)
+    until = f"until {created.listed.expires_at}" if created.listed.expires_at else "until it is revoked"
+    notes.print(
+        f"Key {created.listed.key_id} of {principal} in tenant {tenant} ({', '.join(created.listed.roles)}), {until}.",
+        markup=False,
+    )
+    notes.print("Keep it now: only its hash is stored, and it cannot be shown again.")
+    return True
+
+
+async def list_keys(settings: Settings, *, as_json: bool) -> bool:
+    async with open_access(settings) as access:
+        keys = await access.list_keys()
+    if as_json:
+        output.print(json.dumps([asdict(key) for key in keys]), markup=False)
+        return True
+    if not keys:
+        output.print("No keys yet.")
+        return True
+    table = Table(box=None, pad_edge=False)
+    for heading in ("key", "state", "name", "principal", "tenant", "roles", "created at", "expires at"):
+        table.add_column(heading, no_wrap=True)
+    for key in keys:
+        until = key.expires_at or "never"
+        table.add_row(key.key_id, _state(key), *(_plain(key)), key.created_at, until)
+    _wide().print(table)
+    return True
+
+
+async def revoke_key(settings: Settings, key_id: str) -> bool:
+    async with open_access(settings) as access:
+        is_new = await access.revoke_key(key_id)
+    output.print(f"Key {key_id} is revoked." if is_new else f"Key {key_id} had been revoked before.", markup=False)
+    return True
 
 
 def make_signing_key(path: Path) -> bool:
@@ -100,3 +270,19 @@ async def _is_running(settings: Settings) -> bool:
     except TgaError:
         return False
     return True
+
+
+def _state(key: ListedKey) -> str:
+    if key.revoked_at is not None:
+        return "[red]revoked[/]"
+    return "[green]valid[/]" if key.is_valid else "[yellow]expired[/]"
+
+
+def _plain(key: ListedKey) -> tuple[str, str, str, str]:
+    """Names may have brackets in them, which are no markup."""
+    return escape(key.name), escape(key.principal_id), escape(key.tenant), " ".join(key.roles)
+
+
+def _wide() -> Console:
+    # In a pipe nothing is cut off; on a terminal its width decides.
+    return output if output.is_terminal else Console(highlight=False, width=400)

@@ -1,26 +1,46 @@
-"""`tga policy check` and `tga policy explain`."""
+"""`tga policy check` and `tga policy explain`: what a policy is worth, and why it decides as it does. On the files."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_args
 
+import typer
 from rich.console import Console
 
+from app.cli.calls import parse_arguments
+from app.cli.running import (
+    ArgumentPairs,
+    AsJson,
+    ServerArgument,
+    Tenant,
+    ToolArgument,
+    context_of,
+    refuse,
+    run,
+)
+from app.clock import SystemClock
 from app.config import Config, load_config
 from app.config.tables import qualify
 from app.connectors.registry import Registry
 from app.core.digest import GENESIS
 from app.core.errors import PolicyInvalid, TgaError
+from app.core.limits import REDACTION_SALT_BYTES
+from app.domain.identity import DEFAULT_TENANT, Principal, Role
 from app.domain.policy.cedar import CedarPolicy, Outcome
 from app.domain.policy.encoding import Uid, principal_uid, tool_uid
 from app.domain.policy.explaining import Explanation, Standing, explain
 from app.domain.policy.rules import Rule
 from app.domain.tga.documents import ActionRequest
+from app.domain.tga.secrets import find_secrets, redact
 from app.domain.tools import Tool
 from app.gateway.policy_file import load_policy
+from app.settings import Settings
 
+_ROLES: Final = ", ".join(get_args(Role))
+
+commands = typer.Typer(help="The Cedar policy: check a file, and ask why.", no_args_is_help=True)
 output = Console(highlight=False, soft_wrap=True)
 _ANSWER: Final = {
     "allow": ("green", "ALLOW", "the call is made at once"),
@@ -28,6 +48,59 @@ _ANSWER: Final = {
     "deny": ("red", "DENY", "the call is not made"),
 }
 _TELLING: Final[tuple[Standing, ...]] = ("decides", "could not be evaluated", "applies", "condition not met")
+
+
+def add_to(application: typer.Typer) -> None:
+    application.add_typer(commands, name="policy")
+
+
+@commands.command("check")
+def check_policy_command(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The policy; else the packaged one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether the gateway would take this policy, and what is in it; exit 1 if it would not.
+
+    Warns of rules that can never match the configured tools; what MCP servers have is not asked."""
+
+    async def work() -> bool:
+        return await check_policy(file, config=context_of(context).settings.config_file, as_json=as_json)
+
+    run(work())
+
+
+@commands.command("explain")
+def explain_policy_command(
+    context: typer.Context,
+    server: ServerArgument,
+    tool: ToolArgument,
+    argument: ArgumentPairs = None,
+    text: Annotated[
+        str | None, typer.Option("--arguments", help="All arguments as one JSON object; - reads stdin.")
+    ] = None,
+    principal: Annotated[str, typer.Option("--principal", help="Who would ask.")] = "someone",
+    role: Annotated[list[str] | None, typer.Option("--role", help=f"With which roles: {_ROLES}.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    intent: Annotated[str | None, typer.Option("--intent", help="What it would be for.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which policy decides this call, and why. Nothing is called; exit 1 if it would be denied."""
+    if argument and text is not None:
+        refuse("give arguments with -a or with --arguments, not both")
+
+    async def work() -> bool:
+        return await explain_call(
+            context_of(context).settings,
+            server,
+            tool,
+            parse_arguments(argument or [], text),
+            principal_fields={"principal_id": principal, "tenant": tenant, "roles": role or ["agent"]},
+            intent=intent,
+            as_json=as_json,
+        )
+
+    run(work())
 
 
 async def configured_misfits(policy: CedarPolicy, config: Config) -> list[str]:
@@ -84,6 +157,44 @@ async def check_policy(path: Path | None, *, config: Path, as_json: bool) -> boo
         output.print("[yellow]warning[/]", end="  ")
         output.print(warning, markup=False)
     return True
+
+
+async def explain_call(
+    settings: Settings,
+    server: str,
+    tool_name: str,
+    arguments: dict[str, Any],
+    *,
+    principal_fields: dict[str, Any],
+    intent: str | None,
+    as_json: bool,
+) -> bool:
+    """True unless the policy denies it. ToolNotFound and ArgumentsInvalid where the gateway would answer with them."""
+    config = load_config(settings.config_file)
+    clock = SystemClock()
+    registry = Registry.from_config(config)
+    try:
+        principal = Principal.made(**principal_fields)
+        tool = registry.resolve_for(principal.tenant, server, tool_name)
+        registry.verify_arguments(tool, arguments)
+        secrets = find_secrets(arguments, tool.secret_arguments)
+        request = ActionRequest.made(
+            trace_id=clock.new_id(),
+            requested_at=clock.now(),
+            expires_at=clock.after(tool.approval_timeout_ms),
+            principal=principal,
+            server_id=tool.server_id,
+            tool_name=tool.tool_name,
+            tool_class=tool.tool_class,
+            tool_definition_digest=tool.definition_digest,
+            # As the policy sees them: secret arguments only as commitments.
+            arguments=redact(arguments, secrets, salt=bytes(REDACTION_SALT_BYTES)) if secrets else arguments,
+            idempotency_key="explain" if tool.tool_class == "write" else None,
+            intent=intent,
+        )
+        return explain_policy(config.policy.file if config.policy else None, tool, request, as_json=as_json)
+    finally:
+        await registry.close()
 
 
 def explain_policy(path: Path | None, tool: Tool, request: ActionRequest, *, as_json: bool) -> bool:

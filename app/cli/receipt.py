@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import typer
+
+from app.cli.running import TraceArgument, context_of, run
 from app.core.errors import NotYetLogged, TraceNotFound
 from app.core.limits import RECEIPT_POLL_MS, RECEIPT_WAIT_MS
 from app.core.note import TlogProof
@@ -13,6 +16,15 @@ from app.postgres.database import open_database
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
 from app.settings import Settings
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("receipt")(receipt_command)
+
+
+def receipt_command(context: typer.Context, trace_id: TraceArgument) -> None:
+    """Print the proof that a trace's last entry is in the log, with the signed tree head. Keep it elsewhere."""
+    run(show_receipt(context_of(context).settings, trace_id))
 
 
 async def show_receipt(settings: Settings, trace_id: str) -> bool:

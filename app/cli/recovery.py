@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from app.cli.running import AsJson, MaybeTrace, refuse, run_in_gateway
 from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import RECOVERY_PAGE_TRACES
 from app.domain.tga.documents import ToolCall, TraceId
@@ -20,6 +22,23 @@ if TYPE_CHECKING:
     from app.gateway.wiring import Gateway
 
 output = Console(highlight=False, soft_wrap=True)
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("recover")(recover_command)
+
+
+def recover_command(
+    context: typer.Context,
+    trace_id: MaybeTrace = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every trace that has no living executor.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue traces whose executor is gone; exit 1 if any could not be recovered."""
+    if (trace_id is None) != everything:
+        refuse("name one trace, or say --all")
+    run_in_gateway(context, lambda gateway: recover(gateway, trace_id, dry_run=dry_run, as_json=as_json))
 
 
 async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_json: bool) -> bool:

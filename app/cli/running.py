@@ -85,6 +85,9 @@ def checked_trace_id(text: str | None) -> str | None:
 
 TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.", callback=checked_trace_id)]
 MaybeTrace = Annotated[str | None, typer.Argument(metavar="[ID]", help="One trace.", callback=checked_trace_id)]
+ServerArgument = Annotated[str, typer.Argument(metavar="SERVER", help="A server of the configuration file.")]
+ToolArgument = Annotated[str, typer.Argument(metavar="TOOL", help="One of its tools.")]
+ArgumentPairs = Annotated[list[str] | None, typer.Option("-a", "--argument", help="name=value; JSON if it reads so.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]

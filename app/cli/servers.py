@@ -1,14 +1,43 @@
-"""`tga servers`: the tool servers and their tools, with pins and health; and accepting a changed definition."""
+"""`tga servers`: the tool servers and their tools, with pins and health; `accept` takes a changed definition."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.text import Text
 
 from app.cli.client import GatewayClient, path_to
+from app.cli.running import AsJson, ServerArgument, ToolArgument, Yes, run_over_http
 from app.cli.showing import confirmed, notes, output, print_json, print_table
 from app.core.errors import RequestMismatch, ToolNotFound
+
+commands = typer.Typer(help="The tool servers and their tools, with pins and health.", invoke_without_command=True)
+
+
+def add_to(application: typer.Typer) -> None:
+    application.add_typer(commands, name="servers")
+
+
+@commands.callback()
+def servers_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """The tool servers and their tools, with pins and health; exit 1 if a tool is quarantined."""
+    if context.invoked_subcommand is None:
+        run_over_http(context, lambda client: show_servers(client, as_json=as_json))
+
+
+@commands.command("accept")
+def accept_command(
+    context: typer.Context,
+    server: ServerArgument,
+    tool: ToolArgument,
+    digest: Annotated[
+        str | None, typer.Option("--digest", help="Accept only this definition; else the one that is shown.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Accept a tool's changed definition: show what was pinned and what is there now, and pin that."""
+    run_over_http(context, lambda client: accept_tool(client, server, tool, digest=digest, yes=yes))
 
 
 async def show_servers(client: GatewayClient, *, as_json: bool) -> bool:

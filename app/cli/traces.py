@@ -1,15 +1,17 @@
-"""`tga traces` and `tga trace`: what happened, and what happens while one watches."""
+"""`tga traces` and `tga trace`: what happened, and what happens while one watches. Over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
 from rich.markup import escape
 
 from app.cli.client import GatewayClient, error_of, path_to
+from app.cli.running import AsJson, Limit, TraceArgument, refuse, run_over_http
 from app.cli.showing import (
     notes,
     output,
@@ -23,10 +25,47 @@ from app.cli.showing import (
 )
 from app.core.errors import GatewayUnreachable, ShuttingDown, StoreUnavailable
 from app.core.limits import LIST_ENTRIES_MAX
+from app.domain.tga.transitions import TRACE
 
 _INDENT: Final = " " * 29
 _AGAIN_S: Final = 1.0
 _PATIENCE_S: Final = 60.0  # how long a watcher waits for a gateway that is being restarted
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("traces")(traces_command)
+    application.command("trace")(trace_command)
+
+
+def traces_command(
+    context: typer.Context,
+    state: Annotated[str | None, typer.Option(help=f"One of {', '.join(TRACE.states)}.")] = None,
+    server: Annotated[str | None, typer.Option(help="Only calls of this server.")] = None,
+    tool: Annotated[str | None, typer.Option(help="Only calls of this tool.")] = None,
+    principal: Annotated[str | None, typer.Option(help="Only what this principal asked for.")] = None,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+) -> None:
+    """The newest traces."""
+    wanted = None if state is None else state.upper()
+    if wanted is not None and wanted not in TRACE.states:
+        refuse(f"--state is one of {', '.join(TRACE.states)}")
+    filters = {"state": wanted, "server_id": server, "tool_name": tool, "principal_id": principal}
+    run_over_http(context, lambda client: show_traces(client, limit=limit, as_json=as_json, **filters))
+
+
+def trace_command(
+    context: typer.Context,
+    trace_id: TraceArgument,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until it is finished.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """One trace as a timeline: who asked, who decided, what was sent, what came back.
+
+    With --json one document; with --watch --json one line for each entry as it comes.
+    """
+    show = watch_trace if watch else show_trace
+    run_over_http(context, lambda client: show(client, trace_id, as_json=as_json))
 
 
 async def show_traces(client: GatewayClient, *, limit: int, as_json: bool, **filters: str | None) -> bool:

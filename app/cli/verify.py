@@ -6,13 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.cli.held_heads import load_held
+from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
 from app.cli.showing import printable
+from app.cli.verify_bundle import verify_bundle_command
 from app.core.errors import StoreUnfit, TgaError, TraceNotFound
 from app.domain.log.forensics import STREAMS_NAMED_MAX, Diagnosis, examine_tree
 from app.domain.tga.transitions import TRACE
@@ -29,6 +32,41 @@ class _Out(Protocol):
     def finding(self, error: TgaError) -> None: ...
 
     def end(self, report: Report, diagnosis: Diagnosis | None) -> None: ...
+
+
+def add_to(application: typer.Typer) -> None:
+    application.command("verify")(verify_command)
+
+
+def verify_command(
+    context: typer.Context,
+    trace_id: MaybeTrace = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every stream, and the tree over them.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", help="An exported bundle; needs no database.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="PUB", help="The log's public key, or a file of such keys.")
+    ] = None,
+    head: Annotated[
+        list[Path] | None, typer.Option("--head", help="A tree head or receipt that was kept; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong.
+
+    With --all the tree is compared with every signed head that is stored, that the signer remembers and that --head
+    names: a truncated, deleted, changed, forked or restored log is told apart, and since when it cannot be trusted.
+    With --file an exported bundle is judged by --key alone.
+    """
+    heads = head or []
+    if (trace_id is not None) + everything + (file is not None) != 1:
+        refuse("name one trace, or say --all, or --file")
+    if file is not None:
+        if key is None:
+            refuse("--file needs --key: the log's public key, from somewhere else than the bundle")
+        run(verify_bundle_command(file, key, heads=heads, as_json=as_json))
+    if not everything and (heads or key is not None):
+        refuse("--head and --key go with --all or --file")
+    run(verify(context_of(context).settings, trace_id, as_json=as_json, heads=heads, key=key))
 
 
 async def verify(

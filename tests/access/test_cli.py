@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import access as cli
+from app.cli import keys, tenants
 from app.core.errors import AccessNotFound, SchemaViolation, StoreUnfit
 from app.edge.authentication import Authenticator
 from app.postgres.api_keys import PostgresAccess
@@ -32,7 +32,7 @@ async def create(settings: Settings, **changes: Any) -> bool:
         "as_json": False,
         **changes,
     }
-    return await cli.create_key(settings, **fields)
+    return await keys.create_key(settings, **fields)
 
 
 async def check_life_of_a_key(settings: Settings, capsys: pytest.CaptureFixture[str]) -> str:
@@ -44,12 +44,12 @@ async def check_life_of_a_key(settings: Settings, capsys: pytest.CaptureFixture[
     secret = key.split("_", 2)[2]
     assert secret not in told.err
     assert "cannot be shown again" in told.err
-    await cli.list_keys(settings, as_json=False)
+    await keys.list_keys(settings, as_json=False)
     listed = capsys.readouterr().out
     assert key.split("_")[1] in listed
     assert "ci [bold]key" in listed
     assert secret not in listed
-    await cli.list_keys(settings, as_json=True)
+    await keys.list_keys(settings, as_json=True)
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["principal_id"], row["roles"], row["is_valid"], row["created_by"]) == ("bot", ["agent"], True, "cli")
     assert "secret" not in json.dumps(row)
@@ -65,9 +65,9 @@ async def test_a_key_is_shown_once_and_then_never(
     assert (await authenticator.authenticate(f"Bearer {key}")).principal_id == "bot"
     key_id = key.split("_")[1]
     for word in ("is revoked", "had been revoked before"):
-        await cli.revoke_key(settings, key_id)
+        await keys.revoke_key(settings, key_id)
         assert word in capsys.readouterr().out
-    await cli.list_keys(settings, as_json=False)
+    await keys.list_keys(settings, as_json=False)
     assert "revoked" in capsys.readouterr().out
 
 
@@ -86,14 +86,14 @@ async def test_tenants_are_created_once_and_listed(
     settings = settings_of(tmp_path, database.gateway_url)
     with pytest.raises(AccessNotFound):
         await create(settings, tenant="acme")
-    await cli.create_tenant(settings, "acme")
-    await cli.create_tenant(settings, "acme")
+    await tenants.create_tenant(settings, "acme")
+    await tenants.create_tenant(settings, "acme")
     assert capsys.readouterr().out == "Tenant acme is created.\nTenant acme exists already.\n"
     await create(settings, tenant="acme")
     capsys.readouterr()
-    await cli.list_tenants(settings, as_json=True)
+    await tenants.list_tenants(settings, as_json=True)
     assert [tenant["tenant"] for tenant in json.loads(capsys.readouterr().out)] == ["acme", "default"]
-    await cli.list_tenants(settings, as_json=False)
+    await tenants.list_tenants(settings, as_json=False)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
@@ -108,7 +108,7 @@ async def test_what_cannot_be_is_refused(database: Database, tmp_path: Path, wro
 async def test_a_key_that_does_not_exist_cannot_be_revoked(database: Database, tmp_path: Path) -> None:
     for key_id in ("0" * 16, "x", ""):
         with pytest.raises(AccessNotFound):
-            await cli.revoke_key(settings_of(tmp_path, database.gateway_url), key_id)
+            await keys.revoke_key(settings_of(tmp_path, database.gateway_url), key_id)
 
 
 async def test_an_embedded_database_is_made_ready_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +120,6 @@ async def test_a_named_database_that_is_not_migrated_is_said_to_be(server: Serve
     await server.execute_as_root("CREATE DATABASE tga_bare")
     try:
         with pytest.raises(StoreUnfit, match="tga db migrate"):
-            await cli.list_keys(settings_of(tmp_path, server.url("postgres", "tga_bare")), as_json=False)
+            await keys.list_keys(settings_of(tmp_path, server.url("postgres", "tga_bare")), as_json=False)
     finally:
         await server.execute_as_root("DROP DATABASE tga_bare WITH (FORCE)")

@@ -42,10 +42,10 @@ LOADED = {
     "verify --all": JUDGES,
     "verify --help": JUDGES,
     "export bundle": JUDGES,
-    f"receipt {TRACE}": JUDGES,
+    f"receipt {TRACE}": READS | {"cryptography"},
     "keys list": JUDGES,
-    "tenants list": JUDGES,
-    "serve --help": JUDGES,
+    "tenants list": READS,
+    "serve --help": RUNS,
     "policy check": ASKS | MODELS | {"cedarpy", "jsonschema"},
     "doctor": ASKS | JUDGES | {"cedarpy", "jsonschema"},
 }
