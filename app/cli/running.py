@@ -77,7 +77,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def checked_trace_id(text: str | None) -> str | None:
-    bare = None if text is None else text.removeprefix(f"{TRACE.name}:")
+    bare = None if text is None else (TRACE.identity_of(text) if TRACE.has(text) else text)
     if bare is not None and not _TRACE_ID.fullmatch(bare):
         raise typer.BadParameter("a trace id is a UUID of version 7, as `tga traces` shows it")
     return bare

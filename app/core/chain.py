@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from app.core.digest import GENESIS, Digest
-from app.core.errors import ChecksumMismatch, InvalidTransition, SequenceGap
+from app.core.errors import ChecksumMismatch, InvalidTransition, SchemaViolation, SequenceGap
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,18 @@ class StreamKind:
     transitions: tuple[Transition, ...]
 
     def stream(self, identity: str) -> str:
+        """The stream's name: `kind:id`."""
         return f"{self.name}:{identity}"
+
+    def has(self, stream: str) -> bool:
+        """Whether this is the name of a stream of this kind."""
+        return stream.startswith(self.name) and stream[len(self.name) : len(self.name) + 1] == ":"
+
+    def identity_of(self, stream: str) -> str:
+        """The id in `kind:id`; SchemaViolation when the stream is of another kind."""
+        if not self.has(stream):
+            raise SchemaViolation("the stream is of another kind", expected=f"{self.name}:id", found=stream)
+        return stream[len(self.name) + 1 :]
 
     @cached_property
     def rule_of(self) -> Mapping[str, ArtifactRule]:

@@ -72,4 +72,4 @@ def checked_traceparent(given: object) -> str | None:
 
 
 def trace_of(error: TgaError) -> TraceId | None:
-    return TraceId(error.stream.removeprefix(f"{TRACE.name}:")) if error.stream else None
+    return TraceId(TRACE.identity_of(error.stream)) if error.stream and TRACE.has(error.stream) else None

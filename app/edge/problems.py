@@ -93,8 +93,8 @@ def status_of(error: TgaError) -> int:
 def document_of(error: TgaError, **members: Any) -> dict[str, Any]:
     """The problem document. Every text in it was written for the caller."""
     trace_id = None
-    if error.stream is not None and error.stream.startswith(f"{TRACE.name}:"):
-        trace_id = error.stream.removeprefix(f"{TRACE.name}:")
+    if error.stream is not None and TRACE.has(error.stream):
+        trace_id = TRACE.identity_of(error.stream)
     is_told = type(error) not in _OF_THE_STORE
     document = {
         "type": type_of(error.code),

@@ -25,7 +25,7 @@ class PostgresOutbox:
             OutboxRow(
                 id=row["id"],
                 webhook=row["webhook"],
-                trace_id=TraceId(row["stream"].removeprefix(f"{TRACE.name}:")),
+                trace_id=TraceId(TRACE.identity_of(row["stream"])),
                 attempts=row["attempts"],
                 created_at=row["created_at"].astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z",
             )

@@ -112,11 +112,11 @@ class PostgresTraces(Closing):
             start,
             limit,
         )
-        return [TraceId(row["stream"].removeprefix(f"{TRACE.name}:")) for row in rows]
+        return [TraceId(TRACE.identity_of(row["stream"])) for row in rows]
 
     async def list_expired(self, *, limit: int) -> list[TraceId]:
         rows = await self._sessions.fetch(_EXPIRED, limit)
-        return [TraceId(row["stream"].removeprefix(f"{TRACE.name}:")) for row in rows]
+        return [TraceId(TRACE.identity_of(row["stream"])) for row in rows]
 
     async def is_known(self, trace_id: TraceId) -> bool:
         stream = TRACE.stream(trace_id)
@@ -126,7 +126,7 @@ class PostgresTraces(Closing):
         rows = await self._sessions.fetch(_CLAIM, server_id, tool_name, idempotency_key)
         if not rows:
             return None
-        trace_id = TraceId(rows[0]["stream"].removeprefix(f"{TRACE.name}:"))
+        trace_id = TraceId(TRACE.identity_of(rows[0]["stream"]))
         return StoredClaim(trace_id, Digest(rows[0]["payload_digest"].hex()))
 
     async def load_trace(self, trace_id: TraceId) -> StoredTrace:

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.core.chain import Artifact, Head, Link, StreamKind, Transition, verify_link
 from app.core.digest import GENESIS, Digest, digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InvalidTransition, SchemaViolation, SequenceGap, TgaError
+from app.domain.system.documents import SYSTEM
 from app.domain.tga.documents import ArtifactDocument, ExecutionLogEntry, ExecutionState
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, advance, fold, fold_next, head_of, verify_next
 from app.domain.tga.transitions import TRACE
@@ -336,3 +338,21 @@ def test_the_genesis_digest_is_64_zeros_and_the_first_entry_links_to_it() -> Non
     entry = completed_trace(1)[0].entry
     assert GENESIS == "0" * 64 == entry.prev_entry_digest
     assert entry.entry_digest == digest_of_bytes(entry.body_bytes())
+
+
+@given(st.text(max_size=20), st.sampled_from((TRACE, SYSTEM)))
+def test_a_streams_name_is_made_of_its_kind_and_id_and_parsed_back(identity: str, kind: StreamKind) -> None:
+    other = SYSTEM if kind is TRACE else TRACE
+    stream = kind.stream(identity)
+    assert kind.has(stream)
+    assert kind.identity_of(stream) == identity
+    assert not other.has(stream)
+    with pytest.raises(SchemaViolation):
+        other.identity_of(stream)
+
+
+@pytest.mark.parametrize("name", ["", "trace", "traces:1", "Trace:1", " trace:1", "trac:e:1"])
+def test_what_is_no_name_of_a_kinds_stream_is_not_parsed(name: str) -> None:
+    assert not TRACE.has(name)
+    with pytest.raises(SchemaViolation):
+        TRACE.identity_of(name)
