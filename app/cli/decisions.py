@@ -53,9 +53,9 @@ def approve_command(
     principal: SignAs = None,
     yes: Yes = False,
 ) -> None:
-    """Show a waiting request, and approve exactly that. On a terminal it asks first.
+    """Show a waiting request, and approve exactly that.
 
-    Exit 0 when the approved call is completed or goes on, 1 when it failed.
+    It asks first; without a terminal it does nothing unless given --yes. Exit 0 when the approved call is completed or goes on, 1 when it failed.
     """
     _decide(context, trace_id, "APPROVE", rationale, sign_with, principal, yes=yes)
 

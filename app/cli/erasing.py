@@ -31,7 +31,8 @@ def erase_command(
 ) -> None:
     """Remove the payloads of a finished trace, for ever. Its entries and digests stand, and so does the erasure.
 
-    On a terminal it asks first. Names stay: tenant, principal, server, tool and idempotency key.
+    It asks first; without a terminal it does nothing unless given --yes. Names stay: tenant, principal, server, tool
+    and idempotency key.
     """
     run_in_gateway(context, lambda gateway: erase(gateway, trace_id, tenant=tenant, rationale=rationale, yes=yes))
 

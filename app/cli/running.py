@@ -17,6 +17,7 @@ from rich.console import Console
 from app.cli.context import Context
 from app.core.errors import (
     ArgumentsInvalid,
+    ConfirmationNeeded,
     EmbeddedPostgresFailed,
     GatewayBusy,
     GatewayUnreachable,
@@ -48,6 +49,7 @@ EXIT_WRONG: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNREACHABLE: Final = 3
 _BAD_USAGE: Final = (
+    ConfirmationNeeded,
     SettingInvalid,
     InputMalformed,
     InputTooLarge,
@@ -90,7 +92,7 @@ ToolArgument = Annotated[str, typer.Argument(metavar="TOOL", help="One of its to
 ArgumentPairs = Annotated[list[str] | None, typer.Option("-a", "--argument", help="name=value; JSON if it reads so.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")]
 Tenant = Annotated[str, typer.Option("--tenant", help="Of this tenant.")]
 Rationale = Annotated[str | None, typer.Option("-r", "--rationale", help="Why; it goes on the record.")]
 

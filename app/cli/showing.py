@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.core.canonical import canonical_bytes
+from app.core.errors import ConfirmationNeeded
 
 output = Console(highlight=False, soft_wrap=True)
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -88,7 +89,9 @@ def is_watched() -> bool:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Ask, where there is someone to ask; a script has decided already."""
-    if yes or not is_watched():
+    """Ask the person at the terminal. Without one nothing is taken for consent but `--yes`: ConfirmationNeeded."""
+    if yes:
         return True
+    if not is_watched():
+        raise ConfirmationNeeded("there is no terminal to ask on", found=question)
     return output.input(f"{escape(question)} [dim](y/N)[/] ").strip().lower() in ("y", "yes")

@@ -234,7 +234,13 @@ class CallDenied(TgaError):
 
     code = "CALL_DENIED"
     meaning = "The call was denied: by the policy, by a person, by its expiry, or by its own caller."
-    remedy = "Read the decision. A call that a person denied keeps its key; ask again with a new one."
+    remedy = "Read the decision: who denied it, and why. Do not ask again unless something has changed since."
+
+
+class ConfirmationNeeded(TgaError):
+    code = "CONFIRMATION_NEEDED"
+    meaning = "The command changes or destroys something, and there was nobody to ask. Nothing was done."
+    remedy = "Run it on a terminal, or give --yes if it is meant."
 
 
 class AlreadyDecided(TgaError):

@@ -48,9 +48,23 @@ def accepted(trace_id: str, state: str, waiting: str | None) -> Response:
 
 def denied(answer: Answer) -> Response:
     """403 with who denied it and why."""
-    error = CallDenied("the call was denied", stream=TRACE.stream(answer.trace_id))
+    error = denial_of(answer)
     headers = {"Idempotent-Replayed": "true"} if answer.replayed else None
     return problem(error, headers=headers, decision=summary_of(answer.decision))
+
+
+_DENIED_BY = {"policy": "by the policy", "expiry": "because nobody decided in time", "withdrawal": "by its own caller"}
+
+
+def denial_of(answer: Answer) -> CallDenied:
+    """Who denied the call, and why: for a person who reads it, and for a model that should not ask again."""
+    decision = answer.decision
+    by, why = "", ""
+    if decision is not None:
+        decider = decision.decided_by
+        by = " " + _DENIED_BY.get(decider.type, f"by {decider.id}")
+        why = f": {decision.rationale}" if decision.rationale else ""
+    return CallDenied(f"the call was denied{by}{why}", stream=TRACE.stream(answer.trace_id))
 
 
 def summary_of(decision: SupervisorDecision | None) -> dict[str, Any] | None:

@@ -17,13 +17,13 @@ from typing import Any, Final
 import orjson
 
 from app.connectors.mcp.discovery import McpTool
-from app.core.errors import CallDenied, CallInFlight, TgaError
+from app.core.errors import CallInFlight, TgaError
 from app.domain.tga.documents import Base64Output, DigestOutput, JsonOutput, ToolEffect
 from app.domain.tga.executor import Answer
 from app.domain.tga.ports import Output
 from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool
-from app.edge.answers import summary_of
+from app.edge.answers import denial_of, summary_of
 from app.edge.problems import document_of
 from app.mcp_server.envelope import Client
 from app.mcp_server.wire import INTERNAL_ERROR, INVALID_PARAMS, RpcError
@@ -105,8 +105,7 @@ def not_over(answer: Answer, client: Client, key: str | None, *, waited_ms: int)
 
 
 def _of_denial(answer: Answer, client: Client, key: str | None) -> dict[str, Any]:
-    error = CallDenied("the call was denied", stream=TRACE.stream(answer.trace_id))
-    return refusal(error, client, key=key, decision=summary_of(answer.decision))
+    return refusal(denial_of(answer), client, key=key, decision=summary_of(answer.decision))
 
 
 def _of_success(output: Output | None, tool: Tool | None, trace_id: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_a_call_under_anothers_trace_id_does_not_tell_whether_it_was_erased(
 ) -> None:
     kept = agent.call("bank", "charge", {"amount": 5}).body["trace_id"]
     erased = agent.call("bank", "charge", {"amount": 5}).body["trace_id"]
-    assert world.tga("erase", erased, "-r", "asked for").returncode == 0
+    assert world.tga("erase", erased, "-r", "asked for", "--yes").returncode == 0
     with closing(Client(world.url, intruder)) as client:
         told = [client.call("theirs", "charge", {"amount": 1}, trace_id=one) for one in (kept, erased)]
     assert told[0].body == told[1].body

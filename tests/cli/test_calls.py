@@ -92,7 +92,7 @@ def test_a_watcher_is_told_each_entry_as_it_comes(world: World) -> None:
     )
     assert watcher.stdout is not None
     assert json.loads(watcher.stdout.readline())["sequence_number"] == 1
-    assert world.tga("approve", trace_id).returncode == 0
+    assert world.tga("approve", trace_id, "--yes").returncode == 0
     rest = [json.loads(line) for line in watcher.communicate(timeout=30)[0].splitlines()]
     assert [item["sequence_number"] for item in rest] == [2, 3, 4]
     assert watcher.returncode == 0

@@ -21,7 +21,7 @@ def test_an_approval_shows_the_request_and_then_makes_the_call(world: World) -> 
     (item,) = [item for item in world.json("approvals") if item["trace_id"] == trace_id]
     assert (item["arguments"], item["intent"]) == ({"amount": 5}, "a broken [vase]")
     assert world.executions("a-1") == 0
-    told = world.tga("approve", trace_id, "-r", "seen the vase")
+    told = world.tga("approve", trace_id, "--yes", "-r", "seen the vase")
     assert told.returncode == 0
     assert json.loads(told.stdout)["amount"] == 5
     for part in ("admin", "bank refund (write)", '"amount": 5', "a broken [vase]", "a-1", "COMPLETED"):
@@ -55,11 +55,11 @@ def test_a_caller_takes_its_request_back(world: World) -> None:
 def test_who_is_no_supervisor_decides_nothing(world: World) -> None:
     trace_id = world.pending("n-1")
     operator = world.new_key("ops", "operator")
-    for command in ("approve", "deny"):
-        told = world.tga(command, trace_id, TGA_API_KEY=operator)
+    for command in (("approve", trace_id, "--yes"), ("deny", trace_id)):
+        told = world.tga(*command, TGA_API_KEY=operator)
         assert (told.returncode, "FORBIDDEN" in told.stderr) == (1, True)
     stranger = world.new_key("bob", "agent")
-    told = world.tga("approve", trace_id, TGA_API_KEY=stranger)
+    told = world.tga("approve", trace_id, "--yes", TGA_API_KEY=stranger)
     assert (told.returncode, "TRACE_NOT_FOUND" in told.stderr) == (1, True)
     assert world.json("trace", trace_id)["state"] == "PENDING"
 
@@ -95,6 +95,14 @@ def on_a_terminal(world: World, typed: bytes, *arguments: str) -> int:
         os.close(ours)
 
 
+def test_without_a_terminal_nothing_is_approved_unless_it_is_meant(world: World) -> None:
+    trace_id = world.pending("no-terminal-1")
+    for stdin in (None, "", "n\n", "y\n"):
+        told = world.tga("approve", trace_id, stdin=stdin)
+        assert (told.returncode, "CONFIRMATION_NEEDED" in told.stderr, "--yes" in told.stderr) == (2, True, True)
+    assert (world.json("trace", trace_id)["state"], world.executions("no-terminal-1")) == ("PENDING", 0)
+
+
 def test_on_a_terminal_an_approval_asks_first(world: World) -> None:
     trace_id = world.pending("t-1")
     for typed in (b"\n", b"n\n"):
@@ -118,7 +126,7 @@ def own_key(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_decision_signed_with_ones_own_key_stands_with_that_signature(world: World, own_key: Path) -> None:
     trace_id = world.pending("s-1")
-    told = world.tga("approve", trace_id, "-r", "signed", "--sign-with", str(own_key), "--as", "admin")
+    told = world.tga("approve", trace_id, "--yes", "-r", "signed", "--sign-with", str(own_key), "--as", "admin")
     assert told.returncode == 0, told.stderr
     decision = world.json("trace", trace_id)["artifacts"]["supervisor_decision"]
     shown = world.tga("trace", trace_id).stdout
@@ -135,11 +143,11 @@ def test_a_signature_that_does_not_count_decides_nothing(world: World, own_key: 
     stranger = tmp_path / "stranger"
     world.tga("keys", "make", str(stranger))
     for key, principal in ((own_key, "somebody-else"), (stranger, "admin")):
-        told = world.tga("approve", trace_id, "--sign-with", str(key), "--as", principal)
+        told = world.tga("approve", trace_id, "--yes", "--sign-with", str(key), "--as", principal)
         assert (told.returncode, "SIGNATURE_INVALID" in told.stderr) == (1, True)
     assert world.json("trace", trace_id)["state"] == "PENDING"
-    assert world.tga("approve", trace_id, "--sign-with", str(own_key)).returncode == 2
-    assert world.tga("approve", trace_id, "--as", "admin").returncode == 2
+    assert world.tga("approve", trace_id, "--yes", "--sign-with", str(own_key)).returncode == 2
+    assert world.tga("approve", trace_id, "--yes", "--as", "admin").returncode == 2
 
 
 def test_a_key_that_others_could_read_or_that_is_none_is_refused_without_being_shown(
@@ -151,7 +159,7 @@ def test_a_key_that_others_could_read_or_that_is_none_is_refused_without_being_s
     broken.write_text("c2VjcmV0LWJ1dC10b28tc2hvcnQ=")
     broken.chmod(0o600)
     for path in (open_key, broken, tmp_path / "none", tmp_path):
-        told = world.tga("approve", trace_id, "--sign-with", str(path), "--as", "admin")
+        told = world.tga("approve", trace_id, "--yes", "--sign-with", str(path), "--as", "admin")
         assert (told.returncode, "SETTING_INVALID" in told.stderr) == (2, True)
         assert own_key.read_text().strip() not in told.stderr
         assert broken.read_text() not in told.stderr
@@ -163,7 +171,7 @@ def test_a_retired_key_signs_no_more(world: World, tmp_path: Path) -> None:
     key_id = world.tga("keys", "make", str(path)).stdout.strip()
     world.tga("keys", "register", "admin", "--public-key", f"{path}.pub")
     assert world.tga("keys", "retire", key_id).returncode == 0
-    told = world.tga("approve", world.pending("s-5"), "--sign-with", str(path), "--as", "admin")
+    told = world.tga("approve", world.pending("s-5"), "--yes", "--sign-with", str(path), "--as", "admin")
     assert (told.returncode, "SIGNATURE_INVALID" in told.stderr) == (1, True)
     assert world.tga("keys", "retire", "ed25519:0000000000000000").returncode == 1
 

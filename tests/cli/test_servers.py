@@ -31,12 +31,12 @@ def test_a_changed_tool_is_not_called_until_its_change_is_accepted(world: World)
     refused = world.tga("call", "bank", "charge", "-a", "amount=1", "-k", "after")
     assert (refused.returncode, "TOOL_QUARANTINED" in refused.stderr) == (1, True)
     assert world.tga("call", "bank", "charge", "-a", "amount=1", "-k", "before").stdout == first.stdout
-    wrong = world.tga("servers", "accept", "bank", "charge", "--digest", "0" * 64)
+    wrong = world.tga("servers", "accept", "bank", "charge", "--digest", "0" * 64, "--yes")
     assert (wrong.returncode, "REQUEST_MISMATCH" in wrong.stderr) == (1, True)
     supervisor = world.new_key("sue", "supervisor")
-    assert world.tga("servers", "accept", "bank", "charge", TGA_API_KEY=supervisor).returncode == 1
+    assert world.tga("servers", "accept", "bank", "charge", "--yes", TGA_API_KEY=supervisor).returncode == 1
     (pin,) = [tool["pin"] for tool in tools(world) if tool["tool_name"] == "charge" and tool["server_id"] == "bank"]
-    accepted = world.tga("servers", "accept", "bank", "charge", "--digest", pin["found_digest"])
+    accepted = world.tga("servers", "accept", "bank", "charge", "--digest", pin["found_digest"], "--yes")
     assert accepted.returncode == 0, accepted.stderr
     assert pin["pinned_digest"] in accepted.stderr
     assert pin["found_digest"] in accepted.stderr
@@ -51,5 +51,5 @@ def tools(world: World) -> list[dict[str, Any]]:
 
 def test_a_tool_that_is_not_there_cannot_be_accepted(world: World) -> None:
     for server, tool in (("bank", "nothing"), ("nobody", "charge")):
-        told = world.tga("servers", "accept", server, tool)
+        told = world.tga("servers", "accept", server, tool, "--yes")
         assert (told.returncode, "TOOL_NOT_FOUND" in told.stderr) == (2, True)

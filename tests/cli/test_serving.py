@@ -168,7 +168,7 @@ def test_nothing_that_waits_for_too_long_is_left_waiting(world: World) -> None:
     trace_id = world.pending("late-1")
     wait_for(lambda: world.json("trace", trace_id)["state"] == "DENIED")
     assert "DENY by expiry" in world.tga("trace", trace_id).stdout
-    assert world.tga("approve", trace_id).returncode == 1
+    assert world.tga("approve", trace_id, "--yes").returncode == 1
 
 
 def test_a_second_signal_ends_it_at_once(world: World) -> None:

@@ -150,7 +150,7 @@ def test_the_policy_is_checked_and_explained(world: World, tmp_path: Path) -> No
 def test_an_erased_trace_shows_no_payload_and_still_verifies(world: World) -> None:
     asked = world.tga("call", "bank", "charge", "-a", "amount=987654", "-k", "erase-1")
     trace_id = trace_of(asked)
-    told = world.tga("erase", trace_id, "-r", "asked to be forgotten")
+    told = world.tga("erase", trace_id, "-r", "asked to be forgotten", "--yes")
     assert told.returncode == 0, told.stderr
     for arguments in (("trace", trace_id), ("trace", trace_id, "--json")):
         shown = world.tga(*arguments)
@@ -158,9 +158,9 @@ def test_an_erased_trace_shows_no_payload_and_still_verifies(world: World) -> No
     assert "erased" in world.tga("trace", trace_id).stdout
     assert world.tga("verify", trace_id).returncode == 0
     assert world.tga("verify", "--all").returncode == 0
-    again = world.tga("erase", trace_id, "-r", "again")
+    again = world.tga("erase", trace_id, "-r", "again", "--yes")
     assert (again.returncode, "TRACE_ERASED" in again.stderr) == (1, True)
-    waiting = world.tga("erase", world.pending("erase-2"), "-r", "too early")
+    waiting = world.tga("erase", world.pending("erase-2"), "-r", "too early", "--yes")
     assert (waiting.returncode, "TRACE_UNFINISHED" in waiting.stderr) == (1, True)
     assert world.tga("erase", trace_id).returncode == 2
 
@@ -229,7 +229,7 @@ def test_without_a_gateway_the_store_can_still_be_looked_after(world: World) -> 
         ("db", "migrate"),
         ("keys", "list"),
         ("tenants", "list"),
-        ("erase", trace_id, "-r", "at night"),
+        ("erase", trace_id, "-r", "at night", "--yes"),
         ("policy", "explain", "bank", "charge", "-a", "amount=1"),
     ):
         told = world.tga(*command)
