@@ -55,7 +55,8 @@ def approve_command(
 ) -> None:
     """Show a waiting request, and approve exactly that.
 
-    It asks first; without a terminal it does nothing unless given --yes. Exit 0 when the approved call is completed or goes on, 1 when it failed.
+    It asks first; without a terminal it does nothing unless given --yes. Exit 0 when the approved call is completed or
+    goes on, 1 when it failed.
     """
     _decide(context, trace_id, "APPROVE", rationale, sign_with, principal, yes=yes)
 
