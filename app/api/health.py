@@ -80,7 +80,8 @@ def router(edge: Edge) -> APIRouter:
             200: {
                 "description": "It can: the store answers. `log` is not `ok` when calls are recorded but not proven: "
                 "`stalled` while a transaction that does not end keeps entries out of the log, `failing` while this "
-                "gateway can sign or follow no head. `reason` says why; the gateway's own log says more.",
+                "gateway can sign or follow no head, `unlogged` when entries were put into the tables behind its back. "
+                "`reason` says why; the gateway's own log says more.",
                 "content": {_JSON: {"example": {"status": "ok", "log": "ok"}}},
             },
             **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown, errors.LogForked),

@@ -17,7 +17,7 @@ from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
 from app.cli.showing import printable
 from app.cli.verify_bundle import verify_bundle_command
 from app.core.errors import StoreUnfit, TgaError, TraceNotFound
-from app.domain.log.forensics import STREAMS_NAMED_MAX, Diagnosis, examine_tree
+from app.domain.log.forensics import STREAMS_NAMED_MAX, Diagnosis, Unlogged, examine_tree, find_unlogged
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import Report, verify_ledger
 from app.postgres.database import open_database
@@ -78,6 +78,13 @@ async def verify(
     out: _Out = _Json() if as_json else _Words()
     report, broken, diagnosis = Report(), _Broken(), None
     keys, held = load_held(settings, heads, key) if stream is None else ([], [])
+
+    def note(error: TgaError) -> None:
+        """Of a stream that the tree should hold and does not."""
+        out.finding(error)
+        report.findings += 1
+        report.broken_streams += error.stream not in broken.streams
+
     async with open_database(settings.home, settings.database_url) as database:
         if not (await load_status(database.admin_url)).applied:
             raise StoreUnfit("the database holds no ledger", remedy="Run `tga db migrate` first.")
@@ -90,9 +97,14 @@ async def verify(
                         broken.add(error)
                         progress.update(task, completed=report.streams)
                     progress.update(task, completed=report.streams)
-            if stream is None:
-                async with open_tree_reader(sessions) as tree:
-                    diagnosis = await examine_tree(tree, held, keys=keys, broken_streams=broken.streams)
+            async with open_tree_reader(sessions) as tree:
+                if stream is None:
+                    diagnosis = await examine_tree(
+                        tree, held, keys=keys, broken_streams=broken.streams, on_finding=note
+                    )
+                else:
+                    async for error in find_unlogged(tree, Unlogged(), stream):
+                        note(error)
     if stream is not None and report.streams == 0:
         raise TraceNotFound("nothing is stored about it", stream=stream)
     out.end(report, diagnosis)

@@ -394,6 +394,15 @@ class NotYetLogged(TgaError):
     remedy = "Ask again in a second. If that lasts, the gateway's log says who holds the sequencer up."
 
 
+class EntryUnlogged(TgaError):
+    code = "ENTRY_UNLOGGED"
+    meaning = "An entry stands on the record that the sequencer never saw: no signed tree head will ever cover it."
+    remedy = (
+        "Someone wrote into the tables behind the gateway's back. Believe nothing that the entry says, keep the "
+        "database as it is, and find out who has the superuser's rights."
+    )
+
+
 class LogForked(TgaError):
     code = "LOG_FORKED"
     meaning = "The ledger does not begin with what a tree head, signed earlier, says it begins with."
@@ -458,6 +467,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     NoteInvalid,
     ProofInvalid,
     NotYetLogged,
+    EntryUnlogged,
     LogForked,
     BundleInvalid,
 )

@@ -194,6 +194,9 @@ LOG_ROUND_MS: Final = 200
 LOG_STANDBY_MS: Final = 250
 LOG_STALL_MS: Final = 5_000
 LOG_RETRY_MAX_MS: Final = 2_000
+# The search for entries that slipped past the sequencer: so many rows, so often. A million entries take 17 minutes.
+LOG_LOOK_ROWS_MAX: Final = 2_000
+LOG_LOOK_EVERY_MS: Final = 2_000
 LOG_ORIGIN_CHARS_MAX: Final = 255
 RECEIPT_WAIT_MS: Final = 1_000
 RECEIPT_POLL_MS: Final = 50

@@ -24,7 +24,14 @@ from typing import Any, Self, TypeAlias
 import asyncpg
 
 from app.core.errors import ConcurrentExecution, LogForked, StoreUnavailable, TgaError
-from app.core.limits import LOG_BATCH_ROWS_MAX, LOG_RETRY_MAX_MS, LOG_ROUND_MS, LOG_STALL_MS, LOG_STANDBY_MS
+from app.core.limits import (
+    LOG_BATCH_ROWS_MAX,
+    LOG_LOOK_EVERY_MS,
+    LOG_RETRY_MAX_MS,
+    LOG_ROUND_MS,
+    LOG_STALL_MS,
+    LOG_STANDBY_MS,
+)
 from app.core.merkle import Frontier, Hash, Node, Range
 from app.core.note import VerifierKey
 from app.domain.log.condition import LogCondition
@@ -32,6 +39,7 @@ from app.domain.log.heads import HeadSigner, SignedHead, verify_follows
 from app.postgres.horizon import Stall, load_stall
 from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, connect, unavailable
 from app.postgres.tree import KEPT_LEVEL, PostgresTree
+from app.postgres.unlogged import UnloggedSearch
 
 logger = logging.getLogger("tga")
 
@@ -110,7 +118,14 @@ class Sequencer:
     """One gateway's sequencer, working or standing by. What it could do wrong the database refuses: an entry is a leaf
     once, indices have no gaps, a size has one root; and the signer refuses the rest."""
 
-    def __init__(self, open_tree: OpenTree, signer: HeadSigner, *, stall_ms: int = LOG_STALL_MS) -> None:
+    def __init__(
+        self,
+        open_tree: OpenTree,
+        signer: HeadSigner,
+        *,
+        stall_ms: int = LOG_STALL_MS,
+        look_every_ms: int = LOG_LOOK_EVERY_MS,
+    ) -> None:
         self._open_tree = open_tree
         self._signer = signer
         self._stall_ms = stall_ms
@@ -121,6 +136,10 @@ class Sequencer:
         self._failure: TgaError | None = None
         self._failures_told: set[str] = set()
         self._retry_ms = LOG_ROUND_MS
+        self._search = UnloggedSearch()
+        self._look_every_ms = look_every_ms
+        self._next_look = 0.0
+        self._unlogged_told: set[str] = set()
 
     @property
     def verifier_key(self) -> VerifierKey:
@@ -152,6 +171,10 @@ class Sequencer:
             return LogCondition("failing", self._failure.what)
         if self._is_held_up:
             return LogCondition("failing", "PostgreSQL does not confirm the sequencer's first commit")
+        if self.is_working and self._search.streams:
+            return LogCondition(
+                "unlogged", "entries stand in the ledger that no signed head will ever cover; run `tga verify --all`"
+            )
         if self.is_stalled:
             return LogCondition("stalled", "a transaction that has not ended keeps entries out of the log")
         return LogCondition()
@@ -178,12 +201,31 @@ class Sequencer:
             self._note_success()
             logger.info("this gateway sequences the log")
             while True:
+                await self._look(session, reign.tree_size)
                 if not is_more:
                     await asyncio.sleep(LOG_ROUND_MS / 1000)
                 is_more = await reign.make_round()
         finally:
             self._reign = None
             await session.close()
+
+    async def _look(self, session: TreeSession, tree_size: int) -> None:
+        """Look at a few more entries, now and then: is there one that stands before the cursor and has no leaf?"""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._look_every_ms / 1000
+        await self._search.look(session, tree_size=tree_size)
+        if new := [stream for stream in self._search.streams if stream not in self._unlogged_told]:
+            logger.error(
+                "entries stand in the ledger that the sequencer never saw, and no signed head will ever cover them; "
+                "run `tga verify --all`: %s",
+                ", ".join(new),
+            )
+            self._unlogged_told.update(new)
+        elif self._unlogged_told and not self._search.streams:
+            logger.warning("every entry up to the tree's cursor has a leaf again")
+            self._unlogged_told.clear()
 
     async def _stand_by(self, session: TreeSession) -> None:
         tree = PostgresTree(session)
@@ -271,6 +313,10 @@ class Reign:
         self._horizon = ""
         self._horizon_since = 0.0
         self.stall: Stall | None = None
+
+    @property
+    def tree_size(self) -> int:
+        return self._frontier.size
 
     async def settle(self) -> None:
         """Finish what a predecessor began, after seeing that the tree is the one that was signed; LogForked if not.

@@ -8,8 +8,9 @@ from typing import Final
 
 from app.core.limits import EXPORT_PAGE_ENTRIES
 from app.core.merkle import Hash, Node
-from app.domain.log.forensics import StoredHead, StoredLeaf
+from app.domain.log.forensics import EntryWithoutLeaf, StoredHead, StoredLeaf
 from app.postgres.sessions import Connection, Sessions
+from app.postgres.unlogged import entries_without_leaf
 
 _LEAVES: Final = """
 SELECT l.leaf_index, l.stream, l.sequence_number, e.entry
@@ -42,18 +43,14 @@ class PostgresTreeReader:
             yield StoredHead(row["size"], Hash(row["root"]), row["note"])
 
     async def has_entries(self, stream: str) -> bool:
-        return bool(
-            await self._connection.fetchval("SELECT EXISTS (SELECT FROM tga.entries WHERE stream = $1)", stream)
-        )
+        return bool(await self._connection.fetchval(_HAS_ENTRIES, stream))
 
-    async def count_entries(self) -> int:
-        return int(await self._connection.fetchval("SELECT count(*) FROM tga.entries"))
+    def entries_without_leaf(self, stream: str | None = None) -> AsyncIterator[EntryWithoutLeaf]:
+        return entries_without_leaf(self._connection, stream)
 
 
 @asynccontextmanager
 async def open_tree_reader(sessions: Sessions) -> AsyncIterator[PostgresTreeReader]:
     async with sessions.reading() as connection:
-        await connection.execute(
-            "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off"
-        )
+        await connection.execute(_SETTINGS)
         yield PostgresTreeReader(connection)

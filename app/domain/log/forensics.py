@@ -7,12 +7,12 @@ the first one that does not, it cannot. What is in between nobody can tell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from app.core.canonical import parse_object
-from app.core.errors import NoteInvalid, TgaError
+from app.core.errors import EntryUnlogged, NoteInvalid, TgaError
 from app.core.merkle import Frontier, Hash, Node, leaf_hash
 from app.core.note import TreeHead, VerifierKey, open_note, read_note
 from app.domain.log.heads import SignedHead, fits
@@ -21,7 +21,14 @@ KEPT_LEVEL: Final = 8  # hashes of subtrees are stored from here on
 STREAMS_NAMED_MAX: Final = 20
 
 Kind = Literal[
-    "sound", "changed_entry", "deleted_entry", "deleted_trace", "truncated_tail", "forked_history", "old_backup"
+    "sound",
+    "changed_entry",
+    "deleted_entry",
+    "deleted_trace",
+    "truncated_tail",
+    "forked_history",
+    "old_backup",
+    "unlogged_entry",
 ]
 
 
@@ -42,6 +49,17 @@ class StoredHead:
     note: str
 
 
+@dataclass(frozen=True, slots=True)
+class EntryWithoutLeaf:
+    """`is_skipped`: the sequencer never comes to it, because it stands before the tree's cursor, or far ahead of it.
+    False: it is on its way. None: not known, as long as the sequencer has not looked through a restored ledger.
+    """
+
+    stream: str
+    sequence_number: int
+    is_skipped: bool | None
+
+
 class TreeReader(Protocol):
     """The stored tree, from one snapshot."""
 
@@ -59,7 +77,9 @@ class TreeReader(Protocol):
 
     async def has_entries(self, stream: str) -> bool: ...
 
-    async def count_entries(self) -> int: ...
+    def entries_without_leaf(self, stream: str | None = None) -> AsyncIterator[EntryWithoutLeaf]:
+        """Of one stream, or of all of them, in the order of streams."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +126,7 @@ class _Examination:
     stored_beyond: int = 0
     held_beyond: int = 0
     fits_no_more: bool = False
+    unlogged: int = 0
 
     def note(self, sentence: str) -> None:
         if len(self.diagnosis.evidence) < 2 * STREAMS_NAMED_MAX:
@@ -117,10 +138,52 @@ class _Examination:
             named.append(stream)
 
 
+@dataclass(slots=True)
+class Unlogged:
+    """Entries without a leaf, counted while they are looked for."""
+
+    entries: int = 0
+    entries_unknown: int = 0
+    entries_skipped: int = 0
+
+
+async def find_unlogged(reader: TreeReader, found: Unlogged, stream: str | None = None) -> AsyncIterator[TgaError]:
+    """A finding for each stream with entries that the sequencer never saw; `found` counts along."""
+    skipped, first = 0, None
+    async for entry in reader.entries_without_leaf(stream):
+        found.entries += 1
+        found.entries_unknown += entry.is_skipped is None
+        if not entry.is_skipped:
+            continue
+        found.entries_skipped += 1
+        if first is not None and first.stream != entry.stream:
+            yield _unlogged(first, skipped)
+            skipped, first = 0, None
+        skipped, first = skipped + 1, first or entry
+    if first is not None:
+        yield _unlogged(first, skipped)
+
+
+def _unlogged(first: EntryWithoutLeaf, count: int) -> TgaError:
+    return EntryUnlogged(
+        "the sequencer never saw the entry: it is older than the tree's cursor, or newer than any, and has no leaf",
+        expected="a leaf for every entry up to the cursor",
+        found=f"{count} of the stream's entries without one",
+        stream=first.stream,
+        sequence_number=first.sequence_number,
+    )
+
+
 async def examine_tree(
-    reader: TreeReader, held: Sequence[HeldHead], *, keys: Sequence[VerifierKey], broken_streams: Sequence[str] = ()
+    reader: TreeReader,
+    held: Sequence[HeldHead],
+    *,
+    keys: Sequence[VerifierKey],
+    broken_streams: Sequence[str] = (),
+    on_finding: Callable[[TgaError], None] | None = None,
 ) -> Diagnosis:
-    """The diagnosis. `keys` verify stored heads; `broken_streams` are those whose own chain was found wrong."""
+    """The diagnosis. `keys` verify stored heads; `broken_streams` are those whose own chain was found wrong;
+    `on_finding` is told of streams that the tree should hold and does not."""
     walk = _Examination(keys, Diagnosis())
     checkpoints = _Checkpoints(reader, sorted(held, key=lambda one: one.signed.head.size))
     nodes = aiter(reader.nodes())
@@ -148,7 +211,18 @@ async def examine_tree(
     if next_node is not None:
         walk.stored_beyond += 1
         walk.note(f"Hashes of leaves are stored beyond leaf {walk.diagnosis.tree_size - 1}, the last one there is.")
-    walk.diagnosis.entries_without_leaf = await reader.count_entries() - (walk.diagnosis.tree_size - walk.missing)
+    unlogged = Unlogged()
+    async for finding in find_unlogged(reader, unlogged):
+        walk.name(str(finding.stream))
+        if on_finding is not None:
+            on_finding(finding)
+    walk.unlogged = unlogged.entries_skipped
+    walk.diagnosis.entries_without_leaf = unlogged.entries
+    if unlogged.entries_unknown:
+        walk.note(
+            f"{unlogged.entries_unknown} entries have no leaf yet, and the sequencer has not looked through the ledger "
+            "since it was restored: start a gateway, and verify again."
+        )
     _conclude(walk, broken_streams)
     return walk.diagnosis
 
@@ -290,6 +364,13 @@ def _conclude(walk: _Examination, broken_streams: Sequence[str]) -> None:
         diagnosis.what = (
             f"The database is a former state of itself, of {size} leaves: an old backup was restored, or the tail was "
             "removed with everything that belonged to it."
+        )
+    elif walk.unlogged:
+        diagnosis.kind = "unlogged_entry"
+        diagnosis.what = (
+            f"{walk.unlogged} entries were put into the tables behind the sequencer's back, with transaction numbers "
+            "that it had passed or that were never given. No signed head covers them, and no export holds them: "
+            "believe nothing that they say, and find out who has the superuser's rights."
         )
     elif broken_streams:
         diagnosis.kind = "changed_entry"
