@@ -13,7 +13,14 @@ import asyncpg
 from app.core.chain import Head
 from app.core.digest import Digest
 from app.domain.ledger.plans import Claim
-from app.domain.tga.verification import StoredCheckpoint, StoredEntry, StoredErasure, StoredStream, Summary
+from app.domain.ledger.stored import (
+    ClaimedKey,
+    StoredCheckpoint,
+    StoredEntry,
+    StoredErasure,
+    StoredStream,
+    Summary,
+)
 from app.postgres.sessions import Connection, Sessions
 
 _ENTRIES = (
@@ -34,6 +41,16 @@ SELECT e.stream, e.system_stream, e.sequence_number, a.artifact
  {where} ORDER BY e.stream
 """
 _ATTEMPTS = "SELECT stream, attempt FROM tga.dispatch_attempts {where} ORDER BY stream, attempt"
+# Along the primary key of claims; where someone has dropped it the server sorts, in bounded memory.
+_CLAIMED_KEYS = """
+SELECT server_id, tool_name, idempotency_key, stream FROM tga.claims ORDER BY server_id, tool_name, idempotency_key
+"""
+_CLAIMED_BY_ITS_KEY = """
+SELECT c.server_id, c.tool_name, c.idempotency_key, c.stream
+  FROM tga.claims o
+  JOIN tga.claims c ON c.server_id = o.server_id AND c.tool_name = o.tool_name AND c.idempotency_key = o.idempotency_key
+ WHERE o.stream = $1
+"""
 
 _PREFETCH_ROWS = 500
 
@@ -113,12 +130,27 @@ class PostgresLedgerReader:
                 dispatch_attempts=[row["attempt"] async for row in attempts.of(stream)],
                 erasure=_erasure(erasure[0]) if erasure else None,
                 summary=_summary(head[0]) if head else None,
+                rows_repeated=[
+                    table
+                    for table, rows in (
+                        ("heads", head),
+                        ("claims", claim),
+                        ("claim_effects", effect),
+                        ("erasures", erasure),
+                    )
+                    if len(rows) > 1
+                ],
                 entries=_places(stream, entries, artifacts),
             )
             yield stored
             for cursor in (entries, artifacts):
                 async for _ in cursor.of(stream):
                     pass  # what the verifier left unread
+
+    async def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
+        query, arguments = (_CLAIMED_KEYS, ()) if self._stream is None else (_CLAIMED_BY_ITS_KEY, (self._stream,))
+        async for row in self._connection.cursor(query, *arguments, prefetch=_PREFETCH_ROWS):
+            yield ClaimedKey(row["server_id"], row["tool_name"], row["idempotency_key"], row["stream"])
 
 
 @asynccontextmanager

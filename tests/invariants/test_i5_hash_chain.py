@@ -17,18 +17,11 @@ from app.core.canonical import canonical_bytes, parse_object
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, SequenceGap, TgaError
 from app.domain.ledger.plans import Claim
+from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream
 from app.domain.tga.documents import ActionRequest, ExecutionCheckpoint
 from app.domain.tga.idempotency import claim_of_request
 from app.domain.tga.replay import LogRecord, fold, head_of
-from app.domain.tga.verification import (
-    Keys,
-    Report,
-    StoredCheckpoint,
-    StoredEntry,
-    StoredStream,
-    verify_ledger,
-    verify_stream,
-)
+from app.domain.tga.verification import Keys, Report, verify_ledger, verify_stream
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore

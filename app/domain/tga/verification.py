@@ -6,9 +6,8 @@ nothing was cut off a tail together with its head, nor that nobody recomputed al
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from app.core.canonical import parse_object
 from app.core.chain import Head
@@ -25,6 +24,14 @@ from app.core.errors import (
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.ledger.plans import Claim
+from app.domain.ledger.stored import (
+    ClaimedKey,
+    LedgerReader,
+    StoredCheckpoint,
+    StoredEntry,
+    StoredStream,
+    Summary,
+)
 from app.domain.system.decision_signer import verify_decision_signature
 from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import KnownKey, SystemState, fold_system
@@ -34,72 +41,6 @@ from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verif
 from app.domain.tga.transitions import TRACE
 
 _WAITS_FOR = {"PENDING": "supervisor", "EXECUTING": "operator"}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """One place of a stream, as stored. An artifact without an entry, or an entry without artifact, are possible."""
-
-    sequence_number: int
-    entry: bytes | None
-    entry_digest: Digest | None
-    artifact: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    sequence_number: int
-    state: bytes
-    checkpoint_digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class StoredErasure:
-    """Where the system stream says that a stream's payloads were erased, and what stands there."""
-
-    system_stream: str
-    sequence_number: int
-    erasure: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a head says of its stream's birth, for lists and for expiry."""
-
-    tenant: str | None
-    principal_id: str | None
-    server_id: str | None
-    tool_name: str | None
-    expires_at: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredStream:
-    """All that is stored about one stream beside its entries, which `entries` gives one after the other."""
-
-    stream: str
-    head: Head | None
-    is_open: bool
-    waiting: str | None
-    checkpoints: Sequence[StoredCheckpoint]
-    claim: Claim | None
-    claim_effect: Digest | None
-    dispatch_attempts: Sequence[int]
-    entries: AsyncIterator[StoredEntry]
-    erasure: StoredErasure | None = None
-    summary: Summary | None = None
-
-
-class LedgerReader(Protocol):
-    """Everything stored, stream by stream, from one snapshot."""
-
-    def count_streams(self) -> int: ...
-
-    def is_asked_for(self, stream: str) -> bool:
-        """System streams are read along, for their keys, even when only one trace is asked for."""
-        ...
-
-    def streams(self) -> AsyncIterator[StoredStream]: ...
 
 
 @dataclass(slots=True)
@@ -174,10 +115,30 @@ async def verify_ledger(reader: LedgerReader, report: Report) -> AsyncIterator[T
         # What is wrong with a system stream is wrong with whatever rests on it.
         report.findings += found
         report.broken_streams += found > 0
+    async for error in _verify_keys_once(reader):
+        report.findings += 1
+        report.broken_streams += 1
+        yield error
+
+
+async def _verify_keys_once(reader: LedgerReader) -> AsyncIterator[TgaError]:
+    """I2: a key has one stream. The index that sees to it can be dropped; here only neighbours are compared."""
+    before: ClaimedKey | None = None
+    async for claimed in reader.claimed_keys():
+        if before is not None and before[:3] == claimed[:3]:
+            yield RecoveryFailed(
+                "two traces hold the claim of one key",
+                expected=before.stream,
+                found=f"{claimed.stream}, for {claimed.server_id}, {claimed.tool_name}, {claimed.idempotency_key}",
+                stream=claimed.stream,
+            )
+        before = claimed
 
 
 async def verify_stream(stored: StoredStream, report: Report, keys: Keys) -> AsyncIterator[TgaError]:
     """Every finding about one stream, each naming the entry where it is, what was expected and what was found."""
+    for table in stored.rows_repeated:
+        yield RecoveryFailed("the stream has more than one row", expected="one", found=table, stream=stored.stream)
     match stored.stream.partition(":")[0]:
         case TRACE.name:
             verified = _verify_trace(stored, report, keys)

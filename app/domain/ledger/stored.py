@@ -1,0 +1,91 @@
+"""What is stored of a stream, row by row, for those who verify it: nothing here is believed because it stands there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from app.core.chain import Head
+from app.core.digest import Digest
+from app.domain.ledger.plans import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One place of a stream, as stored. An artifact without an entry, or an entry without artifact, are possible."""
+
+    sequence_number: int
+    entry: bytes | None
+    entry_digest: Digest | None
+    artifact: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    sequence_number: int
+    state: bytes
+    checkpoint_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class StoredErasure:
+    """Where the system stream says that a stream's payloads were erased, and what stands there."""
+
+    system_stream: str
+    sequence_number: int
+    erasure: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a head says of its stream's birth, for lists and for expiry."""
+
+    tenant: str | None
+    principal_id: str | None
+    server_id: str | None
+    tool_name: str | None
+    expires_at: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStream:
+    """All that is stored about one stream beside its entries, which `entries` gives one after the other."""
+
+    stream: str
+    head: Head | None
+    is_open: bool
+    waiting: str | None
+    checkpoints: Sequence[StoredCheckpoint]
+    claim: Claim | None
+    claim_effect: Digest | None
+    dispatch_attempts: Sequence[int]
+    entries: AsyncIterator[StoredEntry]
+    erasure: StoredErasure | None = None
+    summary: Summary | None = None
+    rows_repeated: Sequence[str] = ()  # tables with more than one row where one stream has at most one
+
+
+class ClaimedKey(NamedTuple):
+    """Whose a key is, as stored."""
+
+    server_id: str
+    tool_name: str
+    idempotency_key: str
+    stream: str
+
+
+class LedgerReader(Protocol):
+    """Everything stored, stream by stream, from one snapshot."""
+
+    def count_streams(self) -> int: ...
+
+    def is_asked_for(self, stream: str) -> bool:
+        """System streams are read along, for their keys, even when only one trace is asked for."""
+        ...
+
+    def streams(self) -> AsyncIterator[StoredStream]: ...
+
+    def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
+        """In the order of keys; when only one stream is asked for, all claims of its key."""
+        ...
