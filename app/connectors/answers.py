@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-import aiohttp
-
 from app.core.canonical import JsonValue, canonical_bytes, parse_json
+from app.core.errors import InputTooLarge
 from app.core.limits import (
     DEPTH_MAX,
     DOCUMENT_BYTES_MAX,
     KEYS_MAX,
     OUTPUT_DEPTH_RESERVED,
     OUTPUT_KEYS_RESERVED,
+    OUTPUT_VALUES_MAX,
     RETRY_AFTER_MS_MAX,
 )
 from app.domain.tga.documents import ToolCall
@@ -42,9 +43,10 @@ def is_retryable(status: int) -> bool:
     return status in _RETRYABLE_4XX or status >= 500
 
 
-def retry_after_ms(response: aiohttp.ClientResponse) -> int | None:
-    """Seconds, or a date by this machine's clock (RFC 9110, section 10.2.3); a date that is over means now."""
-    written = response.headers.get("Retry-After", "").strip()
+def retry_after_ms(headers: Mapping[str, str]) -> int | None:
+    """Of headers named in lower case: seconds, or a date by this machine's clock (RFC 9110, section 10.2.3); a date
+    that is over means now."""
+    written = headers.get("retry-after", "").strip()
     if _RETRY_AFTER_S.fullmatch(written):
         return min(int(written) * 1000, RETRY_AFTER_MS_MAX)
     if not _HTTP_DATE.fullmatch(written):
@@ -61,6 +63,9 @@ def storable_json(raw: bytes) -> JsonValue:
 
     An effect that cannot be written would leave the outcome unknown, and the call would be sent again for ever.
     """
+    # Before anything is parsed: every value costs time in each document that quotes it, whatever its size.
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > OUTPUT_VALUES_MAX:
+        raise InputTooLarge("too many values", expected=f"at most {OUTPUT_VALUES_MAX} in an output")
     value = parse_json(raw)
     may_be_large = (
         len(raw) * _CANONICAL_GROWTH_MAX > DOCUMENT_BYTES_MAX

@@ -21,24 +21,21 @@ import base64
 import hashlib
 import re
 from http import HTTPStatus
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
-from app import __version__
 from app.connectors.answers import is_retryable, plain, retry_after_ms, storable_json, traceparent_of
 from app.connectors.credentials import Credentials, CredentialUnavailable
+from app.connectors.http_client import HttpPool, Origin
+from app.connectors.http_connection import Answer
 from app.core.canonical import canonical_bytes
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
-    CONNECTIONS_PER_SERVER_MAX,
     DOCUMENT_BYTES_MAX,
     NAME_CHARS_MAX,
     RESPONSE_BYTES_READ_MAX,
-    RESPONSE_HEADER_BYTES_MAX,
 )
 from app.domain.tga.documents import Base64Output, DigestOutput, JsonOutput, ToolCall
 from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
@@ -46,49 +43,13 @@ from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
 _MEDIA_TYPE = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
 
 
-class HttpPool:
-    """The connections to all HTTP tool servers: one session, made when first needed (it belongs to a running loop).
-
-    Nothing is kept between calls but connections: no cookies, no proxy or password from the environment.
-    """
-
-    def __init__(self, *, connections_per_server: int = CONNECTIONS_PER_SERVER_MAX) -> None:
-        self._connections_per_server = connections_per_server
-        self._session: aiohttp.ClientSession | None = None
-        self.is_closed = False
-
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            traces = aiohttp.TraceConfig()
-            traces.on_request_headers_sent.append(_note_sending)
-            self._session = aiohttp.ClientSession(
-                # No bound over all servers: a slow one would starve the others.
-                connector=_CleanConnector(limit=0, limit_per_host=self._connections_per_server),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),  # `dispatch` keeps the time
-                auto_decompress=False,  # a few bytes of gzip can become gigabytes
-                trust_env=False,
-                trace_configs=[traces],
-                max_field_size=RESPONSE_HEADER_BYTES_MAX,
-                headers={
-                    "User-Agent": f"tga/{__version__}",
-                    "Content-Type": "application/json",
-                    "Accept-Encoding": "identity",
-                },
-            )
-        return self._session
-
-    async def close(self) -> None:
-        self.is_closed = True
-        if self._session is not None:
-            await self._session.close()
-
-
 class HttpConnector:
     """Carries calls to one HTTP server. Sends at most once per dispatch; raises for nothing that the server does."""
 
     def __init__(self, base_url: str, *, pool: HttpPool | None = None, credentials: Credentials | None = None) -> None:
-        self._tools_url = f"{base_url.rstrip('/')}/tools/"
+        url = URL(base_url, encoded=True)
+        self._origin = Origin.of(url)
+        self._tools_path = f"{url.raw_path.rstrip('/')}/tools/"
         self._pool = pool or HttpPool()
         self._credentials = credentials or Credentials({}, {})
 
@@ -119,7 +80,7 @@ class HttpConnector:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._exchange(call.tool_name, headers, body, exchange)
-        except Exception as error:  # aiohttp and the codecs beneath raise more than ClientError for what a server sends
+        except Exception as error:  # whatever a server made of it, the outcome must be told
             exchange.error = error
         return exchange.conclude(timeout_ms)
 
@@ -127,18 +88,19 @@ class HttpConnector:
         await self._pool.close()
 
     async def _exchange(self, tool_name: str, headers: dict[str, str], body: bytes, exchange: _Exchange) -> None:
-        request = self._pool.session().post(
-            URL(self._tools_url + quote(tool_name, safe=""), encoded=True),
-            data=body,
+        request = self._pool.request(
+            "POST",
+            self._origin,
+            self._tools_path + quote(tool_name, safe=""),
             headers=headers,
-            allow_redirects=False,
-            trace_request_ctx=exchange,
+            body=body,
+            sending=exchange,
         )
-        async with request as response:
-            exchange.response = response
+        async with request as answer:
+            exchange.answer = answer
             # An answer that decides nothing is not read: whatever is in it, the call is sent again.
-            if not is_retryable(response.status):
-                await exchange.body.read(response.content)
+            if not is_retryable(answer.status):
+                await exchange.body.read(answer)
 
 
 class _Exchange:
@@ -146,14 +108,14 @@ class _Exchange:
 
     def __init__(self) -> None:
         self.may_be_sent = False
-        self.response: aiohttp.ClientResponse | None = None
+        self.answer: Answer | None = None
         self.body = _Body()
         self.error: Exception | None = None
 
     def conclude(self, timeout_ms: int) -> Dispatched:
-        if self.response is not None and self.response.status >= 200:
+        if self.answer is not None:
             # The status line decides; that the body broke off or came too late changes nothing of what was done.
-            return self._read_answer(self.response)
+            return self._read_answer(self.answer)
         is_late = isinstance(self.error, TimeoutError)
         if not self.may_be_sent:
             return NotSent(f"no connection within {timeout_ms} ms" if is_late else f"no request: {self._reason()}")
@@ -162,18 +124,16 @@ class _Exchange:
         return Unknown("disconnected", f"no answer: {self._reason()}")
 
     def _reason(self) -> str:
-        if self.error is None:
-            return "the server wanted to switch protocols"
         return plain(f"{type(self.error).__name__}: {self.error}")
 
-    def _read_answer(self, response: aiohttp.ClientResponse) -> Dispatched:
-        status = response.status
-        said = plain(f"the server answered {status} {response.reason or ''}".rstrip())
+    def _read_answer(self, answer: Answer) -> Dispatched:
+        status = answer.status
+        said = plain(f"the server answered {status} {answer.reason}".rstrip())
         if is_retryable(status):
             # A server that honours keys answers 409 while it still works on the first request with this one.
             at_work = status == HTTPStatus.CONFLICT
-            return Unknown("retryable_answer", said, retry_after_ms=retry_after_ms(response), is_at_work=at_work)
-        output = self.body.output(_media_type(response))
+            return Unknown("retryable_answer", said, retry_after_ms=retry_after_ms(answer.headers), is_at_work=at_work)
+        output = self.body.output(_media_type(answer))
         if status < 300:
             return Answered("SUCCESS", output)
         if status < 400:
@@ -182,10 +142,7 @@ class _Exchange:
 
 
 class _Body:
-    """A response body in bounded memory: kept while it may still be stored, only hashed from there on.
-
-    A body that is framed by nothing but the end of the connection is complete when that ends, in whatever way.
-    """
+    """A response body in bounded memory: kept while it may still be stored, only hashed from there on."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
@@ -193,13 +150,17 @@ class _Body:
         self._size_bytes = 0
         self._is_complete = False
 
-    async def read(self, content: aiohttp.StreamReader) -> None:
+    async def read(self, answer: Answer) -> None:
         while self._size_bytes < RESPONSE_BYTES_READ_MAX:
-            chunk = await content.readany()
+            chunk = await answer.read_some()
             if not chunk:
                 self._is_complete = True
                 return
-            self._take(chunk)
+            if self._size_bytes < DOCUMENT_BYTES_MAX:
+                self._take(chunk)  # too little to be worth measuring
+                continue
+            with answer.stream:
+                self._take(chunk)
 
     def _take(self, chunk: bytes) -> None:
         taken = chunk[: RESPONSE_BYTES_READ_MAX - self._size_bytes]
@@ -225,46 +186,21 @@ class _Body:
             return Base64Output(encoding="base64", media_type=media_type, data=data)
 
 
-class _CleanConnector(aiohttp.TCPConnector):
-    """Hands out only connections on which nothing has been said that nobody asked for.
-
-    aiohttp would take an answer that arrived while the connection was idle for the answer to the next request. What
-    arrives after the request began to leave cannot be told from its answer: HTTP/1.1 has no ids.
-    """
-
-    async def connect(
-        self,
-        req: aiohttp.ClientRequest,
-        traces: list[Any],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 (aiohttp's own signature)
-    ) -> aiohttp.connector.Connection:
-        for _ in range(self.limit_per_host + 1):  # all that may be idle, and a new one
-            connection = await super().connect(req, traces, timeout)
-            if connection.protocol is not None and not connection.protocol.should_close:
-                return connection
-            connection.close()
-        raise aiohttp.ClientConnectionError("the server speaks before it is asked")
-
-
-async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-    # aiohttp calls this before it gives the first byte to the socket: until then, certainly nothing was sent.
-    context.trace_request_ctx.may_be_sent = True
-
-
 def _headers(call: ToolCall, traceparent: str | None) -> dict[str, str]:
     headers = {
         "TGA-Tool-Call-Id": call.tool_call_id,
         "TGA-Trace-Id": call.trace_id,
         "traceparent": traceparent_of(call, traceparent),
+        "Content-Type": "application/json",
     }
     if call.key_at_server is not None:
         headers["Idempotency-Key"] = call.key_at_server
     return headers
 
 
-def _media_type(response: aiohttp.ClientResponse) -> str:
-    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+def _media_type(answer: Answer) -> str:
+    coding = answer.headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":  # the bytes are of the coding, not of the type that they decode to
         return "application/gzip" if coding in ("gzip", "x-gzip") else "application/octet-stream"
-    written = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    written = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     return written if _MEDIA_TYPE.fullmatch(written) else "application/octet-stream"

@@ -21,7 +21,8 @@ from app.config.input_schema import mismatch, validator_of
 from app.config.tables import Transport, split_pointer
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
-from app.connectors.http import HttpConnector, HttpPool
+from app.connectors.http import HttpConnector
+from app.connectors.http_client import HttpPool
 from app.connectors.mcp.discovery import Discovery, McpTool
 from app.connectors.mcp.server import Connection, McpServer, Watchers
 from app.connectors.mcp.transport import way_to

@@ -23,10 +23,10 @@ from datetime import datetime
 from functools import partial
 from typing import TypeAlias
 
-import aiohttp
 from yarl import URL
 
-from app import __version__
+from app.connectors.http_client import HttpPool, Origin
+from app.connectors.http_connection import HttpFailure
 from app.core.canonical import canonical_bytes
 from app.core.errors import SettingInvalid, TgaError
 from app.core.limits import (
@@ -38,6 +38,7 @@ from app.core.limits import (
     WEBHOOK_POLL_MS,
     WEBHOOK_POSTS_AT_ONCE_MAX,
     WEBHOOK_TIMEOUT_MS,
+    WEBHOOKS_MAX,
 )
 from app.domain.clock import Clock
 from app.domain.ledger.documents import Signature
@@ -81,7 +82,8 @@ class Webhooks:
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._lease_ms = lease_ms
-        self._session: aiohttp.ClientSession | None = None
+        # A connection for each POST: on a kept one, an answer that nobody asked for would pass for this one's.
+        self._pool = HttpPool(keeps_alive=False, connections_per_server=WEBHOOKS_MAX * WEBHOOK_POSTS_AT_ONCE_MAX)
 
     async def run(self) -> None:
         """Deliver until cancelled. No webhook waits for another, and no failure ends it."""
@@ -102,9 +104,7 @@ class Webhooks:
         return await self._outbox.drop_decided(at_most=OUTBOX_CLEAN_ROWS_MAX)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._pool.close()
 
     async def _repeat(self, work: Callable[[], Awaitable[int]], every_ms: int) -> None:
         while True:
@@ -133,7 +133,7 @@ class Webhooks:
             failure = f"no answer within {self._timeout_ms} ms"
         except TgaError as error:
             failure = f"the request could not be read: {error.code}"
-        except Exception as error:  # aiohttp and the codecs beneath raise more than ClientError
+        except Exception as error:  # whatever the receiver made of it, the others are not touched
             failure = _reason(error)
         if failure is None:
             # A crash before this line has the receiver told again: at least once.
@@ -153,14 +153,13 @@ class Webhooks:
 
     async def _post(self, row: OutboxRow, announcement: Announcement) -> str | None:
         """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
-        nothing in it matters, and nobody can keep us with it."""
+        nothing in it matters, and no receiver can hold the gateway with it."""
         delivery_id = delivery_id_of(row)
         body = canonical_bytes({"event": _EVENT, "delivery_id": delivery_id, **asdict(announcement)})
-        request = self._opened_session().post(
-            self._urls[row.webhook], data=body, headers=self._headers(delivery_id, body), allow_redirects=False
-        )
-        async with request as response:
-            return None if 200 <= response.status < 300 else f"the receiver answered {response.status}"
+        url = self._urls[row.webhook]
+        headers = self._headers(delivery_id, body)
+        async with self._pool.request("POST", Origin.of(url), url.raw_path_qs, headers=headers, body=body) as answer:
+            return None if 200 <= answer.status < 300 else f"the receiver answered {answer.status}"
 
     def _headers(self, delivery_id: str, body: bytes) -> dict[str, str]:
         timestamp = str(int(datetime.fromisoformat(self._clock.now()).timestamp()))
@@ -170,20 +169,8 @@ class Webhooks:
             "webhook-timestamp": timestamp,
             "webhook-signature": f"v1a,{signature.value}",
             "tga-key-id": signature.key_id,
+            "Content-Type": "application/json",
         }
-
-    def _opened_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                # A connection for each POST: on a kept one, an answer that nobody asked for would pass for this one's.
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),  # `_deliver` keeps the time
-                auto_decompress=False,
-                trust_env=False,
-                headers={"User-Agent": f"tga/{__version__}", "Content-Type": "application/json"},
-            )
-        return self._session
 
 
 def delivery_id_of(row: OutboxRow) -> str:
@@ -221,7 +208,6 @@ def _verified_url(name: str, written: str) -> URL:
 
 
 def _reason(error: Exception) -> str:
-    # Only what kind of error it was: messages of aiohttp may quote the address, and with it a token.
-    cause = getattr(error, "os_error", error)
-    detail = f": {cause.strerror}" if isinstance(cause, OSError) and cause.strerror else ""
+    # Of other errors only the kind: their words may quote the address, and with it a token.
+    detail = f": {error}" if isinstance(error, HttpFailure) else ""
     return _UNPRINTABLE.sub("?", f"{type(error).__name__}{detail}")[:_ERROR_CHARS_MAX]

@@ -60,19 +60,46 @@ URL_CHARS_MAX: Final = 2_048
 CONFIGURED_LIMIT_MAX: Final = 1_000_000
 RESPONSE_BYTES_READ_MAX: Final = 16_777_216
 RESPONSE_HEADER_BYTES_MAX: Final = 65_536
+# Of one answer: what may stand before its head and around its body. Framing grows with the body, which has its bound.
+RESPONSE_INFORMATIONAL_MAX: Final = 16
+RESPONSE_HEADERS_MAX: Final = 256
+RESPONSE_FRAMING_BYTES_MAX: Final = 65_536
+RESPONSE_FRAMING_BYTES_PER_BYTE: Final = 8  # a chunk of one byte has five around it
+READ_STEP_BYTES: Final = 16_384
+READ_AHEAD_BYTES_MAX: Final = 65_536
+IDLE_CONNECTION_MS: Final = 15_000
+CONNECT_STAGGER_MS: Final = 250  # between a name's addresses (RFC 8305)
+# What all tool servers together may take of the event loop with what they send, beyond what each answer has of its own.
+INTAKE_BURST_MS: Final = 5
+INTAKE_REFILL_SHARE: Final = 0.01
+INTAKE_TURN_MS: Final = 1
+INTAKE_SHARE: Final = 0.2
 RETRY_AFTER_MS_MAX: Final = 300_000
 CONNECTIONS_PER_SERVER_MAX: Final = 64
 # An output must still fit when it is wrapped: in its effect with all attempts, and in documents that quote it.
 OUTPUT_KEYS_RESERVED: Final = 1_000
 OUTPUT_DEPTH_RESERVED: Final = 8
+# An output of more values is kept as bytes: parsing and writing them takes some 5 us each, in the loop.
+OUTPUT_VALUES_MAX: Final = 10_000
 SHOWN_CHARS_MAX: Final = 64
 CLOSE_WAIT_MS: Final = 30_000
 SWEEP_EVERY_MS: Final = 3_000
 
-# MCP servers. A message beyond the first is only hashed, one line of a child's output beyond the second ends the child:
-# parsed JSON takes up to thirty times its text.
+# MCP servers. A message beyond the first is looked through in slices before it is read whole; the answer to a call
+# beyond the second, any other beyond the third, is not read whole at all: parsed JSON takes up to thirty times its
+# text. One line of a child's output beyond the last ends the child.
+MCP_READ_AT_ONCE_BYTES_MAX: Final = 32_768
+MCP_ANSWER_BYTES_MAX: Final = 327_680  # an output that may be stored, and what is around it
 MCP_MESSAGE_BYTES_MAX: Final = 4_194_304
 MCP_LINE_BYTES_READ_MAX: Final = 67_108_864
+# What a server may say in a minute without being asked, on one stream: notifications, comments, greetings.
+MCP_UNASKED_PER_MINUTE_MAX: Final = 50_000
+MCP_UNASKED_BYTES_PER_MINUTE_MAX: Final = 67_108_864
+MCP_REPLIES_PER_SECOND_MAX: Final = 10  # to what a server asks; it has nothing to ask but whether the gateway lives
+# What is looked through for its outcome because it is too large to be read whole.
+JSON_SCAN_DEPTH_MAX: Final = 512
+JSON_SCAN_NUMBER_CHARS_MAX: Final = 4_096
+JSON_SCAN_STEP_BYTES: Final = 2_048
 MCP_TOOLS_MAX: Final = 512
 MCP_PAGES_MAX: Final = 64
 MCP_DEFINITION_BYTES_MAX: Final = 65_536
@@ -89,6 +116,7 @@ MCP_BACKOFF_FIRST_MS: Final = 200
 MCP_BACKOFF_MAX_MS: Final = 30_000
 MCP_STEADY_AFTER_MS: Final = 10_000
 MCP_REFRESH_PAUSE_MS: Final = 250
+MCP_REFRESH_PAUSE_MAX_MS: Final = 30_000
 MCP_REFRESH_EVERY_MS: Final = 60_000
 MCP_CANCEL_GRACE_MS: Final = 2_000
 MCP_STOP_GRACE_MS: Final = 2_000

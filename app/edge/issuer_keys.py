@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import aiohttp
 import jwt
 from yarl import URL
 
-from app import __version__
+from app.connectors.http_client import HttpPool, Origin
 from app.core.canonical import parse_object
 from app.core.errors import InputMalformed, InputTooLarge, SettingInvalid, TgaError
 from app.core.limits import JWKS_AGE_MAX_MS, JWKS_BYTES_MAX, JWKS_KEYS_MAX, JWKS_REFRESH_EVERY_MS, JWKS_TIMEOUT_MS
@@ -182,7 +181,7 @@ class JwksUrl:
         try:
             async with asyncio.timeout(JWKS_TIMEOUT_MS / 1000):
                 self._keys = parse_jwks(await _get(self._url), self._algorithms)
-        except Exception as error:  # aiohttp raises more than ClientError for what a server sends
+        except Exception as error:  # whatever the issuer sent, the keys that are known still count
             log.warning("the issuer's keys stay as they were: %s: %s", type(error).__name__, error)
         finally:
             self._fetching = None
@@ -190,21 +189,17 @@ class JwksUrl:
 
 async def _get(url: URL) -> bytes:
     """At most JWKS_BYTES_MAX + 1 bytes, so that the parser refuses what is longer."""
-    async with (
-        aiohttp.ClientSession(
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,  # a few bytes of gzip can become gigabytes
-            headers={"User-Agent": f"tga/{__version__}", "Accept-Encoding": "identity"},
-        ) as session,
-        session.get(url, allow_redirects=False) as response,
-    ):
-        if response.status != 200:
-            raise InputMalformed("the issuer did not send its keys", expected="status 200", found=response.status)
-        body = bytearray()
-        while len(body) <= JWKS_BYTES_MAX and (chunk := await response.content.readany()):
-            body += chunk
-        return bytes(body[: JWKS_BYTES_MAX + 1])
+    pool = HttpPool(keeps_alive=False)
+    try:
+        async with pool.request("GET", Origin.of(url), url.raw_path_qs) as answer:
+            if answer.status != 200:
+                raise InputMalformed("the issuer did not send its keys", expected="status 200", found=answer.status)
+            body = bytearray()
+            while len(body) <= JWKS_BYTES_MAX and (chunk := await answer.read_some()):
+                body += chunk
+            return bytes(body[: JWKS_BYTES_MAX + 1])
+    finally:
+        await pool.close()
 
 
 def _safe_url(url: str) -> URL:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from app.connectors.intake import Intake, Stream
 from app.connectors.mcp import child_guard
 from app.core.limits import MCP_STDERR_BYTES_KEPT, MCP_STOP_GRACE_MS
 
@@ -36,15 +37,21 @@ _CHUNK_BYTES: Final = 65_536
 class Child:
     """A running child. `stop` ends it and all of its process group; so does the gateway's death (child_guard)."""
 
-    def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, stderr: Stream) -> None:
         self._process = process
         self._lifeline = lifeline
         self._stderr = bytearray()
-        self._complaints = asyncio.create_task(self._keep_stderr())
+        self._complaints = asyncio.create_task(self._keep_stderr(stderr))
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], *, environment: Mapping[str, str], folder: Path, inherit: Mapping[str, str]
+        cls,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: Path,
+        inherit: Mapping[str, str],
+        intake: Intake | None = None,
     ) -> Child:
         """Raises OSError when not even the guard can be started; a command that cannot be is an early end."""
         needed = {name: inherit[name] for name in _INHERITED if name in inherit}
@@ -73,7 +80,7 @@ class Child:
         if process.stdin is not None:
             # `drained` is to mean that nothing is left in this process's memory.
             process.stdin.transport.set_write_buffer_limits(high=0)
-        return cls(process, ours)
+        return cls(process, ours, (intake or Intake()).stream())
 
     @property
     def pid(self) -> int:
@@ -137,7 +144,9 @@ class Child:
         if transport is not None:
             transport.close()
 
-    async def _keep_stderr(self) -> None:
+    async def _keep_stderr(self, stream: Stream) -> None:
         while self._process.stderr is not None and (chunk := await self._process.stderr.read(_CHUNK_BYTES)):
-            self._stderr += chunk
-            del self._stderr[:-MCP_STDERR_BYTES_KEPT]
+            with stream:
+                self._stderr += chunk
+                del self._stderr[:-MCP_STDERR_BYTES_KEPT]
+            await stream.turn()

@@ -9,37 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, Final
 
-import aiohttp
 from yarl import URL
 
 from app.connectors.answers import DETAIL_CHARS_MAX, plain, retry_after_ms
 from app.connectors.credentials import Credentials, CredentialUnavailable
-from app.connectors.http import HttpPool
-from app.connectors.mcp.sse import Event, HugeEvent, events
+from app.connectors.http_client import HttpPool, Origin
+from app.connectors.http_connection import Answer, HttpFailure
+from app.connectors.mcp.large import Arriving, Large, Unasked
+from app.connectors.mcp.sse import Event, TooMuchUnasked, events
 from app.connectors.mcp.wire import (
     CANCELLED,
     Heard,
     Inbox,
-    Message,
     NotAMessage,
     Outgoing,
     Oversize,
     Refusal,
     Reply,
     Silence,
+    bytes_read_whole,
+    read_large,
     read_message,
     written_notification,
 )
-from app.core.limits import MCP_ANSWER_MS, MCP_MESSAGE_BYTES_MAX, MCP_RETRY_MS_MAX
+from app.core.limits import MCP_ANSWER_MS, MCP_RETRY_MS_MAX, RESPONSE_BYTES_READ_MAX
 
 SESSION: Final = "Mcp-Session-Id"
 _ACCEPT: Final = {"Accept": "application/json, text/event-stream"}
+_JSON: Final = {"Content-Type": "application/json"}
 _RETRY_MS: Final = 1_000
 _SESSION_CHARS_MAX: Final = 1_024
 
@@ -48,7 +49,9 @@ class HttpLink:
     """Speaks to one address. With a session (protocols until 2025-11-25) it is lost when the server forgets it."""
 
     def __init__(self, url: str, inbox: Inbox, *, pool: HttpPool, credentials: Credentials) -> None:
-        self._url = URL(url, encoded=True)
+        address = URL(url, encoded=True)
+        self._origin = Origin.of(address)
+        self._target = address.raw_path_qs
         self._inbox = inbox
         self._pool = pool
         self._credentials = credentials
@@ -71,20 +74,21 @@ class HttpLink:
             raise
         except CredentialUnavailable as error:
             return Silence("not_sent", f"no credential: {error}")
-        except Exception as error:  # aiohttp and the codecs beneath raise more than ClientError for what a server sends
+        except Exception as error:  # whatever a server made of it, what is known must be told
             return self._silence(outgoing, exchange, error, timeout_s)
         finally:
             self._inbox.unwatch(outgoing)
 
     async def listen(self) -> int:
         """Read what the server says of its own accord (a GET) until it ends; the status with which it began."""
-        async with self._get({}) as response:
-            if response.status == HTTPStatus.OK and _is_events(response):
-                async for event in events(response.content):
-                    if isinstance(event, HugeEvent):
-                        break
+        async with self._get({}) as answer:
+            if answer.status == HTTPStatus.OK and _is_events(answer):
+                unasked = Unasked()
+                async for event in events(answer, unasked):
                     self._take_event(event)
-            return response.status
+                    if unasked.note(_size(event)):
+                        break
+            return answer.status
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         await self._post_aside(written_notification(method, params))
@@ -111,65 +115,60 @@ class HttpLink:
         await asyncio.gather(*self._asides, return_exceptions=True)
         if self.session_id is not None:
             with contextlib.suppress(Exception):
-                async with (
-                    asyncio.timeout(1),
-                    self._pool.session().delete(self._url, headers=self._headers({}), allow_redirects=False),
-                ):
+                async with asyncio.timeout(1), self._send("DELETE", self._headers({})):
                     pass
 
     async def _exchange(self, outgoing: Outgoing, body: bytes, exchange: _Exchange) -> Heard:
-        async with self._pool.session().post(
-            self._url,
-            data=body,
-            headers=self._headers(outgoing.headers),
-            allow_redirects=False,  # a redirect that is followed is a second POST
-            trace_request_ctx=exchange,
-        ) as response:
-            exchange.status = response.status
-            if response.status == HTTPStatus.OK:
-                self._note_session(outgoing, response)
-                if _is_events(response):
-                    heard = await self._read_events(response, outgoing, exchange)
+        # A redirect is not followed: that would be a second POST.
+        async with self._send("POST", self._headers(outgoing.headers) | _JSON, body, exchange) as answer:
+            exchange.status = answer.status
+            if answer.status == HTTPStatus.OK:
+                self._note_session(outgoing, answer)
+                if _is_events(answer):
+                    heard = await self._read_events(answer, outgoing, exchange)
                 else:
-                    heard = await self._read_body(response, outgoing)
-            elif response.status >= 400:
-                heard = await self._read_body(response, outgoing)
+                    heard = await self._read_body(answer, outgoing)
+            elif answer.status >= 400:
+                heard = await self._read_body(answer, outgoing)
             else:
-                heard = _refusal(response)
+                heard = _refusal(answer)
         while heard is None:
             heard = await self._read_on(outgoing, exchange)
         return heard
 
-    async def _read_body(self, response: aiohttp.ClientResponse, outgoing: Outgoing) -> Heard:
-        body = bytearray()
-        while chunk := await response.content.readany():
-            body += chunk
-            if len(body) > MCP_MESSAGE_BYTES_MAX:
-                if response.status != HTTPStatus.OK:
-                    return _refusal(response)
-                return Oversize(hashlib.sha256(body).hexdigest(), len(body))
+    async def _read_body(self, answer: Answer, outgoing: Outgoing) -> Heard:
+        arriving = Arriving()
+        bytes_max = RESPONSE_BYTES_READ_MAX if answer.status == HTTPStatus.OK else bytes_read_whole(outgoing.method)
+        while chunk := await answer.read_some():
+            async for _ in answer.stream.paced(arriving.take(chunk)):
+                pass
+            if arriving.size_bytes > bytes_max:
+                large = arriving.large
+                return Oversize(large) if large is not None and answer.status == HTTPStatus.OK else _refusal(answer)
         try:
-            message = read_message(bytes(body))
+            heard = _read(arriving.end(), outgoing)
         except NotAMessage:
-            return _refusal(response)
-        if not _answers(message, outgoing) or (response.status != HTTPStatus.OK and message.error is None):
-            return _refusal(response)
-        return Reply(message, response.status, retry_after_ms(response))
+            return _refusal(answer)
+        if isinstance(heard, Oversize):
+            return heard if answer.status == HTTPStatus.OK else _refusal(answer)
+        if heard is None or (answer.status != HTTPStatus.OK and heard.message.error is None):
+            return _refusal(answer)
+        return Reply(heard.message, answer.status, retry_after_ms(answer.headers))
 
-    async def _read_events(
-        self, response: aiohttp.ClientResponse, outgoing: Outgoing, exchange: _Exchange
-    ) -> Heard | None:
+    async def _read_events(self, answer: Answer, outgoing: Outgoing, exchange: _Exchange) -> Heard | None:
         """The answer among the events; None when they ended without it and can be asked for again."""
         try:
-            async for event in events(response.content):
-                if isinstance(event, HugeEvent):
-                    return Oversize(event.sha256, event.size_bytes)
+            async for event in events(answer, exchange.unasked):
                 exchange.last_event_id = event.event_id or exchange.last_event_id
                 exchange.retry_ms = event.retry_ms if event.retry_ms is not None else exchange.retry_ms
-                answer = self._take_event(event)
-                if answer is not None and _answers(answer, outgoing):
-                    return Reply(answer)
-        except (aiohttp.ClientError, OSError) as error:
+                heard = self._take_event(event, outgoing)
+                if heard is not None:
+                    return heard
+                if exchange.unasked.note(_size(event)):
+                    return Silence("disconnected", "the server said too much before it gave an answer")
+        except TooMuchUnasked as error:
+            return Silence("disconnected", str(error))
+        except HttpFailure as error:
             if exchange.last_event_id is None or self.session_id is None:
                 raise
             exchange.why = plain(f"{type(error).__name__}: {error}")
@@ -181,47 +180,47 @@ class HttpLink:
         """Ask for the events after the last one that was read. Nothing is sent again."""
         await asyncio.sleep(min(exchange.retry_ms, MCP_RETRY_MS_MAX) / 1000)
         try:
-            async with self._get({"Last-Event-ID": exchange.last_event_id or ""}) as response:
-                if response.status == HTTPStatus.OK and _is_events(response):
+            async with self._get({"Last-Event-ID": exchange.last_event_id or ""}) as answer:
+                if answer.status == HTTPStatus.OK and _is_events(answer):
                     exchange.failures = 0
-                    return await self._read_events(response, outgoing, exchange)
-                if 400 <= response.status < 500:
-                    return Silence("disconnected", f"the rest of the answer was refused with {response.status}")
-        except (aiohttp.ClientError, OSError):
+                    return await self._read_events(answer, outgoing, exchange)
+                if 400 <= answer.status < 500:
+                    return Silence("disconnected", f"the rest of the answer was refused with {answer.status}")
+        except HttpFailure:
             pass
         exchange.failures += 1
         if exchange.failures > 3:
             return Silence("disconnected", "the rest of the answer could not be had")
         return None
 
-    def _take_event(self, event: Event) -> Message | None:
-        """The answer in it, if it is one; everything else is dealt with."""
-        if not event.data or event.name != "message":
+    def _take_event(self, event: Event, outgoing: Outgoing | None = None) -> Reply | Oversize | None:
+        """The answer to the request, if it is that; everything else is dealt with."""
+        if event.name != "message" or not event.data:
             return None
         try:
-            message = read_message(event.data)
+            if outgoing is not None and (heard := _read(event.data, outgoing)) is not None:
+                return heard
+            message = None if isinstance(event.data, Large) else read_message(event.data)
         except NotAMessage:
             return None
-        if message.is_answer:
-            return message
-        if (said := self._inbox.take(message)) is not None:
+        if message is not None and not message.is_answer and (said := self._inbox.take(message)) is not None:
             self._aside(said)
         return None
 
-    @asynccontextmanager
-    async def _get(self, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        accept = {"Accept": "text/event-stream"}
-        async with self._pool.session().get(
-            self._url, headers=self._headers(headers) | accept, allow_redirects=False, trace_request_ctx=_Exchange()
-        ) as response:
-            yield response
+    def _get(self, headers: dict[str, str]) -> AbstractAsyncContextManager[Answer]:
+        return self._send("GET", self._headers(headers) | {"Accept": "text/event-stream"})
+
+    def _send(
+        self, method: str, headers: dict[str, str], body: bytes | None = None, sending: _Exchange | None = None
+    ) -> AbstractAsyncContextManager[Answer]:
+        return self._pool.request(method, self._origin, self._target, headers=headers, body=body, sending=sending)
 
     def _headers(self, own: dict[str, str]) -> dict[str, str]:
         session = {} if self.session_id is None else {SESSION: self.session_id}
         return self._credentials.headers() | _ACCEPT | self.headers | session | own
 
-    def _note_session(self, outgoing: Outgoing, response: aiohttp.ClientResponse) -> None:
-        given = response.headers.get(SESSION)
+    def _note_session(self, outgoing: Outgoing, answer: Answer) -> None:
+        given = answer.headers.get(SESSION.lower())
         if outgoing.method == "initialize" and given and len(given) <= _SESSION_CHARS_MAX:
             self.session_id = given
 
@@ -241,13 +240,7 @@ class HttpLink:
         with contextlib.suppress(Exception):
             async with (
                 asyncio.timeout(MCP_ANSWER_MS / 1000),
-                self._pool.session().post(
-                    self._url,
-                    data=message,
-                    headers=self._headers({}),
-                    allow_redirects=False,
-                    trace_request_ctx=_Exchange(),
-                ),
+                self._send("POST", self._headers({}) | _JSON, message),
             ):
                 pass
 
@@ -275,20 +268,40 @@ class _Exchange:
         self.retry_ms = _RETRY_MS
         self.failures = 0
         self.why = ""
+        self.unasked = Unasked()
 
 
-def _answers(message: Message, outgoing: Outgoing) -> bool:
-    request_id = message.members.get("id")
+def _read(raw: bytes | Large, outgoing: Outgoing) -> Reply | Oversize | None:
+    """The answer to the request, if it is one. Raises NotAMessage."""
+    if isinstance(raw, bytes):
+        message = read_message(raw)
+        request_id, is_error = message.members.get("id"), message.error is not None
+        is_answer = message.is_answer
+        heard: Reply | Oversize = Reply(message)
+    else:
+        if not raw.is_message:
+            raise NotAMessage("not JSON")
+        is_answer = raw.is_answer
+        if is_answer and not raw.is_told:
+            # Whose answer it is may not be known either; the connection carries only this request.
+            return Oversize(raw)
+        request_id, is_error = raw.member("id"), raw.member("error") is not None
+        heard = read_large(raw, outgoing.method) if is_answer else Oversize(raw)
     # An error without an id answers the only request that the connection carries.
-    is_unnamed = request_id is None and message.error is not None
-    return message.is_answer and (is_unnamed or (type(request_id) is int and request_id == outgoing.request_id))
+    is_unnamed = request_id is None and is_error
+    is_ours = type(request_id) is int and request_id == outgoing.request_id
+    return heard if is_answer and (is_unnamed or is_ours) else None
 
 
-def _is_events(response: aiohttp.ClientResponse) -> bool:
-    written = response.headers.get("Content-Type", "").partition(";")[0]
+def _size(event: Event) -> int:
+    return event.data.size_bytes if isinstance(event.data, Large) else len(event.data)
+
+
+def _is_events(answer: Answer) -> bool:
+    written = answer.headers.get("content-type", "").partition(";")[0]
     return written.strip().lower() == "text/event-stream"
 
 
-def _refusal(response: aiohttp.ClientResponse) -> Refusal:
-    said = plain(f"the server answered {response.status} {response.reason or ''}".rstrip())
-    return Refusal(response.status, f"{said}, without JSON-RPC", retry_after_ms(response))
+def _refusal(answer: Answer) -> Refusal:
+    said = plain(f"the server answered {answer.status} {answer.reason}".rstrip())
+    return Refusal(answer.status, f"{said}, without JSON-RPC", retry_after_ms(answer.headers))

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from app.config import ServerConfig
 from app.connectors.answers import plain, traceparent_of
@@ -26,6 +26,7 @@ from app.core.limits import (
     MCP_CANCEL_GRACE_MS,
     MCP_READY_WAIT_MS,
     MCP_REFRESH_EVERY_MS,
+    MCP_REFRESH_PAUSE_MAX_MS,
     MCP_REFRESH_PAUSE_MS,
     MCP_STEADY_AFTER_MS,
 )
@@ -33,6 +34,7 @@ from app.domain.tga.documents import JsonOutput, ToolCall
 from app.domain.tga.ports import Answered, Dispatched, NotSent, Unknown
 
 Publish = Callable[[Discovery], Awaitable[None]]
+_CALM_TIMES: Final = 4
 
 
 class Way(Protocol):
@@ -278,13 +280,19 @@ class McpServer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow_changes(self, session: Session) -> str:
+        loop = asyncio.get_running_loop()
+        pause_ms, refreshed_at = MCP_REFRESH_PAUSE_MS, loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._refresh_every_s(session)):
                     await self._tools_changed.wait()
-            await asyncio.sleep(MCP_REFRESH_PAUSE_MS / 1000)  # several changes at once are one
+            # A server whose tools change all the time is asked for them more and more rarely: listing them costs.
+            is_calm = (loop.time() - refreshed_at) * 1000 > _CALM_TIMES * pause_ms
+            pause_ms = MCP_REFRESH_PAUSE_MS if is_calm else min(2 * pause_ms, MCP_REFRESH_PAUSE_MAX_MS)
+            await asyncio.sleep(pause_ms / 1000)  # several changes at once are one
             self._tools_changed.clear()
             await self._refresh(session)
+            refreshed_at = loop.time()
 
     def _refresh_every_s(self, session: Session) -> float | None:
         # A child's end is noticed; of a server over HTTP, only asking shows that it is another one now.

@@ -6,13 +6,13 @@ Requests to it are concurrent; each is written once. Lines that are no message a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple
 
+from app.connectors.intake import Intake
 from app.connectors.mcp.child import Child
+from app.connectors.mcp.large import Arriving, Large, Unasked
 from app.connectors.mcp.wire import (
     CANCELLED,
     Heard,
@@ -22,74 +22,60 @@ from app.connectors.mcp.wire import (
     Oversize,
     Reply,
     Silence,
+    read_large,
     read_message,
     written_notification,
 )
-from app.core.limits import MCP_LINE_BYTES_READ_MAX, MCP_MESSAGE_BYTES_MAX
+from app.core.limits import MCP_LINE_BYTES_READ_MAX
 
 _EDGE_BYTES = 4_096
 _NUMBER = re.compile(rb"[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class HugeLine:
-    """A line of which only the digest, the first bytes and the last are known."""
-
-    sha256: str
-    size_bytes: int
-    edges: bytes
+class _Pending(NamedTuple):
+    method: str
+    answer: asyncio.Future[Heard]
 
 
 class Lines:
     """Bytes into lines, in bounded memory."""
 
     def __init__(self) -> None:
-        self._begin()
+        self._arriving = Arriving()
+        self.edges = b""  # of the line that was given last: its first bytes and its last
+        self._first = self._last = b""
 
-    def _begin(self) -> None:
-        self._kept = bytearray()
-        self._head = b""
-        self._hash: Any = None
-        self._size_bytes = 0
-
-    def feed(self, chunk: bytes) -> Iterator[bytes | HugeLine]:
-        *ended, rest = chunk.split(b"\n")
-        for part in ended:
-            self._take(part)
-            yield self._line()
-        self._take(rest)
+    def feed(self, chunk: bytes) -> Iterator[bytes | Large | None]:
+        """In small steps; each is over when it yields."""
+        at = 0
+        while (end := chunk.find(b"\n", at)) >= 0:
+            yield from self._take(chunk[at:end])
+            at = end + 1
+            self.edges = self._first + b"\n" + self._last
+            self._first = self._last = b""
+            yield self._arriving.end()
+        yield from self._take(chunk[at:])
 
     @property
     def is_endless(self) -> bool:
-        return self._size_bytes > MCP_LINE_BYTES_READ_MAX
+        return self._arriving.size_bytes > MCP_LINE_BYTES_READ_MAX
 
-    def _take(self, part: bytes) -> None:
-        self._size_bytes += len(part)
-        self._kept += part
-        if self._hash is None and self._size_bytes > MCP_MESSAGE_BYTES_MAX:
-            self._head, self._hash = bytes(self._kept[:_EDGE_BYTES]), hashlib.sha256()
-        if self._hash is not None and len(self._kept) > _EDGE_BYTES:
-            self._hash.update(self._kept[:-_EDGE_BYTES])
-            del self._kept[:-_EDGE_BYTES]
-
-    def _line(self) -> bytes | HugeLine:
-        kept = bytes(self._kept)
-        if self._hash is None:
-            line: bytes | HugeLine = kept
-        else:
-            self._hash.update(kept)
-            line = HugeLine(self._hash.hexdigest(), self._size_bytes, self._head + b"\n" + kept)
-        self._begin()
-        return line
+    def _take(self, part: bytes) -> Iterator[None]:
+        if len(self._first) < _EDGE_BYTES:
+            self._first += part[: _EDGE_BYTES - len(self._first)]
+        self._last = (self._last + part[-_EDGE_BYTES:])[-_EDGE_BYTES:]
+        yield from self._arriving.take(part)
 
 
 class StdioLink:
     """Speaks to one child, from its start to its end."""
 
-    def __init__(self, child: Child, inbox: Inbox) -> None:
+    def __init__(self, child: Child, inbox: Inbox, *, intake: Intake) -> None:
         self._child = child
         self._inbox = inbox
-        self._pending: dict[int, asyncio.Future[Heard]] = {}
+        self._stream = intake.stream()
+        self._unasked = Unasked()
+        self._pending: dict[int, _Pending] = {}
         self._writing = asyncio.Lock()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read())
@@ -106,7 +92,7 @@ class StdioLink:
                     await self._child.drained()
                     if self._lost.done() or not self._child.is_writable:
                         return Silence("not_sent", f"the server is gone: {self._why()}")
-                    self._pending[outgoing.request_id] = answer
+                    self._pending[outgoing.request_id] = _Pending(outgoing.method, answer)
                     may_be_sent = True
                     self._child.write(line)
                 return await answer
@@ -157,8 +143,15 @@ class StdioLink:
         lines = Lines()
         try:
             while chunk := await self._child.read():
-                for line in lines.feed(chunk):
-                    self._take(line)
+                given: AsyncIterator[bytes | Large] = self._stream.paced(lines.feed(chunk))
+                async for line in given:
+                    with self._stream:
+                        is_asked = self._take(line, lines)
+                    if is_asked:
+                        self._stream.forgive()
+                    elif self._unasked.note(len(line) if isinstance(line, bytes) else line.size_bytes):
+                        self._lose("it says too much that nobody asked for")
+                        return
                 if lines.is_endless:
                     self._lose("it wrote a line without an end")
                     return
@@ -166,32 +159,43 @@ class StdioLink:
         except OSError as error:
             self._lose(type(error).__name__)
 
-    def _take(self, line: bytes | HugeLine) -> None:
-        if isinstance(line, HugeLine):
-            # Ids are numbers that occur nowhere else. Some servers write the id first, others last.
-            for number in _NUMBER.findall(line.edges):
-                if len(number) < 20 and (answer := self._pending.get(int(number))) and not answer.done():
-                    answer.set_result(Oversize(line.sha256, line.size_bytes))
-                    return
-            return
+    def _take(self, line: bytes | Large, lines: Lines) -> bool:
+        """Whether it was asked for: an answer that somebody waits for."""
         try:
+            if isinstance(line, Large):
+                return self._take_large(line, lines.edges)
             message = read_message(line)
         except NotAMessage:
-            return
+            return False
         if message.is_answer:
-            request_id = message.members.get("id")
-            pending = self._pending.get(request_id) if type(request_id) is int else None
-            if pending is not None and not pending.done():
-                pending.set_result(Reply(message))
-        elif (said := self._inbox.take(message)) is not None:
+            return self._answer(message.members.get("id"), lambda _: Reply(message))
+        if (said := self._inbox.take(message)) is not None:
             self._write_now(said)
+        return False
+
+    def _take_large(self, large: Large, edges: bytes) -> bool:
+        if not large.is_message or not large.is_answer:
+            return False
+        if large.is_told:
+            return self._answer(large.member("id"), lambda method: read_large(large, method))
+        # Ids are numbers that occur nowhere else. Some servers write the id first, others last.
+        numbers = [int(number) for number in _NUMBER.findall(edges) if len(number) < 20]
+        return any(self._answer(number, lambda _: Oversize(large)) for number in numbers)
+
+    def _answer(self, request_id: Any, heard: Callable[[str], Heard]) -> bool:
+        """`heard` makes the answer, given the request's method."""
+        pending = self._pending.get(request_id) if type(request_id) is int else None
+        if pending is None or pending.answer.done():
+            return False
+        pending.answer.set_result(heard(pending.method))
+        return True
 
     def _lose(self, why: str) -> None:
         if not self._lost.done():
             self._lost.set_result(why)
-        for answer in self._pending.values():
-            if not answer.done():
-                answer.set_result(Silence("disconnected", f"the server is gone: {why}"))
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_result(Silence("disconnected", f"the server is gone: {why}"))
 
     def _why(self) -> str:
         return self._lost.result() if self._lost.done() else "it does not read"

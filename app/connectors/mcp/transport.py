@@ -9,7 +9,8 @@ from pathlib import Path
 
 from app.config import Config, CredentialConfig, ServerConfig
 from app.connectors.credentials import Credentials, CredentialUnavailable
-from app.connectors.http import HttpPool
+from app.connectors.http_client import HttpPool
+from app.connectors.intake import Intake
 from app.connectors.mcp.child import Child
 from app.connectors.mcp.http import HttpLink
 from app.connectors.mcp.server import Way
@@ -31,6 +32,7 @@ def way_to(
         server.command,
         literals=literals,
         secrets=Credentials.open(f"{at}.env", sources, environment),
+        intake=pool.intake,
         folder=server.folder or config.path.parent,
         inherit=os.environ if environment is None else environment,
     )
@@ -45,12 +47,14 @@ class ChildWay:
         *,
         literals: Mapping[str, str],
         secrets: Credentials,
+        intake: Intake,
         folder: Path,
         inherit: Mapping[str, str],
     ) -> None:
         self._command = list(command)
         self._literals = dict(literals)
         self._secrets = secrets
+        self._intake = intake
         self._folder = folder
         self._inherit = inherit
         self._child: Child | None = None
@@ -62,9 +66,13 @@ class ChildWay:
         except CredentialUnavailable as error:
             raise OSError(0, f"no credential: {error}") from None
         child = self._child = await Child.start(
-            self._command, environment=environment, folder=self._folder, inherit=self._inherit
+            self._command,
+            environment=environment,
+            folder=self._folder,
+            inherit=self._inherit,
+            intake=self._intake,
         )
-        link = StdioLink(child, inbox)
+        link = StdioLink(child, inbox, intake=self._intake)
         try:
             yield link
         finally:

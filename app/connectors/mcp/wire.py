@@ -6,12 +6,16 @@ A result is kept as the very bytes that the server wrote, so that it can be reco
 from __future__ import annotations
 
 import json
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
 from typing import Any, Final, Literal, Protocol
 
+from app.connectors.mcp.large import Large
 from app.core.canonical import canonical_bytes
+from app.core.limits import MCP_ANSWER_BYTES_MAX, MCP_MESSAGE_BYTES_MAX, MCP_REPLIES_PER_SECOND_MAX, OUTPUT_VALUES_MAX
 
 # Written out here: importing mcp_types costs every `tga` command a quarter of a second. A test compares them.
 MODERN_VERSION: Final = "2026-07-28"
@@ -122,6 +126,22 @@ def _fail() -> Any:
     raise ValueError
 
 
+def bytes_read_whole(method: str) -> int:
+    """How large an answer to such a request may be to be read whole."""
+    # Of a call's answer no more could be stored.
+    return MCP_ANSWER_BYTES_MAX if method == "tools/call" else MCP_MESSAGE_BYTES_MAX
+
+
+def read_large(large: Large, method: str) -> Reply | Oversize:
+    """The large answer to such a request. Raises NotAMessage."""
+    raw = large.raw
+    if raw is None or len(raw) > bytes_read_whole(method):
+        return Oversize(large)
+    if method == "tools/call" and raw.count(b",") + raw.count(b"[") + raw.count(b"{") > OUTPUT_VALUES_MAX:
+        return Oversize(large)  # few bytes, and many values: as slow to read as if it were long
+    return Reply(read_message(raw))
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The server's answer to the request; `status` is that of HTTP."""
@@ -133,10 +153,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Oversize:
-    """The server's answer, too large to be read: only what it is recognised by."""
+    """The server's answer, too large to be read whole: what a look through it showed."""
 
-    sha256: str
-    size_bytes: int
+    large: Large
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +205,10 @@ class Link(Protocol):
 class Inbox:
     """What a server says without being asked."""
 
-    def __init__(self, on_tools_changed: Callable[[], None]) -> None:
+    def __init__(self, on_tools_changed: Callable[[], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._on_tools_changed = on_tools_changed
+        self._clock = clock
+        self._replies: deque[float] = deque(maxlen=MCP_REPLIES_PER_SECOND_MAX)
         self._watchers: dict[int, ProgressWatcher] = {}
 
     def watch(self, outgoing: Outgoing) -> None:
@@ -203,7 +224,7 @@ class Inbox:
         if not isinstance(method, str):
             return None
         if "id" in message.members:
-            return _answer(method, message.members["id"])
+            return _answer(method, message.members["id"]) if self._may_reply() else None
         if method == TOOLS_CHANGED:
             self._on_tools_changed()
         elif method == PROGRESS and isinstance(params, dict):
@@ -212,6 +233,14 @@ class Inbox:
             if watcher is not None:
                 watcher(params)
         return None
+
+    def _may_reply(self) -> bool:
+        # Over HTTP a reply is a request of its own: who asks without end is not answered without end.
+        now = self._clock()
+        if len(self._replies) == MCP_REPLIES_PER_SECOND_MAX and now - self._replies[0] < 1:
+            return False
+        self._replies.append(now)
+        return True
 
 
 def _answer(method: str, request_id: Any) -> bytes | None:

@@ -1,0 +1,219 @@
+"""An HTTP/1.1 client that sends each request once: a pool of connections to each server, and nothing kept but these.
+
+No redirects, cookies, proxies, decompression or retries: a request whose first byte was given to a socket is never
+sent again, and one that was not raises NotConnected. The caller keeps the time (`asyncio.timeout`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple, Self
+
+import aiohappyeyeballs
+from yarl import URL
+
+from app import __version__
+from app.connectors.http_connection import Answer, Connection, NotConnected, Sending
+from app.connectors.intake import Intake
+from app.core.limits import CONNECT_STAGGER_MS, CONNECTIONS_PER_SERVER_MAX, IDLE_CONNECTION_MS
+
+_FIELD_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET: Final = re.compile(r"/[!-~]*")
+_UNWRITABLE: Final = re.compile(r"[\x00\r\n]")
+_OURS: Final = {"User-Agent": f"tga/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
+
+
+class Origin(NamedTuple):
+    """A server as it is connected to."""
+
+    is_tls: bool
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: URL) -> Self:
+        if url.scheme not in ("http", "https") or url.raw_host is None or url.port is None:
+            raise ValueError("not an address of an HTTP server")
+        return cls(url.scheme == "https", url.raw_host, url.port)
+
+    def host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+class HttpPool:
+    """Connections to any number of servers, at most so many to each. Belongs to the loop in which it is first used."""
+
+    def __init__(
+        self,
+        *,
+        connections_per_server: int = CONNECTIONS_PER_SERVER_MAX,
+        keeps_alive: bool = True,
+        intake: Intake | None = None,
+    ) -> None:
+        self.intake = intake or Intake()
+        self.is_closed = False
+        self._connections_per_server = connections_per_server
+        self._keeps_alive = keeps_alive
+        self._servers: dict[Origin, _Server] = {}
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        origin: Origin,
+        target: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        sending: Sending | None = None,
+    ) -> AsyncIterator[Answer]:
+        """Send it once; the head of its answer is known inside. What is not read of the body is not fetched.
+
+        Raises NotConnected when certainly nothing was sent, other HttpFailures afterwards, and ValueError for headers
+        that cannot be written. `sending` tells the two apart when the caller's time runs out.
+        """
+        written = _written(method, origin, target, headers or {}, body, keeps_alive=self._keeps_alive)
+        server = self._servers.get(origin)
+        if server is None:
+            server = self._servers[origin] = _Server(origin, self._connections_per_server)
+        async with server.places:
+            if self.is_closed:
+                raise NotConnected("the client is closed")
+            connection = server.idle_connection() or await server.connect()
+            try:
+                answer = connection.ask(written, sending, self.intake)
+                await answer.head()
+                yield answer
+            finally:
+                server.give_back(connection, keeps_alive=self._keeps_alive and not self.is_closed)
+
+    async def close(self) -> None:
+        """Drop all connections, those in use too."""
+        self.is_closed = True
+        for server in self._servers.values():
+            server.close()
+        await asyncio.sleep(0)  # the loop closes their sockets
+
+
+class _Server:
+    """The connections to one server. `places` bounds those in use; idle ones were in use before, so all are bounded."""
+
+    def __init__(self, origin: Origin, connections_max: int) -> None:
+        self.places = asyncio.Semaphore(connections_max)
+        self._origin = origin
+        self._tls = _tls_context() if origin.is_tls else None
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._cleaning: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def idle_connection(self) -> Connection | None:
+        """The one used last that is still fresh."""
+        oldest_s = asyncio.get_running_loop().time() - IDLE_CONNECTION_MS / 1000
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since_s > oldest_s and connection.is_fresh():
+                return connection
+            self._forget(connection)
+        return None
+
+    async def connect(self) -> Connection:
+        host, port = self._origin.host, self._origin.port
+        loop = asyncio.get_running_loop()
+        try:
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            connected = await aiohappyeyeballs.start_connection(
+                addresses, happy_eyeballs_delay=CONNECT_STAGGER_MS / 1000, interleave=1
+            )
+            _, connection = await loop.create_connection(
+                Connection, sock=connected, ssl=self._tls, server_hostname=host if self._tls is not None else None
+            )
+        except ssl.SSLError as error:
+            raise NotConnected(f"no TLS: {error.reason or type(error).__name__}") from None
+        except (OSError, EOFError) as error:
+            raise NotConnected(_why(error)) from None
+        if self._is_closed:
+            connection.drop()
+            raise NotConnected("the client is closed")
+        self._all.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection, *, keeps_alive: bool) -> None:
+        if not keeps_alive or not connection.is_reusable():
+            self._forget(connection)
+            return
+        connection.rest()
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
+        self._idle.append(connection)
+        if self._cleaning is None:
+            self._cleaning = loop.call_later(IDLE_CONNECTION_MS / 1000, self._drop_old)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+        for connection in list(self._all):
+            self._forget(connection)
+        self._idle.clear()
+
+    def _drop_old(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest_s = loop.time() - IDLE_CONNECTION_MS / 1000
+        while self._idle and self._idle[0].idle_since_s <= oldest_s:
+            self._forget(self._idle.pop(0))
+        wait_s = self._idle[0].idle_since_s - oldest_s if self._idle else None
+        self._cleaning = None if wait_s is None else loop.call_later(wait_s + 0.001, self._drop_old)
+
+    def _forget(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        connection.drop()
+
+
+def _written(
+    method: str,
+    origin: Origin,
+    target: str,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    *,
+    keeps_alive: bool,
+) -> bytes:
+    if not _TARGET.fullmatch(target):
+        raise ValueError("a target that cannot be written")
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {origin.host_header()}"]
+    given = {name.lower() for name in headers}
+    for name, value in _OURS.items():
+        if name.lower() not in given:
+            lines.append(f"{name}: {value}")
+    for name, value in headers.items():
+        if not _FIELD_NAME.fullmatch(name) or _UNWRITABLE.search(value):
+            raise ValueError("a header that cannot be written")
+        lines.append(f"{name}: {value}")
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    if not keeps_alive:
+        lines.append("Connection: close")
+    head = "\r\n".join(lines).encode("utf-8", "surrogateescape")
+    return head + b"\r\n\r\n" + (body or b"")
+
+
+def _tls_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _why(error: BaseException) -> str:
+    # The system's word for it: messages quote addresses.
+    number = getattr(error, "errno", None)
+    if isinstance(error, socket.gaierror):
+        return "the name cannot be resolved"
+    return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__
