@@ -55,12 +55,12 @@ def test_followers_that_never_read_take_little_memory(still_world: World) -> Non
             for _ in range(6):
                 assert honest.call("bank", "charge", {"amount": 1, "note": "n" * 240_000}).status == 200
             key = world.new_key("follower", "auditor")
-            before = _memory_bytes(world)
+            before = memory_bytes(world)
             followers = [held.enter_context(_follower(world, key)) for _ in range(_FOLLOWERS)]
             for follower in followers:
                 assert follower.recv(1).startswith(b"H")  # it is answered; the rest stays where it is
             time.sleep(2)  # what is going to be read for them has been
-            assert _memory_bytes(world) - before < _FOLLOWERS * _BYTES_PER_FOLLOWER
+            assert memory_bytes(world) - before < _FOLLOWERS * _BYTES_PER_FOLLOWER
     finally:
         world.stop()
 
@@ -75,7 +75,7 @@ def _follower(world: World, key: str) -> socket.socket:
     return made
 
 
-def _memory_bytes(world: World) -> int:
+def memory_bytes(world: World) -> int:
     assert world.gateway is not None
     status = Path(f"/proc/{world.gateway.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) * 1024

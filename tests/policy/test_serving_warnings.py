@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.connectors.http import HttpPool
+from app.connectors.http_client import HttpPool
 from app.connectors.registry import Registry
 from app.domain.tools import Tool
 from app.gateway.background import BackgroundWork
