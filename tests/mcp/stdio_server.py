@@ -62,6 +62,12 @@ def step(word: Any, request_id: Any, params: dict[str, Any]) -> None:
             result = json.dumps({"content": [{"type": "text", "text": "x" * size}]})
             sys.stdout.write(f'{{"result": {result}, "jsonrpc": "2.0", "id": {request_id}}}\n')
             sys.stdout.flush()
+        case {"write": text, "x": size}:
+            sys.stdout.write(text.replace("$ID", str(request_id)).replace("$X", "x" * size) + "\n")
+            sys.stdout.flush()
+        case {"write_endless": text, "x": size}:
+            sys.stdout.write(text.replace("$ID", str(request_id)) + "x" * size)
+            sys.stdout.flush()
         case {"endless": size}:
             for _ in range(size // 65536):
                 sys.stdout.write("x" * 65536)
