@@ -17,6 +17,8 @@ from typing import Final
 # The documents are of the code beside this file, whatever else is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from expected_schema import FILE as EXPECTED_SCHEMA
+from expected_schema import render as render_expected_schema
 from vectors import render as render_vectors
 
 from app.api.catalogue import render_errors
@@ -80,6 +82,7 @@ def _label(artifact_type: str, verdict: str) -> str:
 
 
 FILES: Final[dict[str, Callable[[], str]]] = {
+    EXPECTED_SCHEMA: lambda: render_expected_schema(ROOT),
     "docs/errors.md": render_errors,
     "docs/state-machine.md": render_state_machine,
     "test_vectors/tga/state_transition_vectors.json": render_vectors,

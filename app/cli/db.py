@@ -42,6 +42,7 @@ async def load_database_status(settings: Settings, *, as_json: bool) -> bool:
     async with open_database(settings.home, settings.database_url) as database:
         status = await load_status(database.admin_url)
         problems = await find_problems(database.admin_url)
+    is_fit = not status.pending and not any(problem.refuses for problem in problems)
     if as_json:
         document = {
             "database": "embedded" if database.is_embedded else "named",
@@ -50,20 +51,21 @@ async def load_database_status(settings: Settings, *, as_json: bool) -> bool:
             "problems": [asdict(problem) for problem in problems],
         }
         output.print(json.dumps(document), markup=False)
-        return not problems and not status.pending
+        return is_fit
     output.print("Database: " + ("embedded, in " + str(settings.home) if database.is_embedded else "TGA_DATABASE_URL"))
     for applied in status.applied:
         output.print(f"[green]applied[/] {applied.version:04}_{applied.name}  {applied.applied_at}")
     for migration in status.pending:
         output.print(f"[yellow]pending[/] {migration.version:04}_{migration.name}")
     for problem in problems:
-        output.print(f"[bold red]unfit[/]   {problem.what}: expected {problem.expected}, found {problem.found}")
+        output.print("[bold red]unfit[/]  " if problem.refuses else "[yellow]warn[/]   ", end=" ")
+        output.print(f"{problem.what}: expected {problem.expected}, found {problem.found}", markup=False)
         output.print(f"        {problem.remedy}", markup=False)
     if status.pending:
         output.print("Run `tga db migrate`.")
-    elif not problems:
-        output.print("Fit: settings, triggers, owners and grants are as they must be.")
-    return not problems and not status.pending
+    elif is_fit:
+        output.print("Fit: the server's settings are safe, and the schema is as its migrations made it.")
+    return is_fit
 
 
 @commands.command("migrate")

@@ -153,11 +153,10 @@ async def _database(settings: Settings) -> AsyncIterator[Finding]:
             )
             problems = await find_problems(database.admin_url)
             for problem in problems:
-                yield Finding(
-                    problem.what, False, f"expected {problem.expected}, found {problem.found}", problem.remedy
-                )
-            if not problems:
-                yield Finding("guards", True, "settings, triggers, owners and grants are as they must be")
+                found = f"expected {problem.expected}, found {problem.found}"
+                yield Finding(problem.what, not problem.refuses, found, problem.remedy, warning=not problem.refuses)
+            if not any(problem.refuses for problem in problems):
+                yield Finding("guards", True, "settings are safe, and the schema is as its migrations made it")
             if not pending:
                 async with await Sessions.open(database.gateway_url, sessions_max=2) as sessions:
                     yield await _clock(sessions)

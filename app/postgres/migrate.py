@@ -16,6 +16,7 @@ _FILE = re.compile(r"(?P<version>[0-9]{4})_(?P<name>[a-z0-9_]+)\.sql")
 # Any number that nothing else locks; two migrations of one database wait for each other.
 _LOCK_KEY = 7_386_113_482_001
 _LOCK_TIMEOUT_MS = 60_000
+_OTHER_TABLES = "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('tga') AND relkind = 'r'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ async def migrate(url: str, migrations: tuple[Migration, ...] | None = None) -> 
     try:
         await session.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
         await session.fetchval("SELECT pg_advisory_lock($1)", _LOCK_KEY)
+        await _load_applied(session)  # a list that was removed is not begun anew
         bootstrap = resources.files("app.postgres").joinpath("migrations", "bootstrap.sql").read_text("utf-8")
         async with session.transaction():
             await session.execute(bootstrap)
@@ -105,6 +107,14 @@ async def migrate(url: str, migrations: tuple[Migration, ...] | None = None) -> 
 
 async def _load_applied(session: asyncpg.Connection[asyncpg.Record]) -> tuple[Applied, ...]:
     if await session.fetchval("SELECT to_regclass('tga.migrations')") is None:
+        made = await session.fetchval(_OTHER_TABLES)
+        if made:
+            raise MigrationRefused(
+                "table tga.migrations is missing, and the ledger is there",
+                expected="the list of the migrations that made it",
+                found=f"{made} other tables in schema tga",
+                remedy="Find out who removed it. Restore the database from a backup, then run `tga verify --all`.",
+            )
         return ()
     rows = await session.fetch("SELECT version, name, sha256, applied_at::text FROM tga.migrations ORDER BY version")
     return tuple(Applied(**dict(row)) for row in rows)

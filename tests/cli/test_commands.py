@@ -129,7 +129,7 @@ async def test_status_tells_of_a_missing_guard(database: Database, admin: Admin)
     await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER append_only")
     told = tga("db", "status", url=database.admin_url)
     assert told.returncode == 1
-    assert "append_only of tga.entries does not always fire" in told.stdout
+    assert "trigger append_only of tga.entries was changed: enabled: expected always, found never" in told.stdout
     assert "ENABLE ALWAYS TRIGGER" in told.stdout
 
 

@@ -6,12 +6,24 @@ import asyncpg
 import pytest
 
 from app.postgres.database import Database
-from app.postgres.guards import LEDGER_TABLES
 from app.postgres.sessions import GATEWAY_ROLE
 from app.postgres.state_store import PostgresStateStore
 from tests.conftest import Admin, Server
 from tests.traces import completed_trace, executing_trace
 
+LEDGER_TABLES = (
+    "entries",
+    "artifacts",
+    "execution_checkpoints",
+    "claims",
+    "claim_effects",
+    "dispatch_attempts",
+    "erasures",
+    "leaves",
+    "tree_nodes",
+    "tree_heads",
+    "migrations",
+)
 _ANY_COLUMN = {
     "tree_nodes": "hash",
     "tree_heads": "note",
