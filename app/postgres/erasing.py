@@ -6,6 +6,8 @@ tenant, principal, server, tool, idempotency key.
 
 from __future__ import annotations
 
+import secrets
+
 import asyncpg
 
 from app.core.digest import Digest, digest_of_bytes
@@ -20,12 +22,14 @@ from app.core.errors import (
     TraceNotFound,
     TraceUnfinished,
 )
-from app.core.limits import LOCK_TIMEOUT_MS
+from app.core.limits import CLAIM_SALT_BYTES, LOCK_TIMEOUT_MS
 from app.domain.clock import Clock
-from app.domain.system.documents import SYSTEM, Erasure
+from app.domain.ledger.plans import Claim
+from app.domain.system.documents import SYSTEM, ErasedClaim, Erasure
 from app.domain.system.log import plan_system
 from app.domain.system.pins import SystemLog
 from app.domain.tga.documents import ExecutionState, TraceId
+from app.domain.tga.idempotency import claim_errors
 from app.domain.tga.replay import LogRecord, fold, record_from_bytes
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Sessions
@@ -33,9 +37,12 @@ from app.postgres.state_store import verify_head
 
 _TRACE = """
 SELECT h.sequence_number, h.entry_digest, h.is_open, h.state, r.stream IS NOT NULL AS is_erased,
+       c.server_id, c.tool_name, c.idempotency_key, c.payload_digest, x.artifact_digest AS effect,
        e.entries, e.digests, e.artifacts
   FROM tga.heads h
   LEFT JOIN tga.erasures r USING (stream)
+  LEFT JOIN tga.claims c USING (stream)
+  LEFT JOIN tga.claim_effects x USING (stream)
  CROSS JOIN LATERAL (
        SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
               array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
@@ -49,7 +56,7 @@ SELECT sha256(a.artifact) AS digest FROM tga.erasures e
   JOIN tga.artifacts a ON (a.stream, a.sequence_number) = (e.system_stream, e.sequence_number)
  WHERE e.stream = $1
 """
-_ERASE = "SELECT * FROM tga.erase($1, $2, $3, $4::uuid, $5, $6)"
+_ERASE = "SELECT * FROM tga.erase($1, $2, $3, $4::uuid, $5, $6, $7)"
 _TRIES_MAX = 50
 
 
@@ -69,7 +76,8 @@ async def erase_trace(
     Raises TraceNotFound (another tenant's is as good as none), TraceUnfinished, TraceErased. A trace that does not
     verify is not erased, whatever is wrong with it: its payloads are the evidence.
     """
-    state, records = await _load_finished(sessions, trace_id, tenant)
+    state, records, claim = await _load_finished(sessions, trace_id, tenant)
+    salt = None if claim is None else secrets.token_bytes(CLAIM_SALT_BYTES)
     sent: set[Digest] = set()
     for _ in range(_TRIES_MAX):
         now = clock.now()
@@ -81,9 +89,10 @@ async def erase_trace(
             last_sequence_number=state.sequence_number,
             last_entry_digest=state.entry_digest,
             artifact_digests=[record.entry.artifact_digest for record in records],
+            claim=None if claim is None or salt is None else ErasedClaim.of(claim, salt=salt),
             rationale=rationale,
         )
-        if await _is_erased(sessions, system, executor_id, erasure, sent=sent):
+        if await _is_erased(sessions, system, executor_id, erasure, salt=salt, sent=sent):
             return
     raise ConcurrentExecution(
         "others append to the system stream all the time, or the store does not answer", stream=SYSTEM.stream(tenant)
@@ -91,7 +100,13 @@ async def erase_trace(
 
 
 async def _is_erased(
-    sessions: Sessions, system: SystemLog, executor_id: str, erasure: Erasure, *, sent: set[Digest]
+    sessions: Sessions,
+    system: SystemLog,
+    executor_id: str,
+    erasure: Erasure,
+    *,
+    salt: bytes | None,
+    sent: set[Digest],
 ) -> bool:
     """One try. False: another gateway was faster on the system stream, or the answer was lost."""
     before = await system.refresh(erasure.system_id)
@@ -107,6 +122,7 @@ async def _is_erased(
             executor_id,
             planned.entry,
             planned.artifact,
+            salt,
         )
     except OutcomeUnknown:
         return False
@@ -126,7 +142,10 @@ async def _recorded_digest(sessions: Sessions, stream: str) -> Digest | None:
     return Digest(rows[0]["digest"].hex()) if rows else None
 
 
-async def _load_finished(sessions: Sessions, trace_id: TraceId, tenant: str) -> tuple[ExecutionState, list[LogRecord]]:
+async def _load_finished(
+    sessions: Sessions, trace_id: TraceId, tenant: str
+) -> tuple[ExecutionState, list[LogRecord], Claim | None]:
+    """The trace and its claim, both verified: after the erasure nobody can compare them any more."""
     stream = TRACE.stream(trace_id)
     rows = await sessions.fetch(_TRACE, stream, tenant)
     if not rows:
@@ -141,7 +160,14 @@ async def _load_finished(sessions: Sessions, trace_id: TraceId, tenant: str) -> 
     if state is None:
         raise RecoveryFailed("the log folds to nothing", stream=stream)
     verify_head(state, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
-    return state, records
+    claim = None
+    if row["idempotency_key"] is not None:
+        payload_digest = Digest(row["payload_digest"].hex())
+        claim = Claim(row["server_id"], row["tool_name"], row["idempotency_key"], payload_digest)
+    effect = None if row["effect"] is None else Digest(row["effect"].hex())
+    for error in claim_errors(claim, effect, records=records, state=state):
+        raise error.at(stream=stream)
+    return state, records, claim
 
 
 def _records(row: asyncpg.Record) -> list[LogRecord]:

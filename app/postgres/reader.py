@@ -35,7 +35,7 @@ _CHECKPOINTS = "SELECT * FROM tga.execution_checkpoints {where} ORDER BY stream,
 _CLAIMS = "SELECT * FROM tga.claims {where} ORDER BY stream"
 _EFFECTS = "SELECT * FROM tga.claim_effects {where} ORDER BY stream"
 _ERASURES = """
-SELECT e.stream, e.system_stream, e.sequence_number, a.artifact
+SELECT e.stream, e.system_stream, e.sequence_number, e.claim_salt, a.artifact
   FROM tga.erasures e
   LEFT JOIN tga.artifacts a ON a.stream = e.system_stream AND a.sequence_number = e.sequence_number
  {where} ORDER BY e.stream
@@ -200,7 +200,7 @@ def _claim(row: asyncpg.Record) -> Claim | None:
 
 
 def _erasure(row: asyncpg.Record) -> StoredErasure:
-    return StoredErasure(row["system_stream"], row["sequence_number"], row["artifact"])
+    return StoredErasure(row["system_stream"], row["sequence_number"], row["artifact"], row["claim_salt"])
 
 
 def _summary(row: asyncpg.Record) -> Summary:

@@ -14,8 +14,9 @@ import pytest
 
 from app.api.documents import ApprovalPage, EntryPage, FeedPage, ServerPage, ToolPage, TraceDocument, TracePage
 from app.core.digest import GENESIS
-from app.domain.system.documents import Erasure
+from app.domain.system.documents import ErasedClaim, Erasure
 from app.domain.system.log import SystemState, plan_system
+from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -343,6 +344,7 @@ async def _tamper(admin: Admin, n: int) -> None:
 
 async def _erase(sessions: Sessions, records: list[LogRecord]) -> None:
     """As the gateway does it: the erasure goes on the system stream, and the payloads go."""
+    claim, salt = decide_claim(records), bytes(32)
     document = Erasure(
         system_id="default",
         recorded_at=time_at(0),
@@ -351,15 +353,17 @@ async def _erase(sessions: Sessions, records: list[LogRecord]) -> None:
         last_sequence_number=len(records),
         last_entry_digest=records[-1].entry.entry_digest,
         artifact_digests=[record.entry.artifact_digest for record in records],
+        claim=None if claim is None else ErasedClaim.of(claim, salt=salt),
         rationale="asked for",
     )
     plan = plan_system(SystemState("default"), [document], executor_id=EXECUTOR, recorded_at=time_at(0))
     (row,) = await sessions.commit(
-        "SELECT * FROM tga.erase(1000, $1, $2, $3, $4, $5)",
+        "SELECT * FROM tga.erase(1000, $1, $2, $3, $4, $5, $6)",
         records[0].stream,
         plan.stream,
         EXECUTOR,
         plan.entries[0].entry,
         plan.entries[0].artifact,
+        None if claim is None else salt,
     )
     assert row["code"] is None, row

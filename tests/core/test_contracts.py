@@ -28,6 +28,7 @@ from app.domain.ledger.documents import Document
 from app.domain.system.documents import (
     SYSTEM,
     SYSTEM_MODELS,
+    ErasedClaim,
     Erasure,
     PolicySet,
     SigningKey,
@@ -679,6 +680,7 @@ def full_system_documents() -> dict[str, list[dict[str, Any]]]:
             last_sequence_number=2,
             last_entry_digest="5" * 64,
             artifact_digests=["6" * 64, "7" * 64],
+            claim=ErasedClaim(key_digest="8" * 64, payload_commitment="9" * 64),
             rationale="asked for by the person it is about",
         ),
     ]

@@ -16,6 +16,7 @@ from app.core.digest import digest_of_bytes
 from app.core.errors import (
     ChecksumMismatch,
     OutcomeUnknown,
+    RecoveryFailed,
     SchemaViolation,
     TgaError,
     TraceErased,
@@ -295,7 +296,7 @@ async def test_a_system_stream_is_never_erased(database: Database, admin: Admin)
         artifact = canonical_bytes(said)
         entry = await _entry_of(admin, state, artifact)
         rows = await scripted.sessions.commit(
-            "SELECT * FROM tga.erase(1000, 'system:default', 'system:default', $1::uuid, $2, $3)",
+            "SELECT * FROM tga.erase(1000, 'system:default', 'system:default', $1::uuid, $2, $3, NULL)",
             scripted.traces.executor_id(),
             entry,
             artifact,
@@ -341,7 +342,7 @@ async def test_the_database_takes_no_erasure_of_something_else(
         entry = await _entry_of(admin, await scripted.system.log.refresh("default"), artifact)
         before = await contents(admin)
         rows = await scripted.sessions.commit(
-            "SELECT * FROM tga.erase(1000, $1, 'system:default', $2::uuid, $3, $4)",
+            "SELECT * FROM tga.erase(1000, $1, 'system:default', $2::uuid, $3, $4, NULL)",
             f"trace:{answer.trace_id}",
             scripted.traces.executor_id(),
             entry,
@@ -445,3 +446,146 @@ async def test_an_entry_of_an_erased_trace_that_is_changed_is_found(database: Da
             )
         found = await find(scripted.sessions)
         assert {(error.stream, error.sequence_number) for error in found} >= {(stream, 2)}
+
+
+# The claim of an erased trace
+
+CLAIM_FINDINGS = {
+    "DELETE FROM tga.claims": "the claim of the erased trace's key is missing",
+    "UPDATE tga.claims SET idempotency_key = 'another'": "the erased trace had the claim of another key",
+    "UPDATE tga.claims SET server_id = 'another'": "the erased trace had the claim of another key",
+    "UPDATE tga.claims SET tool_name = 'another'": "the erased trace had the claim of another key",
+    "UPDATE tga.claims SET payload_digest = sha256('x')": "the payload digest of the erased trace's claim was changed",
+    "UPDATE tga.erasures SET claim_salt = sha256('x')": "the payload digest of the erased trace's claim was changed",
+    "UPDATE tga.erasures SET claim_salt = NULL": "the payload digest of the erased trace's claim was changed",
+    "UPDATE tga.heads SET tool_name = 'another' WHERE stream LIKE 'trace:%'": "the head names another tool",
+}
+
+
+@pytest.mark.parametrize("damage", CLAIM_FINDINGS)
+async def test_a_claim_of_an_erased_trace_that_is_not_what_it_was_is_found(
+    damage: str, database: Database, admin: Admin
+) -> None:
+    async with erased_trace(database.gateway_url) as (scripted, stream):
+        async with untriggered(admin):
+            await admin.execute(damage)
+        found = await find(scripted.sessions)
+        assert [error.stream for error in found if CLAIM_FINDINGS[damage] in error.what] == [stream]
+        assert {error.code for error in found} == {RecoveryFailed.code}
+        salt = await admin.fetchval("SELECT claim_salt FROM tga.erasures")
+        shown = " ".join(str(error) for error in found)
+        assert salt is None or salt.hex() not in shown, "nobody who reads the findings can open the commitment"
+
+
+async def test_a_claim_that_is_given_to_another_trace_is_found_at_both(database: Database, admin: Admin) -> None:
+    async with erased_trace(database.gateway_url) as (scripted, stream):
+        other = await scripted.runtime.call(call(key=new_key()))
+        async with untriggered(admin):
+            await admin.execute("DELETE FROM tga.claims WHERE stream <> $1", stream)
+            await admin.execute("UPDATE tga.claims SET stream = $1", f"trace:{other.trace_id}")
+        found = {error.stream for error in await find(scripted.sessions)}
+        assert found == {stream, f"trace:{other.trace_id}"}
+
+
+async def test_a_key_that_was_freed_and_used_again_is_found_at_the_erased_trace(
+    database: Database, admin: Admin
+) -> None:
+    key = new_key()
+    async with open_scripted(database.gateway_url, ANSWERED, ANSWERED) as scripted:
+        first = await scripted.runtime.call(call(key=key))
+        await erase(scripted, first.trace_id)
+        async with untriggered(admin):
+            await admin.execute("DELETE FROM tga.claims; DELETE FROM tga.claim_effects")
+        second = await scripted.runtime.call(call(key=key))
+        assert (second.state, len(scripted.connector.sent)) == ("COMPLETED", 2), "a superuser gets past everything"
+        (found,) = await find(scripted.sessions)
+        assert (found.stream, found.what) == (
+            f"trace:{first.trace_id}",
+            "the claim of the erased trace's key is missing",
+        )
+
+
+async def test_a_claim_for_an_erased_trace_that_had_none_is_found(database: Database, admin: Admin) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        scripted.supervisor.answer = "deny"
+        denied = await scripted.runtime.call(call(key=new_key()))
+        await erase(scripted, denied.trace_id)
+        assert parse_object(await last_of(admin, "artifact"))["claim"] is None
+        await verify_all(scripted.sessions)
+        stream = f"trace:{denied.trace_id}"
+        await admin.execute("INSERT INTO tga.claims VALUES ('crm', 'create', 'k', $1, sha256('x'))", stream)
+        found = await find(scripted.sessions)
+        assert [(error.stream, error.what) for error in found] == [(stream, "the erased trace had no claim")]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM tga.claims",
+        "UPDATE tga.claims SET idempotency_key = 'another'",
+        "UPDATE tga.claims SET payload_digest = sha256('x')",
+        "DELETE FROM tga.claim_effects",
+    ],
+)
+async def test_a_trace_whose_claim_was_tampered_with_is_not_erased(
+    damage: str, database: Database, admin: Admin
+) -> None:
+    """Afterwards nobody could compare the two, and the erasure would vouch for the wrong one."""
+    async with open_scripted(database.gateway_url, ANSWERED) as scripted:
+        answer = await scripted.runtime.call(call(key=new_key()))
+        async with untriggered(admin):
+            await admin.execute(damage)
+        with pytest.raises(RecoveryFailed):
+            await erase(scripted, answer.trace_id)
+        assert await admin.fetchval("SELECT count(*) FROM tga.erasures") == 0
+
+
+@pytest.mark.parametrize("claim", [None, {"key_digest": "0" * 64}, {"payload_commitment": "0" * 64}])
+async def test_the_database_takes_no_erasure_that_says_another_claim(
+    claim: dict[str, str] | None, database: Database, admin: Admin
+) -> None:
+    async with open_scripted(database.gateway_url, ANSWERED, ANSWERED) as scripted:
+        first, second = [await scripted.runtime.call(call(key='say "a\\b/c"' if n else new_key())) for n in (0, 1)]
+        await erase(scripted, first.trace_id)
+        stream, salt = f"trace:{second.trace_id}", bytes(32)
+        row = await admin.fetchrow("SELECT * FROM tga.claims WHERE stream = $1", stream)
+        assert row is not None
+        key = {name: row[name] for name in ("server_id", "tool_name", "idempotency_key")}
+        right = {
+            "key_digest": digest_of_bytes(canonical_bytes(key)),
+            "payload_commitment": digest_of_bytes(salt + row["payload_digest"]),
+        }
+
+        async def code_of(said: Any) -> Any:
+            document = {**parse_object(await last_of(admin, "artifact")), "erased_stream": stream, "claim": said}
+            entry = await _entry_of(admin, await scripted.system.log.refresh("default"), canonical_bytes(document))
+            rows = await scripted.sessions.commit(
+                "SELECT * FROM tga.erase(1000, $1, 'system:default', $2::uuid, $3, $4, $5)",
+                stream,
+                scripted.traces.executor_id(),
+                entry,
+                canonical_bytes(document),
+                salt,
+            )
+            return rows[0]["code"]
+
+        before = await contents(admin)
+        assert await code_of(None if claim is None else {**right, **claim}) == RecoveryFailed.code
+        assert await contents(admin) == before
+        assert await code_of(right) is None, "and the right one it takes"
+
+
+async def test_two_erasures_of_one_payload_look_different(database: Database, admin: Admin) -> None:
+    """Whoever has an export and a guess of the arguments cannot try it on the commitment: its salt is not there."""
+    async with open_scripted(database.gateway_url, ANSWERED, ANSWERED) as scripted:
+        said: list[Any] = []
+        for _ in range(2):
+            answer = await scripted.runtime.call(call(key=new_key()))
+            await erase(scripted, answer.trace_id)
+            said.append(parse_object(await last_of(admin, "artifact"))["claim"])
+        payloads = await admin.fetch("SELECT DISTINCT payload_digest FROM tga.claims")
+        assert len(payloads) == 1
+        assert len({claim["payload_commitment"] for claim in said}) == 2
+        for row in await admin.fetch("SELECT claim_salt FROM tga.erasures"):
+            for secret in (row["claim_salt"], payloads[0]["payload_digest"]):
+                assert "artifacts" not in await holding(admin, secret.hex())

@@ -78,6 +78,8 @@ def policy_set(text: str = POLICY, **changes: Any) -> Step:
 def erasure(**changes: Any) -> Step:
     erased: Json = {"erased_stream": f"trace:{TRACE_ID}", "last_sequence_number": 2}
     erased |= {"last_entry_digest": OTHER_DIGEST, "artifact_digests": [digest("one"), digest("two")]}
+    key = {"server_id": "billing", "tool_name": "pay_invoice", "idempotency_key": "invoice-1"}
+    erased |= {"claim": {"key_digest": digest(key), "payload_commitment": digest("salt and payload")}}
     return "erasure", _said("erasure", **{**erased, "rationale": "Asked for.", **changes})
 
 
@@ -175,6 +177,7 @@ def sound_streams() -> Iterator[Json]:
     empty = hashlib.sha256(b"").hexdigest()
     yield sound("policy_replaced_by_an_empty_one", stream_of(policy_set(), policy_set("")), [], [], empty)
     yield sound("erasure_of_nothing_named", stream_of(erasure(artifact_digests=[], rationale="")), [], [], None)
+    yield sound("erasure_of_a_stream_without_claim", stream_of(erasure(claim=None)), [], [], None)
     moved = append(stream_of(policy_set()), erasure(), executor_id=OTHER_EXECUTOR_ID)
     yield sound("continued_by_another_gateway", moved, [], [], policy)
 
@@ -252,7 +255,8 @@ def changed_documents() -> Iterator[Json]:
             misspelled_fields(artifact), dropped_fields(artifact), unknown_fields(artifact), nulled_fields(artifact)
         )
         for change in unfit:
-            if change.fits or change.name == "principal_id_null":  # null says that it is a gateway's own key
+            # Null says that it is a gateway's own key, and that the erased stream has no claim.
+            if change.fits or change.name in ("principal_id_null", "claim_null"):
                 continue
             # Sealed again where that is possible, so that nothing but the schema can object.
             committed = resealed_digest(change.document) or records[0]["entry"]["artifact_digest"]
@@ -269,6 +273,11 @@ def changed_documents() -> Iterator[Json]:
         "erasure_of_a_kind_alone": erasure(erased_stream="trace:"),
         "erasure_of_entry_0": erasure(last_sequence_number=0),
         "erasure_of_1001_payloads": erasure(artifact_digests=[OTHER_DIGEST] * 1001),
+        "erasure_with_a_claim_of_a_key_in_clear": erasure(claim={"key_digest": "invoice-1"}),
+        "erasure_with_a_claim_without_its_payload": erasure(claim={"key_digest": OTHER_DIGEST}),
+        "erasure_with_the_claims_salt": erasure(
+            claim={"key_digest": OTHER_DIGEST, "payload_commitment": OTHER_DIGEST, "salt": OTHER_DIGEST}
+        ),
         "erasure_with_too_long_a_reason": erasure(rationale="r" * 4097),
     }
     for name, step in rules.items():

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from app.core.digest import Digest
+from app.core.canonical import JsonValue, canonical_bytes
+from app.core.digest import Digest, digest_of_bytes
 
 
 class PlannedEntry(NamedTuple):
@@ -26,6 +27,15 @@ class Claim(NamedTuple):
     tool_name: str
     idempotency_key: str
     payload_digest: Digest
+
+    def key_digest(self) -> Digest:
+        """Which key it is, without saying it: two claims of one key have the same."""
+        key: JsonValue = {
+            "server_id": self.server_id,
+            "tool_name": self.tool_name,
+            "idempotency_key": self.idempotency_key,
+        }
+        return digest_of_bytes(canonical_bytes(key))
 
 
 class PlannedCheckpoint(NamedTuple):

@@ -35,6 +35,7 @@ class StoredErasure:
     system_stream: str
     sequence_number: int
     erasure: bytes | None
+    claim_salt: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

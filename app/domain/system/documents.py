@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, StringConstraints
 
 from app.core.chain import ArtifactRule, StreamKind, Transition
-from app.domain.ledger.documents import LogEntry, Name, SequenceNumber, Sha256, StreamArtifact, Text, Time
+from app.core.digest import Digest, digest_of_bytes
+from app.core.errors import RecoveryFailed
+from app.core.limits import CLAIM_SALT_BYTES
+from app.domain.ledger.documents import LogEntry, Name, Part, SequenceNumber, Sha256, StreamArtifact, Text, Time
+from app.domain.ledger.plans import Claim
 
 SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure"]
 
@@ -70,8 +74,45 @@ class PolicySet(SystemDocument):
     text: Annotated[str, StringConstraints(max_length=262_144)]
 
 
+class ErasedClaim(Part):
+    """What the claim of an erased stream is: whoever frees its key, renames it or changes what it stood for is found.
+
+    `key_digest` is of the key alone, so that a second call with that key shows in an export too. The payload digest is
+    of arguments that may be guessed: only a commitment to it stands here, and its salt stays in the database.
+    """
+
+    key_digest: Sha256
+    payload_commitment: Sha256
+
+    @classmethod
+    def of(cls, claim: Claim, *, salt: bytes) -> Self:
+        return cls(key_digest=claim.key_digest(), payload_commitment=_commitment(salt, claim.payload_digest))
+
+    def verify(self, claim: Claim | None, *, salt: bytes | None) -> None:
+        """Raise unless this claim is the one; `salt` as it is stored."""
+        if claim is None:
+            raise RecoveryFailed("the claim of the erased trace's key is missing", expected=f"key {self.key_digest}")
+        if claim.key_digest() != self.key_digest:
+            raise RecoveryFailed(
+                "the erased trace had the claim of another key", expected=self.key_digest, found=claim.key_digest()
+            )
+        if salt is None or _commitment(salt, claim.payload_digest) != self.payload_commitment:
+            raise RecoveryFailed(
+                "the payload digest of the erased trace's claim was changed, or its salt",
+                expected=f"what opens the commitment {self.payload_commitment}",
+            )
+
+
+def _commitment(salt: bytes, payload_digest: Digest) -> Digest:
+    # Both parts have a length of their own, so nothing can be moved from one to the other.
+    if len(salt) != CLAIM_SALT_BYTES:
+        raise RecoveryFailed("the salt of the erased trace's claim is not whole", found=f"{len(salt)} bytes")
+    return digest_of_bytes(salt + bytes.fromhex(payload_digest))
+
+
 class Erasure(SystemDocument):
-    """The payloads of a finished stream were removed. `artifact_digests` are those that its entries still commit to."""
+    """The payloads of a finished stream were removed. `artifact_digests` are those that its entries still commit to,
+    `claim` is what its claim was, if it had one."""
 
     artifact_type: ClassVar[SystemArtifactType] = "erasure"
     schema_id: Literal["tga/v1/erasure"] = "tga/v1/erasure"
@@ -79,6 +120,7 @@ class Erasure(SystemDocument):
     last_sequence_number: SequenceNumber
     last_entry_digest: Sha256
     artifact_digests: Annotated[list[Sha256], Field(max_length=1000)]
+    claim: ErasedClaim | None
     rationale: Text
 
 

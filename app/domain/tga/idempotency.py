@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from app.core.digest import Digest
+from app.core.errors import RecoveryFailed, TgaError
 from app.domain.ledger.plans import Claim
-from app.domain.tga.documents import ActionRequest, SupervisorDecision
+from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision
 from app.domain.tga.replay import LogRecord
 
 
@@ -34,3 +36,30 @@ def decide_claim(records: Sequence[LogRecord]) -> Claim | None:
 def may_lack_claim(decision: SupervisorDecision | None) -> bool:
     """Only a policy denies at once, before anything is claimed."""
     return decision is not None and decision.decision == "DENY" and decision.decided_by.type == "policy"
+
+
+def claim_errors(
+    claim: Claim | None, claim_effect: Digest | None, *, records: Sequence[LogRecord], state: ExecutionState
+) -> Iterator[TgaError]:
+    """What is wrong with the stored claim of a trace whose log is sound."""
+    request, decision = None, None
+    for record in records:
+        if isinstance(record.artifact, ActionRequest):
+            request = record.artifact
+        elif isinstance(record.artifact, SupervisorDecision):
+            decision = record.artifact
+    made = None if request is None else claim_of_request(request)
+    yield from compare_claim(claim, claim_effect, made=made, may_lack=may_lack_claim(decision), state=state)
+
+
+def compare_claim(
+    claim: Claim | None, claim_effect: Digest | None, *, made: Claim | None, may_lack: bool, state: ExecutionState
+) -> Iterator[TgaError]:
+    """I2: the claim is the one that the request makes, and it is settled exactly when the log is."""
+    if claim is None and made is not None and not may_lack:
+        yield RecoveryFailed("the claim of the trace's key is missing", expected=made.idempotency_key)
+    if claim is not None and claim != made:
+        yield RecoveryFailed("the claim is not the one that the request makes", expected=made, found=claim)
+    settled = state.tool_effect_digest if claim is not None else None
+    if claim_effect != settled:
+        yield RecoveryFailed("claim and log disagree on the effect", expected=settled, found=claim_effect)

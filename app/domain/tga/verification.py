@@ -36,7 +36,7 @@ from app.domain.system.decision_signer import verify_decision_signature
 from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import KnownKey, SystemState, fold_system
 from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision, ToolEffect
-from app.domain.tga.idempotency import claim_of_request, may_lack_claim
+from app.domain.tga.idempotency import claim_of_request, compare_claim, may_lack_claim
 from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
 
@@ -387,12 +387,24 @@ def _erasure_errors(walk: _Walk) -> Iterator[TgaError]:
                 expected=SYSTEM.stream(tenant),
                 found=stored.system_stream,
             )
+        _verify_erased_claim(walk.stored, erasure, stored.claim_salt)
     except TgaError as error:
         yield error
-    if walk.is_sound and walk.stored.claim is not None and walk.stored.claim_effect != walk.effect_digest:
-        yield RecoveryFailed(
-            "claim and log disagree on the effect", expected=walk.effect_digest, found=walk.stored.claim_effect
-        )
+    settled = walk.effect_digest if walk.stored.claim is not None else None
+    if walk.is_sound and walk.stored.claim_effect != settled:
+        yield RecoveryFailed("claim and log disagree on the effect", expected=settled, found=walk.stored.claim_effect)
+
+
+def _verify_erased_claim(stored: StoredStream, erasure: Erasure, salt: bytes | None) -> None:
+    """I2: the request that made the claim is gone, but the erasure says what the claim is."""
+    if erasure.claim is not None:
+        erasure.claim.verify(stored.claim, salt=salt)
+    elif stored.claim is not None or salt is not None:
+        raise RecoveryFailed("the erased trace had no claim", expected="none", found="a claim, or its salt")
+    if stored.claim is not None and stored.summary is not None:
+        expected, found = stored.claim[:2], (stored.summary.server_id, stored.summary.tool_name)
+        if found != expected:
+            raise RecoveryFailed("the head names another tool than the claim", expected=expected, found=found)
 
 
 def _leftover_checkpoints(walk: _Walk) -> Iterator[TgaError]:
@@ -413,12 +425,7 @@ def _claim_errors(walk: _Walk) -> Iterator[TgaError]:
         if stored.claim is not None or stored.claim_effect is not None:
             yield SequenceGap("a claim's stream has no entries", expected="entry 1", found="nothing", sequence_number=1)
         return
-    if not walk.is_sound or walk.state is None:
-        return
-    if stored.claim is None and walk.claim is not None and not walk.claim_may_lack:
-        yield RecoveryFailed("the claim of the trace's key is missing", expected=walk.claim.idempotency_key)
-    if stored.claim is not None and stored.claim != walk.claim:
-        yield RecoveryFailed("the claim is not the one that the request makes", expected=walk.claim, found=stored.claim)
-    settled = walk.state.tool_effect_digest if stored.claim is not None else None
-    if stored.claim_effect != settled:
-        yield RecoveryFailed("claim and log disagree on the effect", expected=settled, found=stored.claim_effect)
+    if walk.is_sound and walk.state is not None:
+        yield from compare_claim(
+            stored.claim, stored.claim_effect, made=walk.claim, may_lack=walk.claim_may_lack, state=walk.state
+        )
