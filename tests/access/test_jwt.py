@@ -37,6 +37,7 @@ from tests.access.issuer import (
     serve_keys,
     token,
 )
+from tests.connectors.servers import endless, raw_server
 
 TENANTS = {"default", "acme"}
 
@@ -421,6 +422,31 @@ async def test_a_fetch_that_fails_keeps_the_old_keys(
     assert key_server.asked > asked
     assert await verifier.verify(token()) is not None
     await verifier.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "unit"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"x"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
+    ],
+    ids=["100", "headers", "extension", "body"],
+)
+async def test_an_issuer_that_answers_without_end_is_left_at_once(
+    monkeypatch: pytest.MonkeyPatch, first: bytes, unit: bytes
+) -> None:
+    monkeypatch.setattr(issuer_keys, "JWKS_TIMEOUT_MS", 600_000)  # it is not the time that ends it
+    sent: list[int] = []
+    async with raw_server(endless(first, unit, sent)) as raw:
+        verifier = JwtVerifier(JwtFields(jwks_url=f"{raw.url}/jwks"), has_tenant=has_tenant)
+        async with asyncio.timeout(60):
+            await verifier.start()
+        assert await verifier.verify(token()) is None
+        await verifier.close()
+    assert sum(sent) < 16_000_000
+    assert len(raw.requests) == 1
 
 
 async def test_an_issuer_that_is_down_stops_neither_start_nor_end() -> None:

@@ -81,7 +81,8 @@ class Raw:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                size = next(int(h[15:]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length:"))
+                sizes = [int(h[15:]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length:")]
+                size = sizes[0] if sizes else 0
                 self.requests.append(head + await reader.readexactly(size))
                 await self.answer(writer, len(self.requests))
                 await writer.drain()
@@ -124,6 +125,21 @@ def always(answer: bytes) -> Answer:
 
     async def write(writer: asyncio.StreamWriter, count: int) -> None:
         writer.write(answer)
+
+    return write
+
+
+def endless(first: bytes, unit: bytes, sent: list[int] | None = None) -> Answer:
+    """The first once, the unit as long as it is taken; `sent` counts the bytes."""
+
+    async def write(writer: asyncio.StreamWriter, count: int) -> None:
+        writer.write(first)
+        piece = unit * (1 + 16_384 // len(unit))
+        while not writer.is_closing():
+            writer.write(piece)
+            await writer.drain()
+            if sent is not None:
+                sent.append(len(piece))
 
     return write
 

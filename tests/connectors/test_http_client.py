@@ -32,7 +32,7 @@ from app.core.limits import (
     RESPONSE_HEADERS_MAX,
     RESPONSE_INFORMATIONAL_MAX,
 )
-from tests.connectors.servers import Answer, always, raw_server, response, until
+from tests.connectors.servers import always, endless, raw_server, response, until
 
 _LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -64,20 +64,6 @@ async def read(pool: HttpPool, url: str, *, bytes_max: int = 10**6, **how: Any) 
         while len(body) < bytes_max and (part := await answer.read_some()):
             body += part
         return answer.status, body
-
-
-def endless(first: bytes, unit: bytes, sent: list[int]) -> Answer:
-    """The first once, the unit as long as it is taken; `sent` counts the bytes."""
-
-    async def write(writer: asyncio.StreamWriter, count: int) -> None:
-        writer.write(first)
-        piece = unit * (1 + 16_384 // len(unit))
-        while True:
-            writer.write(piece)
-            await writer.drain()
-            sent.append(len(piece))
-
-    return write
 
 
 # Without end.

@@ -53,6 +53,10 @@ def step(word: Any, request_id: Any, params: dict[str, Any]) -> None:
         case {"list": more}:
             state["more"] = more
             say({"method": "notifications/tools/list_changed"})
+        case {"complain": text, "times": times}:
+            for _ in range(times):
+                sys.stderr.write(text)
+            sys.stderr.flush()
         case {"complain": text}:
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -67,6 +71,9 @@ def step(word: Any, request_id: Any, params: dict[str, Any]) -> None:
             sys.stdout.flush()
         case {"write_endless": text, "x": size}:
             sys.stdout.write(text.replace("$ID", str(request_id)) + "x" * size)
+            sys.stdout.flush()
+        case {"repeat": text, "times": times}:
+            sys.stdout.write((text + "\n") * times)
             sys.stdout.flush()
         case {"endless": size}:
             for _ in range(size // 65536):

@@ -23,7 +23,7 @@ from app.keys.keyring import Keyring
 from app.postgres.database import Database
 from app.postgres.outbox import PostgresOutbox
 from tests.conftest import Admin
-from tests.connectors.servers import raw_server, response, until
+from tests.connectors.servers import endless, raw_server, response, until
 from tests.traces import action_request, trace_id
 from tests.webhooks.sending import OK, Delivery, HandClock, answering, decide, fill, make_due, rows_of, webhooks
 
@@ -103,6 +103,30 @@ async def test_after_a_failure_the_same_delivery_is_repeated_until_it_is_taken(
     for delivery in deliveries:
         delivery.verify(keyring.public_key_bytes)
     assert await rows_of(admin) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "unit", "error"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "NotHttp: more than 16 informational answers"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", "NotHttp: more than 256 headers"),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"y", "NotHttp: more than 65536 bytes before the body"),
+    ],
+    ids=["100", "headers", "a-header"],
+)
+async def test_a_receiver_that_answers_without_end_is_left_and_tried_again(
+    outbox: PostgresOutbox, admin: Admin, keyring: Keyring, first: bytes, unit: bytes, error: str
+) -> None:
+    sent: list[int] = []
+    await fill(admin, 1)
+    async with raw_server(endless(first, unit, sent)) as receiver:
+        deliverer = webhooks({"approvals": receiver.url}, outbox, keyring)
+        assert await deliverer.deliver_due() == 0
+        (row,) = await rows_of(admin)
+        assert row["last_error"] == error
+        await deliverer.close()
+    assert sum(sent) < 16_000_000
+    assert len(receiver.requests) == 1
 
 
 async def test_a_receiver_that_does_not_answer_is_left_in_time(
