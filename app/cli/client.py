@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
-import aiohttp
+from yarl import URL
 
-from app import __version__
 from app.cli.event_stream import Event, events_in
+from app.connectors.http_client import HttpPool, Origin
+from app.connectors.http_connection import Answer, HttpFailure
 from app.core.errors import BY_CODE, GatewayUnreachable, InternalError, RateLimited, SettingInvalid, TgaError
 from app.core.limits import (
     CALL_WAIT_MS,
@@ -48,12 +48,34 @@ class Reply:
     problem: TgaError | None = None
 
 
+class Exchange:
+    """The gateway's answer to one request while it comes in."""
+
+    def __init__(self, answer: Answer, quiet_s: float) -> None:
+        self.status = answer.status
+        self.headers = answer.headers  # named in lower case
+        self.content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self._answer = answer
+        self._quiet_s = quiet_s
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises HttpFailure, and TimeoutError when nothing comes for too long."""
+        while True:
+            async with asyncio.timeout(self._quiet_s):
+                chunk = await self._answer.read_some()
+            if not chunk:
+                return
+            yield chunk
+
+
 class GatewayClient:
     """Asks one gateway as one principal. Every wait and every answer is bounded."""
 
-    def __init__(self, url: str, key: str | None, session: aiohttp.ClientSession, *, no_key: str) -> None:
+    def __init__(self, url: str, key: str | None, pool: HttpPool, *, no_key: str) -> None:
         self._url = url
-        self._session = session
+        self._origin = Origin.of(URL(url))
+        self._base_path = URL(url).raw_path.rstrip("/")
+        self._pool = pool
         self._has_key = key is not None
         self._no_key = no_key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -64,13 +86,11 @@ class GatewayClient:
         """SettingInvalid when TGA_URL is no address or TGA_API_KEY no key; nothing is sent yet."""
         _verify_url(settings.url)
         key = _key(settings)
-        async with aiohttp.ClientSession(
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": f"tga/{__version__}"},
-            trust_env=False,
-            read_bufsize=2**16,
-        ) as session:
-            yield cls(settings.url, key, session, no_key=_where_keys_come_from(settings))
+        pool = HttpPool()
+        try:
+            yield cls(settings.url, key, pool, no_key=_where_keys_come_from(settings))
+        finally:
+            await pool.close()
 
     @property
     def url(self) -> str:
@@ -111,18 +131,12 @@ class GatewayClient:
     @asynccontextmanager
     async def exchange(
         self, path: str, body: bytes, headers: Mapping[str, str], *, quiet_s: float
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[Exchange]:
         """One POST, sent once; what is read of its answer, and how much, is up to who asked. It may last, but not be
         quiet for longer than `quiet_s`: GatewayUnreachable then, as when the connection is lost."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=quiet_s)
         sent = {"Content-Type": _JSON, **headers, **self._headers}
-        try:
-            async with self._session.post(
-                self._url + path, data=body, headers=sent, timeout=timeout, allow_redirects=False
-            ) as response:
-                yield response
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._unreachable(error) from None
+        async with self._exchanged("POST", path, sent, body, quiet_s=quiet_s) as exchange:
+            yield exchange
 
     async def events(self, path: str, *, last_id: str | None) -> AsyncIterator[Event]:
         """Server-sent events of one connection, after `last_id`; ends when the gateway ends them.
@@ -131,18 +145,29 @@ class GatewayClient:
         """
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {}), **self._headers}
         quiet_s = 3 * EVENTS_HEARTBEAT_MS / 1000
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=quiet_s)
+        async with self._exchanged("GET", path, headers, quiet_s=quiet_s) as exchange:
+            if exchange.status == 204:
+                return
+            if exchange.status != 200 or exchange.content_type != "text/event-stream":
+                _sound(await self._reply(exchange))
+                raise self._no_gateway(f"status {exchange.status}, {exchange.content_type}")
+            async for event in events_in(exchange.chunks(), bytes_max=RESPONSE_BYTES_READ_MAX):
+                yield event
+
+    @asynccontextmanager
+    async def _exchanged(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None, *, quiet_s: float
+    ) -> AsyncIterator[Exchange]:
+        """One request, sent once. What breaks the connection, inside too, is GatewayUnreachable."""
         try:
-            request = self._session.get(self._url + path, headers=headers, timeout=timeout, allow_redirects=False)
-            async with request as response:
-                if response.status == 204:
-                    return
-                if response.status != 200 or response.content_type != "text/event-stream":
-                    _sound(await self._reply(response))
-                    raise self._no_gateway(f"status {response.status}, {response.content_type}")
-                async for event in events_in(response.content.iter_any(), bytes_max=RESPONSE_BYTES_READ_MAX):
-                    yield event
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(_CONNECT_S + quiet_s):
+                    request = self._pool.request(
+                        method, self._origin, self._base_path + path, headers=headers, body=body
+                    )
+                    answer = await stack.enter_async_context(request)
+                yield Exchange(answer, quiet_s)
+        except (HttpFailure, OSError, TimeoutError) as error:
             raise self._unreachable(error) from None
 
     async def _ask(
@@ -155,57 +180,50 @@ class GatewayClient:
         wait_ms: int = 0,
     ) -> Reply:
         headers = {**self._headers, **({"Content-Type": _JSON} if body is not None else {})}
-        timeout = aiohttp.ClientTimeout(total=_CONNECT_S + _MARGIN_S + wait_ms / 1000, sock_connect=_CONNECT_S)
+        path = f"{path}?{urlencode(parameters)}" if parameters else path
+        whole_s = _CONNECT_S + _MARGIN_S + wait_ms / 1000
         try:
-            async with self._session.request(
-                method,
-                self._url + path,
-                params=parameters,
-                data=body,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                return await self._reply(response)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            async with (
+                asyncio.timeout(whole_s),
+                self._exchanged(method, path, headers, body, quiet_s=whole_s) as exchange,
+            ):
+                return await self._reply(exchange)
+        except TimeoutError as error:
             raise self._unreachable(error) from None
 
-    async def _reply(self, response: aiohttp.ClientResponse) -> Reply:
+    async def _reply(self, exchange: Exchange) -> Reply:
         raw = bytearray()
-        async for chunk in response.content.iter_any():
+        async for chunk in exchange.chunks():
             raw += chunk
             if len(raw) > RESPONSE_BYTES_READ_MAX:
                 raise self._no_gateway("an answer without end")
-        is_problem = response.content_type == _PROBLEM
-        if not is_problem and (response.content_type != _JSON or not 200 <= response.status < 300):
-            raise self._no_gateway(f"status {response.status}, {response.content_type}")
+        is_problem = exchange.content_type == _PROBLEM
+        if not is_problem and (exchange.content_type != _JSON or not 200 <= exchange.status < 300):
+            raise self._no_gateway(f"status {exchange.status}, {exchange.content_type}")
         try:
             document = json.loads(raw)
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
             raise self._no_gateway("an answer that is no JSON object")
-        return Reply(response.status, document, self._problem(response, document) if is_problem else None)
+        return Reply(exchange.status, document, self._problem(exchange, document) if is_problem else None)
 
-    def _problem(self, response: aiohttp.ClientResponse, document: dict[str, Any]) -> TgaError:
+    def _problem(self, exchange: Exchange, document: dict[str, Any]) -> TgaError:
         error = error_of(document)
         if isinstance(error, RateLimited):
-            after = response.headers.get("Retry-After", "1")
+            after = exchange.headers.get("retry-after", "1")
             error.retry_after_s = min(int(after), 60) if after.isascii() and after.isdigit() else 1
-        if response.status == 401:
+        if exchange.status == 401:
             error.next_step = self._no_key if not self._has_key else "Check the key; `tga keys list` tells which exist."
         if "incident" in document:
             error.found = f"incident {document['incident']}"
         return error
 
     def _unreachable(self, error: BaseException) -> TgaError:
-        if isinstance(error, aiohttp.InvalidURL):
-            return SettingInvalid("TGA_URL is no address", expected="http://host:port", found=_shown_url(self._url))
-        # Only the kind of error and the system's word for it: messages of aiohttp quote what was sent.
-        cause = getattr(error, "os_error", error)
-        number = getattr(cause, "errno", None)
-        is_late = isinstance(error, TimeoutError)
-        detail = "no answer in time" if is_late else os.strerror(number) if number else type(error).__name__
+        if isinstance(error, HttpFailure):
+            detail = str(error)  # holds nothing of what was sent
+        else:
+            detail = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
         return GatewayUnreachable(f"no gateway answers at {_shown_url(self._url)}", found=detail)
 
     def _no_gateway(self, found: str) -> TgaError:

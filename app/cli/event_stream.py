@@ -16,13 +16,15 @@ class Event:
 
 
 async def events_in(chunks: AsyncIterator[bytes], *, bytes_max: int) -> AsyncIterator[Event]:
-    """Every whole event, in order. What a broken connection leaves half is no event."""
+    """Every whole event, in order. What a broken connection leaves half is no event; InputTooLarge for one without
+    an end."""
     name, data, last_id = "", list[str](), None
+    data_chars = 0
     async for line in _lines(chunks, bytes_max=bytes_max):
         if not line:
             if data:
                 yield Event(name or "message", "\n".join(data), last_id)
-            name, data = "", []
+            name, data, data_chars = "", [], 0
             continue
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -30,6 +32,9 @@ async def events_in(chunks: AsyncIterator[bytes], *, bytes_max: int) -> AsyncIte
             name = value
         elif field == "data":
             data.append(value)
+            data_chars += len(value) + 1
+            if data_chars > bytes_max:
+                raise InputTooLarge("an event without end", expected=f"at most {bytes_max} bytes")
         elif field == "id" and "\0" not in value:
             last_id = value
 

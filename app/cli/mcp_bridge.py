@@ -15,10 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import quote
 
-import aiohttp
 import uuid_utils
 
-from app.cli.client import GatewayClient
+from app.cli.client import Exchange, GatewayClient
 from app.cli.event_stream import events_in
 from app.core.errors import GatewayUnreachable, InputTooLarge, SettingInvalid, TgaError
 from app.core.limits import (
@@ -133,10 +132,10 @@ class Bridge:
     async def _exchanged(self, message: dict[str, Any]) -> bool:
         """Whether it was answered. False: the gateway says to come back; it has done nothing."""
         body = json.dumps(message).encode()
-        async with self._client.exchange(self._path, body, self._headers(message), quiet_s=_QUIET_S) as response:
-            if response.status in _AGAIN:
+        async with self._client.exchange(self._path, body, self._headers(message), quiet_s=_QUIET_S) as exchange:
+            if exchange.status in _AGAIN:
                 return False
-            async for answer in _messages(response):
+            async for answer in _messages(exchange):
                 if "method" in answer:
                     await self._tell(answer)
                     continue
@@ -187,8 +186,8 @@ class Bridge:
             params = {"_meta": meta, **({"cursor": cursor} if cursor else {})}
             listing = {"jsonrpc": "2.0", "id": 0, "method": "tools/list", "params": params}
             body = json.dumps(listing).encode()
-            async with self._client.exchange(self._path, body, self._headers(listing), quiet_s=_QUIET_S) as response:
-                found = [one async for one in _messages(response)]
+            async with self._client.exchange(self._path, body, self._headers(listing), quiet_s=_QUIET_S) as exchange:
+                found = [one async for one in _messages(exchange)]
             self._learn(listing, found[-1] if found else {})
             result = found[-1].get("result") if found else None
             cursor = result.get("nextCursor") if isinstance(result, dict) else None
@@ -213,15 +212,15 @@ class Bridge:
             await asyncio.shield(asyncio.ensure_future(self._write(line)))
 
 
-async def _messages(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+async def _messages(exchange: Exchange) -> AsyncIterator[dict[str, Any]]:
     """Everything of the answer that is a JSON-RPC message; GatewayUnreachable when it is none of ours."""
     try:
-        if response.content_type == "text/event-stream":
-            async for event in events_in(response.content.iter_any(), bytes_max=RESPONSE_BYTES_READ_MAX):
+        if exchange.content_type == "text/event-stream":
+            async for event in events_in(exchange.chunks(), bytes_max=RESPONSE_BYTES_READ_MAX):
                 yield _read(event.data)
             return
         raw = bytearray()
-        async for chunk in response.content.iter_any():
+        async for chunk in exchange.chunks():
             raw += chunk
             if len(raw) > RESPONSE_BYTES_READ_MAX:
                 raise InputTooLarge("an answer without end")

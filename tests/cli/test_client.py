@@ -25,6 +25,7 @@ from app.core.errors import (
     Unauthenticated,
 )
 from app.settings import Settings
+from tests.connectors.servers import endless, raw_server
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SECRET = "tga_0123456789abcdef_" + "S" * 43
@@ -146,6 +147,17 @@ async def test_a_connection_that_breaks_is_told_without_what_was_sent(tmp_path: 
     assert "4242" not in str(caught.value)
 
 
+async def test_what_answers_without_end_is_left(tmp_path: Path) -> None:
+    async with raw_server(endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n")) as raw:
+        async with GatewayClient.open(settings_of(raw.url, tmp_path)) as client:
+            with pytest.raises(GatewayUnreachable, match="informational"):
+                await client.get("/v1/traces")
+            with pytest.raises(GatewayUnreachable, match="informational"):
+                async for _ in client.events("/v1/events", last_id=None):
+                    pass
+        assert len(raw.requests) == 2
+
+
 async def test_the_key_of_this_machine_is_not_sent_to_another(tmp_path: Path) -> None:
     seen: list[str | None] = []
     (tmp_path / "admin.key").write_text(SECRET + "\n")
@@ -220,13 +232,14 @@ async def test_events_are_read_whole_however_they_arrive(size: int) -> None:
     assert found == [Event("entry", '{"a":\n"é"}', "1"), Event("end", "x", "2")]
 
 
-async def test_an_event_without_end_is_not_kept() -> None:
-    async def endless() -> AsyncIterator[bytes]:
+@pytest.mark.parametrize("piece", [b"x" * 100, b"data: x\n", b"data:\n"])
+async def test_an_event_without_end_is_not_kept(piece: bytes) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
         while True:
-            yield b"x" * 100
+            yield piece
 
     with pytest.raises(InputTooLarge):
-        async for _ in events_in(endless(), bytes_max=1000):
+        async for _ in events_in(chunks(), bytes_max=1000):
             pass
 
 

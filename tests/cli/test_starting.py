@@ -17,7 +17,7 @@ HEAVY = {
     *("app.domain.tga.documents", "app.gateway.wiring", "app.mcp_server"),
 }
 RUNS = {"asyncio", "rich.console", "uvloop"}
-ASKS = RUNS | {"aiohttp"}
+ASKS = RUNS
 READS = RUNS | {"asyncpg"}
 MODELS = {"app.domain.tga.documents"}
 JUDGES = READS | MODELS | {"cryptography"}
