@@ -7,7 +7,7 @@ export TGA_HOME ?= $(CURDIR)/.tga
 # Processes are started by the hundred. Where this is set each of them compiles all that it imports, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check generate bench lock wheel clean
+.PHONY: run test soak check generate bench lock wheel clean
 
 run: $(READY)
 	@$(BIN)/python tools/run.py
@@ -17,6 +17,10 @@ run: $(READY)
 WORKERS ?= 3
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The same, where the suite only samples: every case, many rounds. For hours, with printed seeds (TGA_SEED repeats one).
+soak: $(READY)
+	TGA_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ from typing import Final
 import uuid_utils
 
 _SECONDS_KEPT: Final = 64
+# Both run on while the process is stopped; only the first, where there is one, while the machine sleeps.
+_STEADY_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _MILLISECONDS: Final = tuple(f".{millisecond:03}Z" for millisecond in range(1000))
 
 
@@ -45,6 +47,9 @@ class SystemClock:
 
     def jitter(self) -> float:
         return random.random()  # noqa: S311 - spreads retries; nothing depends on it being unguessable
+
+    def monotonic_ms(self) -> float:
+        return time.clock_gettime_ns(_STEADY_CLOCK) / 1_000_000
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -15,7 +15,7 @@ from app.core.errors import ToolNotFound
 from app.domain.identity import Principal
 from app.domain.tga.documents import JsonOutput, ToolCall
 from app.domain.tga.executor import Answer
-from app.domain.tga.ports import Answered, Connector, Dispatched, Ports
+from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, Ports, Withheld
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tools import Tool
 from app.gateway.policy_file import PolicyFile
@@ -69,7 +69,10 @@ class Answering:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
+        if may_send is not None and not await may_send():
+            return Withheld()
         return Answered("SUCCESS", _OUTPUT)
 
 
@@ -86,7 +89,10 @@ class Silent:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
+        if may_send is not None and not await may_send():
+            return Withheld()
         self._announce()
         never: asyncio.Future[Dispatched] = asyncio.get_running_loop().create_future()
         return await never

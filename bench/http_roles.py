@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from app.connectors.http import HttpConnector
 from app.core.limits import KEEP_ALIVE_S
 from app.domain.tga.documents import JsonOutput, ToolCall
-from app.domain.tga.ports import Answered, Dispatched
+from app.domain.tga.ports import Answered, Dispatched, MaySend, Withheld
 from app.gateway.serving import serve
 from app.main import open_gateway
 from app.postgres.embedded.server import EmbeddedPostgres
@@ -50,7 +50,10 @@ async def _answer_at_once(
     timeout_ms: int,
     traceparent: str | None = None,
     arguments: dict[str, Any] | None = None,
+    may_send: MaySend | None = None,
 ) -> Dispatched:
+    if may_send is not None and not await may_send():
+        return Withheld()
     return Answered("SUCCESS", _OUTPUT)
 
 

@@ -29,7 +29,7 @@ from yarl import URL
 from app.connectors.answers import is_retryable, plain, retry_after_ms, storable_json, traceparent_of
 from app.connectors.credentials import Credentials, CredentialUnavailable
 from app.connectors.http_client import HttpPool, Origin
-from app.connectors.http_connection import Answer
+from app.connectors.http_connection import Answer, SendingWithheld
 from app.core.canonical import canonical_bytes
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
@@ -38,7 +38,7 @@ from app.core.limits import (
     RESPONSE_BYTES_READ_MAX,
 )
 from app.domain.tga.documents import Base64Output, DigestOutput, JsonOutput, ToolCall
-from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
+from app.domain.tga.ports import Answered, Dispatched, MaySend, NotSent, Output, Unknown, Withheld
 
 _MEDIA_TYPE = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
 
@@ -60,6 +60,7 @@ class HttpConnector:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
         """What is known of the call after at most `timeout_ms`; the whole answer must come within it.
 
@@ -79,7 +80,9 @@ class HttpConnector:
         exchange = _Exchange()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._exchange(call.tool_name, headers, body, exchange)
+                await self._exchange(call.tool_name, headers, body, exchange, may_send)
+        except SendingWithheld:
+            return Withheld()
         except Exception as error:  # whatever a server made of it, the outcome must be told
             exchange.error = error
         return exchange.conclude(timeout_ms)
@@ -87,7 +90,9 @@ class HttpConnector:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def _exchange(self, tool_name: str, headers: dict[str, str], body: bytes, exchange: _Exchange) -> None:
+    async def _exchange(
+        self, tool_name: str, headers: dict[str, str], body: bytes, exchange: _Exchange, may_send: MaySend | None
+    ) -> None:
         request = self._pool.request(
             "POST",
             self._origin,
@@ -95,6 +100,7 @@ class HttpConnector:
             headers=headers,
             body=body,
             sending=exchange,
+            may_send=may_send,
         )
         async with request as answer:
             exchange.answer = answer

@@ -19,9 +19,10 @@ import aiohappyeyeballs
 from yarl import URL
 
 from app import __version__
-from app.connectors.http_connection import Answer, Connection, NotConnected, Sending
+from app.connectors.http_connection import Answer, Connection, NotConnected, Sending, SendingWithheld
 from app.connectors.intake import Intake
 from app.core.limits import CONNECT_STAGGER_MS, CONNECTIONS_PER_SERVER_MAX, IDLE_CONNECTION_MS
+from app.domain.tga.ports import MaySend
 
 _FIELD_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET: Final = re.compile(r"/[!-~]*")
@@ -73,11 +74,14 @@ class HttpPool:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         sending: Sending | None = None,
+        may_send: MaySend | None = None,
     ) -> AsyncIterator[Answer]:
         """Send it once; the head of its answer is known inside. What is not read of the body is not fetched.
 
         Raises NotConnected when certainly nothing was sent, other HttpFailures afterwards, and ValueError for headers
-        that cannot be written. `sending` tells the two apart when the caller's time runs out.
+        that cannot be written. `sending` tells the two apart when the caller's time runs out. `may_send` is asked when
+        the connection is there, and nothing is waited for between its answer and the first byte; SendingWithheld if it
+        says no.
         """
         written = _written(method, origin, target, headers or {}, body, keeps_alive=self._keeps_alive)
         server = self._servers.get(origin)
@@ -88,6 +92,8 @@ class HttpPool:
                 raise NotConnected("the client is closed")
             connection = server.idle_connection() or await server.connect()
             try:
+                if may_send is not None and not await may_send():
+                    raise SendingWithheld("it was not to be sent")
                 answer = connection.ask(written, sending, self.intake)
                 await answer.head()
                 yield answer

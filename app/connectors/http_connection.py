@@ -44,6 +44,10 @@ class NotConnected(HttpFailure):
     """There is no connection: certainly nothing was sent."""
 
 
+class SendingWithheld(HttpFailure):
+    """The caller did not want it sent after all: certainly nothing was."""
+
+
 class Disconnected(HttpFailure):
     """The server ended the connection."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.domain.tga.documents import ToolCall
-from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent
+from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, NotSent, Withheld
 
 FailureKind = Literal["not_sent", "timed_out", "disconnected", "retryable_answer"]
 
@@ -49,9 +49,12 @@ class Line:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
         async with self.place() as connector:
-            return await connector.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
+            return await connector.dispatch(
+                call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments, may_send=may_send
+            )
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Connector]:
@@ -86,9 +89,14 @@ class _Watched:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
-        result = await self._inner.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
+        result = await self._inner.dispatch(
+            call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments, may_send=may_send
+        )
         known = self.health
+        if isinstance(result, Withheld):
+            return result  # it says nothing of the server
         if isinstance(result, Answered):
             self.health = replace(known, answered=known.answered + 1, last_answer_at=self._now())
         else:

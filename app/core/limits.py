@@ -31,6 +31,13 @@ ATTEMPTS_MAX: Final = 1_000  # of one call, those that operators ordered among t
 LIST_ENTRIES_MAX: Final = 1_000
 LOCK_TIMEOUT_MS: Final = 5_000
 
+# Ownership. A call is sent if the proof of ownership before it was asked for at most the first of these ago. An
+# executor asks for one of its own accord every so often, and sends nothing while an answer is overdue: together the two
+# stay below the 11 s after which PostgreSQL gives up a silent session (`tcp_keepalives_*`), and others may take over.
+OWNERSHIP_BELIEVED_MS: Final = 250
+OWNER_BEAT_MS: Final = 2_000
+OWNER_OVERDUE_MS: Final = 4_000
+
 # The runtime. Waiting between attempts grows from the first to the last of these, with jitter.
 BACKOFF_FIRST_MS: Final = 100
 BACKOFF_MAX_MS: Final = 10_000

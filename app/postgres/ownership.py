@@ -8,6 +8,9 @@ lost its session, and its streams are free at once; a living one is never robbed
 from __future__ import annotations
 
 import asyncio
+import math
+import select
+import time
 from collections.abc import Callable
 from typing import Self
 
@@ -15,7 +18,7 @@ import asyncpg
 import uuid_utils
 
 from app.core.errors import ConcurrentExecution, SchemaViolation, StoreUnavailable, StoreUnfit
-from app.core.limits import LOCK_TIMEOUT_MS
+from app.core.limits import LOCK_TIMEOUT_MS, OWNER_OVERDUE_MS
 from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, Sessions, connect, unavailable
 
 _HOLD = "SELECT pg_try_advisory_lock(tga.executor_lock_key($1))"
@@ -39,7 +42,10 @@ class Executor(Closing):
         self._session = session
         self._backend_pid = backend_pid
         self._is_closing = False
-        self._verifying = asyncio.Lock()
+        self._cut = _cut_detector(session)
+        self._asking: asyncio.Task[str | None] | None = None
+        self._asked_next: asyncio.Task[str | None] | None = None
+        self._asked_at = math.inf
         self.executor_id = executor_id
 
     @classmethod
@@ -65,18 +71,28 @@ class Executor(Closing):
         return cls(session, executor_id, backend_pid)
 
     async def verify(self) -> None:
-        """Raise StoreUnavailable unless the session lives, is the same backend, and still holds its lock."""
-        try:
-            async with self._verifying:  # a session does one thing at a time
-                row = await self._session.fetchrow(_STILL_HELD, self.executor_id)
-        except (*LOST, asyncpg.PostgresError) as error:
-            raise self._lost(f"{type(error).__name__}: {error}") from error
-        if row is None or not row["is_held"] or row["backend_pid"] != self._backend_pid:
-            raise self._lost("another backend, or the lock is gone")
+        """Raise StoreUnavailable unless the session lives, is the same backend, and still holds its lock.
+
+        Then it has held it without a break since it was opened, and nobody has taken a stream of this executor's. If
+        not, or if the server does not answer at all, the session is given up, and the id with it.
+        """
+        found = await asyncio.shield(self._question())
+        if found is not None:
+            raise StoreUnavailable(
+                "the executor's own session is lost, and with it every ownership",
+                expected=f"backend {self._backend_pid}, holding its lock",
+                found=found,
+                remedy="Open a new executor and acquire the traces again.",
+            )
 
     def is_lost(self) -> bool:
-        """Whether the session is known to be gone; only `verify` asks the server."""
-        return self._session.is_closed()
+        """Whether the session is known to be gone, to us or to the kernel; only `verify` asks the server."""
+        return self._session.is_closed() or self._cut()
+
+    def is_overdue(self) -> bool:
+        """Whether an answer to `verify` should have come by now: perhaps the server has given up this session, and the
+        network does not say so."""
+        return time.monotonic() - self._asked_at > OWNER_OVERDUE_MS / 1000
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call back once when the session ends without having been closed by us."""
@@ -99,13 +115,50 @@ class Executor(Closing):
         self._is_closing = True
         self._session.terminate()
 
-    def _lost(self, found: str) -> StoreUnavailable:
-        return StoreUnavailable(
-            "the executor's own session is lost, and with it every ownership",
-            expected=f"backend {self._backend_pid}, holding its lock",
-            found=found,
-            remedy="Open a new executor and acquire the traces again.",
-        )
+    def _question(self) -> asyncio.Task[str | None]:
+        """One that is not asked yet. While one is under way, which is older, all who come share the next."""
+        if self._asking is None and self._asked_next is None:
+            self._asking = asyncio.create_task(self._ask())
+            return self._asking
+        if self._asked_next is None:
+            self._asked_next = asyncio.create_task(self._ask_after(self._asking))
+        return self._asked_next
+
+    async def _ask(self) -> str | None:
+        """None: the lock is held. Otherwise what is wrong, and the session is ended."""
+        self._asked_at = time.monotonic()
+        try:
+            row = await self._session.fetchrow(_STILL_HELD, self.executor_id)
+        except (*LOST, asyncpg.PostgresError) as error:
+            found = f"{type(error).__name__}: {error}"
+        else:
+            if row is not None and row["is_held"] and row["backend_pid"] == self._backend_pid:
+                return None
+            found = "another backend, or the lock is gone"
+        finally:
+            self._asking, self._asked_at = None, math.inf
+        self._session.terminate()
+        return found
+
+    async def _ask_after(self, before: asyncio.Task[str | None] | None) -> str | None:
+        if before is not None:
+            await asyncio.wait({before})
+        self._asking, self._asked_next = self._asked_next, None
+        return await self._ask()
+
+
+def _cut_detector(session: asyncpg.Connection[asyncpg.Record]) -> Callable[[], bool]:
+    """Tells whether the server has ended the connection, as the kernel knows it: the event loop may not have come to
+    read that yet. Costs one system call. Where asyncpg does not show its socket: never."""
+    transport: asyncio.Transport | None = getattr(session, "_transport", None)  # nothing public has it
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if transport is None or connection is None:
+        return lambda: False
+    ended = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+    poll = select.poll()
+    poll.register(connection.fileno(), ended)
+    # A number that is no longer this connection's must not be looked at.
+    return lambda: transport.is_closing() or bool(poll.poll(0))
 
 
 async def acquire_stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Self
 
 import asyncpg
@@ -19,7 +20,7 @@ from app.core.errors import (
     TraceErased,
     TraceNotFound,
 )
-from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LOCK_TIMEOUT_MS
+from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LOCK_TIMEOUT_MS, OWNER_BEAT_MS
 from app.domain.ledger.stored import StoredCheckpoint
 from app.domain.tga.documents import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
@@ -77,6 +78,7 @@ class PostgresTraces(Closing):
         self._url = url
         self._lock_timeout_ms = lock_timeout_ms
         self._keeper: asyncio.Task[None] | None = None
+        self._beat = asyncio.get_running_loop().create_task(self._keep_asking())
         executor.on_lost(self._replace_executor)
 
     @classmethod
@@ -85,6 +87,7 @@ class PostgresTraces(Closing):
 
     async def close(self) -> None:
         """Give up the executor id: every trace it still owns is free at once."""
+        self._beat.cancel()
         if self._keeper is not None:
             self._keeper.cancel()
         await self._executor.close()
@@ -92,7 +95,19 @@ class PostgresTraces(Closing):
     def executor_id(self) -> str:
         if self._executor.is_lost():
             raise StoreUnavailable("the executor's own session is lost; a new one is being opened")
+        if self._executor.is_overdue():
+            raise StoreUnavailable("the executor's own session does not answer; what it owns may be another's by now")
         return self._executor.executor_id
+
+    async def is_alive(self, executor_id: str) -> bool:
+        executor = self._executor
+        if executor.executor_id != executor_id or executor.is_lost():
+            return False
+        try:
+            await executor.verify()
+        except StoreUnavailable:
+            return False
+        return True
 
     async def acquire(self, trace_id: TraceId) -> str:
         executor_id = self.executor_id()
@@ -166,6 +181,14 @@ class PostgresTraces(Closing):
             waiting=row["waiting"],
             has_secrets=row["has_secrets"],
         )
+
+    async def _keep_asking(self) -> None:
+        """Notice that the session is lost before PostgreSQL gives it up, also where the network does not say so."""
+        while True:
+            await asyncio.sleep(OWNER_BEAT_MS / 1000)
+            if not self._executor.is_lost():
+                with contextlib.suppress(StoreUnavailable):  # being lost, it is replaced
+                    await self._executor.verify()
 
     def _replace_executor(self) -> None:
         self._keeper = asyncio.get_running_loop().create_task(self._open_executor())

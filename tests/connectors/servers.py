@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from app.connectors.http import HttpConnector
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.tga.documents import ToolCall, ToolEffect
-from app.domain.tga.ports import Answered, Dispatched
+from app.domain.tga.ports import Answered, Dispatched, Withheld
 from tests.traces import time_at, uuid7
 
 Answer: TypeAlias = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
@@ -46,6 +46,7 @@ def effect_of(answer: Dispatched) -> ToolEffect:
         if answer.error_code is not None:
             error = {"code": answer.error_code, "message": answer.error_message}
     else:
+        assert not isinstance(answer, Withheld), "that is no attempt, and has no effect"
         outcome, output, error = "FAILURE", None, {"code": "UNKNOWN", "message": answer.detail}
     attempt = {"attempt": 1, "started_at": time_at(0), "ended_at": time_at(1), "result": "answered"}
     fields = {

@@ -15,7 +15,7 @@ from app import __version__
 from app.connectors.http import HttpConnector
 from app.core.canonical import canonical_bytes
 from app.core.limits import CONNECTIONS_PER_SERVER_MAX
-from app.domain.tga.ports import Answered, NotSent, Unknown
+from app.domain.tga.ports import Answered, NotSent, Unknown, Withheld
 from tests.connectors.servers import always, dispatched, effect_of, output_of, raw_server, response, tool_call, until
 from tests.traces import uuid7
 
@@ -330,3 +330,57 @@ def test_whatever_bytes_come_a_dispatch_ends_in_something_that_can_be_stored() -
                 assert sent.startswith((b"HTTP/1.", b"HTTP/0.9 ", b"HTTP/2 ", b"ICY "))
 
         check()
+
+
+# The last word before the first byte.
+
+
+async def test_the_last_word_is_asked_for_once_when_the_connection_is_there() -> None:
+    """Names, connections and places in a line take their time; after the question nothing is waited for."""
+    async with raw_server(always(response("200 OK", b"{}"))) as raw:
+        connector, seen = HttpConnector(raw.url), []
+
+        async def may_send() -> bool:
+            await until(lambda: raw.connections == 1)
+            seen.append(len(raw.requests))
+            return True
+
+        assert isinstance(await connector.dispatch(tool_call(), timeout_ms=5000, may_send=may_send), Answered)
+        await connector.close()
+    assert seen == [0]
+    assert (raw.connections, len(raw.requests)) == (1, 1)
+
+
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_call_that_may_not_be_sent_leaves_no_byte(idle: bool) -> None:
+    async with raw_server(always(response("200 OK", b"{}"))) as raw:
+        connector = HttpConnector(raw.url)
+        if idle:  # on a connection that is there already
+            await connector.dispatch(tool_call(), timeout_ms=5000)
+        before = len(raw.requests)
+
+        async def may_send() -> bool:
+            return False
+
+        assert await connector.dispatch(tool_call(), timeout_ms=5000, may_send=may_send) == Withheld()
+        assert isinstance(await connector.dispatch(tool_call(), timeout_ms=5000), Answered)
+        await connector.close()
+    assert len(raw.requests) == before + 1
+
+
+async def test_an_answer_that_comes_before_the_last_word_is_no_answer() -> None:
+    """The server speaks while the gateway still asks whether it may send: nothing was sent, so nothing was answered."""
+    async with raw_server(always(b"")) as raw:
+        connector = HttpConnector(raw.url)
+        asked = asyncio.Event()
+
+        async def may_send() -> bool:
+            await until(lambda: bool(raw.writers))
+            raw.writers[0].write(response("200 OK", b"{}"))
+            await asked.wait()  # for ever
+            return True
+
+        result = await connector.dispatch(tool_call(), timeout_ms=5000, may_send=may_send)
+        await connector.close()
+    assert isinstance(result, NotSent), result
+    assert raw.requests == []

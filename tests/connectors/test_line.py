@@ -14,7 +14,7 @@ from app.connectors.registry import Registry
 from app.connectors.server_slots import Line
 from app.core.limits import CONNECTIONS_PER_SERVER_MAX
 from app.domain.tga.documents import ToolCall
-from app.domain.tga.ports import Answered, Dispatched, NotSent, Unknown
+from app.domain.tga.ports import Answered, Dispatched, MaySend, NotSent, Unknown
 from tests.connectors.servers import Raw, always, raw_server, response, tool_call, until
 
 
@@ -178,8 +178,14 @@ class Scripted:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
-        self.given = {"timeout_ms": timeout_ms, "traceparent": traceparent, "arguments": arguments}
+        self.given = {
+            "timeout_ms": timeout_ms,
+            "traceparent": traceparent,
+            "arguments": arguments,
+            "may_send": may_send,
+        }
         if isinstance(self.next, Exception):
             raise self.next
         return self.next
@@ -200,7 +206,7 @@ async def test_health_tells_the_last_answer_and_the_last_failure() -> None:
         assert await line.dispatch(tool_call(), timeout_ms=7, traceparent="t", arguments={"a": 1}) is result
         health = line.health()
         seen.append((health.last_answer_at, health.last_failure_at, health.last_failure_kind))
-    assert inner.given == {"timeout_ms": 7, "traceparent": "t", "arguments": {"a": 1}}
+    assert inner.given == {"timeout_ms": 7, "traceparent": "t", "arguments": {"a": 1}, "may_send": None}
     assert seen == [
         (None, "t1", "not_sent"),
         ("t2", "t1", "not_sent"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.crash.world import Database, World, worlds
+from tests.crash.world import Bank, Database, World, worlds
 
 
 @pytest.fixture(scope="package")
@@ -18,3 +18,10 @@ def base(world: World) -> Iterator[Database]:
     database = world.make_database()
     yield database
     world.drop_database(database)
+
+
+@pytest.fixture(scope="module")
+def careless(world: World) -> Iterator[Bank]:
+    """The bank that does not look at keys."""
+    yield world.careless_bank.start()
+    world.careless_bank.kill()

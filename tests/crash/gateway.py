@@ -13,6 +13,10 @@ is the place of one among them:
     dispatch.answered     the answer was read; no effect is recorded
     answer.before         all is done; the caller does not know it
 
+With `stop_at`, the name of one of them, it stops itself there once (SIGSTOP), until it is woken; `stop_after` of them
+are passed before. `send.before` is such a place, too: the connector has a connection, and the next things are its last
+question and the first byte.
+
 Started through a zygote, which has imported everything and forks: a process that starts in milliseconds can be killed
 hundreds of times in a test.
 """
@@ -42,7 +46,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger, Plan
 from app.domain.tga.documents import JsonOutput, ToolCall, TraceId
 from app.domain.tga.executor import Answer
-from app.domain.tga.ports import Connector, Connectors, Dispatched, Ports, StoredClaim, StoredTrace, Traces
+from app.domain.tga.ports import Connector, Connectors, Dispatched, MaySend, Ports, StoredClaim, StoredTrace, Traces
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tga.supervision import Ruling
 from app.gateway.policy_file import PolicyFile
@@ -63,15 +67,19 @@ class Options:
     config: str
     book: str
     die_at: int | None = None
+    stop_at: str | None = None
+    stop_after: int = 0
 
 
 class Boundaries:
     """The boundaries passed so far, and the one at which this process dies."""
 
-    def __init__(self, die_at: int | None) -> None:
+    def __init__(self, options: Options) -> None:
         self.passed: list[str] = []
         self.refusals: list[str] = []  # codes with which the store refused a commit
-        self._die_at = die_at
+        self._die_at = options.die_at
+        self._stop_at = options.stop_at
+        self._stop_after = options.stop_after
 
     def is_last(self) -> bool:
         return len(self.passed) == self._die_at
@@ -80,6 +88,14 @@ class Boundaries:
         if self.is_last():
             die()
         self.passed.append(name)
+        self.stop_if_told(name)
+
+    def stop_if_told(self, name: str) -> None:
+        if name == self._stop_at:
+            self._stop_after -= 1
+            if self._stop_after < 0:
+                self._stop_at = None
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def die() -> None:
@@ -132,24 +148,27 @@ class MinedConnector:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
+        async def asked_last() -> bool:
+            self._boundaries.stop_if_told("send.before")
+            return may_send is None or await may_send()
+
         def send() -> Awaitable[Dispatched]:
-            return self._inner.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
+            return self._inner.dispatch(
+                call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments, may_send=asked_last
+            )
 
         self._boundaries.cross("dispatch.before")
         if self._boundaries.is_last():
             noted = self._requests(call)
-            task = asyncio.create_task(
-                self._inner.dispatch(call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments)
-            )
+            task = asyncio.ensure_future(send())
             while self._requests(call) == noted:
                 await asyncio.sleep(0.002)
             die()
             await task
         self._boundaries.cross("dispatch.sent")
-        dispatched = await self._inner.dispatch(
-            call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments
-        )
+        dispatched = await send()
         self._boundaries.cross("dispatch.answered")
         return dispatched
 
@@ -200,6 +219,9 @@ class MinedTraces:
 
     def executor_id(self) -> str:
         return self._inner.executor_id()
+
+    async def is_alive(self, executor_id: str) -> bool:
+        return await self._inner.is_alive(executor_id)
 
 
 class Service:
@@ -296,7 +318,7 @@ def _told(answer: Answer) -> dict[str, Any]:
 @asynccontextmanager
 async def open_service(options: Options) -> AsyncIterator[Service]:
     """As app.main.open_gateway, on a database that is there and fit."""
-    boundaries = Boundaries(options.die_at)
+    boundaries = Boundaries(options)
     registry = Registry.from_config(load_config(Path(options.config)))
     try:
         async with (

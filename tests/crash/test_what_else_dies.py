@@ -6,20 +6,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.crash.world import Answer, Bank, Database, Gateway, GatewayDied, World, await_truth, new_key, worlds
 
 CALLS = 60
-
-
-@pytest.fixture(scope="module")
-def careless(world: World) -> Iterator[Bank]:
-    """The bank that does not look at keys."""
-    yield world.careless_bank.start()
-    world.careless_bank.kill()
 
 
 def executed_once(world: World, base: Database, gateway: Gateway, answer: Answer, key: str) -> None:

@@ -89,6 +89,13 @@ class Gateway:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    def is_stopped(self) -> bool:
+        """By SIGSTOP; the state is the first word after the program's name."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def await_stopped(self) -> None:
+        await_truth(self.is_stopped)
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
@@ -284,23 +291,23 @@ class World:
         return path
 
     def begin_gateway(
-        self, database: Database, *, die_at: int | None = None, config: Path | None = None, bank: Bank | None = None
+        self, database: Database, *, config: Path | None = None, bank: Bank | None = None, **how: Any
     ) -> Gateway:
-        """A gateway that may die while it starts, or before."""
+        """A gateway that may die while it starts, or before. `how`: as in Options."""
         options = Options(
             gateway_url=database.gateway_url,
             admin_url=database.admin_url,
             config=str(config or self.write_config()),
             book=str((bank or self.bank).book),
-            die_at=die_at,
+            **how,
         )
         self._gateways.append(Gateway(self._zygote, options))
         return self._gateways[-1]
 
     def gateway(
-        self, database: Database, *, die_at: int | None = None, config: Path | None = None, bank: Bank | None = None
+        self, database: Database, *, config: Path | None = None, bank: Bank | None = None, **how: Any
     ) -> Gateway:
-        return self.begin_gateway(database, die_at=die_at, config=config, bank=bank).wait_ready()
+        return self.begin_gateway(database, config=config, bank=bank, **how).wait_ready()
 
     def verify_all_is_well(self, database: Database, acknowledged: dict[str, bytes]) -> None:
         """After every gateway has ended: nothing is stuck, chains stand, effects stand, no key was executed twice.

@@ -32,6 +32,7 @@ class HttpMcp:
     description: str = "Does as it is told."
     requests: list[Heard] = field(default_factory=list)
     gets: list[dict[str, str]] = field(default_factory=list)
+    deleted: list[str | None] = field(default_factory=list)
     schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
 
     def calls(self, method: str = "tools/call") -> list[Heard]:
@@ -64,6 +65,7 @@ class HttpMcp:
         return await self.get(request) if self.get is not None else web.Response(status=405)
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
+        self.deleted.append(request.headers.get("Mcp-Session-Id"))
         return web.Response(status=204)
 
 

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from app.core.limits import MCP_MESSAGE_BYTES_MAX
-from app.domain.tga.ports import Answered, Dispatched, NotSent, Unknown
-from tests.connectors.servers import output_of, until
+from app.domain.tga.ports import Answered, Dispatched, NotSent, Unknown, Withheld
+from tests.connectors.servers import output_of, tool_call, until
 from tests.mcp.http_server import Handler, HttpMcp, answer, echo, error, event, http_mcp, stream
 from tests.mcp.standing import Standing, standing, structured
 from tests.traces import uuid7
@@ -342,3 +342,30 @@ async def test_an_answer_to_another_request_is_not_taken_for_this_ones(tmp_path:
         return answer(body["id"] + 1, {"content": []})
 
     assert isinstance(await dispatched(tmp_path, "modern", call), Unknown)
+
+
+# The last word before the first byte.
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_that_may_not_be_sent_is_not_posted(tmp_path: Path, era: str) -> None:
+    said = [True, False]
+
+    async def may_send() -> bool:
+        return said.pop()
+
+    async with http_mcp(era) as server, standing(tmp_path, config(server.url)) as world:
+        call = tool_call(server_id="it", tool_name="does", arguments={"steps": ["x"]})
+        async with world.registry.place("it") as connector:
+            assert await connector.dispatch(call, timeout_ms=5000, may_send=may_send) == Withheld()
+            assert server.calls() == []
+            assert isinstance(await connector.dispatch(call, timeout_ms=5000, may_send=may_send), Answered)
+        assert len(server.calls()) == 1
+    assert said == []
+
+
+async def test_a_session_that_is_closed_is_given_back_to_the_server(tmp_path: Path) -> None:
+    async with http_mcp("legacy") as server:
+        async with standing(tmp_path, config(server.url)) as world:
+            await world.call("x")
+        assert server.deleted == ["s-1"]

@@ -15,7 +15,7 @@ from mcp_types import jsonrpc, version
 
 from app.connectors.mcp import wire
 from app.core.limits import DOCUMENT_BYTES_MAX, MCP_LINE_BYTES_READ_MAX, MCP_MESSAGE_BYTES_MAX
-from app.domain.tga.ports import Answered, NotSent, Unknown
+from app.domain.tga.ports import Answered, NotSent, Unknown, Withheld
 from tests.connectors.servers import output_of, tool_call, until
 from tests.mcp.standing import scripted, standing, structured, value_of
 from tests.traces import uuid7
@@ -319,3 +319,22 @@ def test_the_constants_are_those_of_the_official_package() -> None:
     assert wire.CONNECTION_CLOSED == jsonrpc.CONNECTION_CLOSED
     assert wire.REQUEST_TIMEOUT == jsonrpc.REQUEST_TIMEOUT
     assert wire.METHOD_NOT_FOUND == jsonrpc.METHOD_NOT_FOUND
+
+
+# The last word before the first byte.
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_that_may_not_be_sent_is_not_written(tmp_path: Path, era: str) -> None:
+    said = [True, False]
+
+    async def may_send() -> bool:
+        return said.pop()
+
+    async with standing(tmp_path, scripted(tmp_path, era)) as world:
+        call = tool_call(server_id="it", tool_name="does", arguments={"steps": ["echo"]})
+        async with world.registry.place("it") as connector:
+            assert await connector.dispatch(call, timeout_ms=5000, may_send=may_send) == Withheld()
+            assert isinstance(await connector.dispatch(call, timeout_ms=5000, may_send=may_send), Answered)
+    assert len(world.noted()) == 1
+    assert said == []

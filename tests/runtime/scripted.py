@@ -18,7 +18,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger, Plan
 from app.domain.policy.question import Verdict
 from app.domain.tga.documents import ActionRequest, JsonOutput, ToolCall, TraceId
-from app.domain.tga.ports import Answered, Connector, Dispatched, NotSent, Ports, Unknown
+from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, NotSent, Ports, Unknown, Withheld
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tools import Tool
 from app.keys.keyring import Keyring
@@ -78,7 +78,10 @@ class ScriptedConnector:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
+        if may_send is not None and not await may_send():
+            return Withheld()
         self.sent.append(call)
         self.sent_arguments.append(call.arguments if arguments is None else arguments)
         self.traceparents.append(traceparent)

@@ -51,6 +51,9 @@ class HandClock:
     def jitter(self) -> float:
         return self.jitters
 
+    def monotonic_ms(self) -> float:
+        raise NotImplementedError
+
     async def sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)
         await asyncio.sleep(0.01)

@@ -55,7 +55,7 @@ _UNSETTLED: Final = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT})
 def conclude(heard: Heard, *, has_session: bool) -> Dispatched:
     """`has_session`: the request named an HTTP session, which the server may have forgotten."""
     match heard:
-        case Silence("not_sent", detail):
+        case Silence("not_sent" | "withheld", detail):
             return NotSent(plain(detail))
         case Silence("timed_out", detail):
             return Unknown("timed_out", plain(detail))

@@ -18,11 +18,12 @@ from yarl import URL
 from app.connectors.answers import DETAIL_CHARS_MAX, plain, retry_after_ms
 from app.connectors.credentials import Credentials, CredentialUnavailable
 from app.connectors.http_client import HttpPool, Origin
-from app.connectors.http_connection import Answer, HttpFailure
+from app.connectors.http_connection import Answer, HttpFailure, SendingWithheld
 from app.connectors.mcp.large import Arriving, Large, Unasked
 from app.connectors.mcp.sse import Event, TooMuchUnasked, events
 from app.connectors.mcp.wire import (
     CANCELLED,
+    WITHHELD,
     Heard,
     Inbox,
     NotAMessage,
@@ -37,6 +38,7 @@ from app.connectors.mcp.wire import (
     written_notification,
 )
 from app.core.limits import MCP_ANSWER_MS, MCP_RETRY_MS_MAX, RESPONSE_BYTES_READ_MAX
+from app.domain.tga.ports import MaySend
 
 SESSION: Final = "Mcp-Session-Id"
 _ACCEPT: Final = {"Accept": "application/json, text/event-stream"}
@@ -74,6 +76,8 @@ class HttpLink:
             raise
         except CredentialUnavailable as error:
             return Silence("not_sent", f"no credential: {error}")
+        except SendingWithheld:
+            return WITHHELD
         except Exception as error:  # whatever a server made of it, what is known must be told
             return self._silence(outgoing, exchange, error, timeout_s)
         finally:
@@ -120,7 +124,8 @@ class HttpLink:
 
     async def _exchange(self, outgoing: Outgoing, body: bytes, exchange: _Exchange) -> Heard:
         # A redirect is not followed: that would be a second POST.
-        async with self._send("POST", self._headers(outgoing.headers) | _JSON, body, exchange) as answer:
+        sent = self._send("POST", self._headers(outgoing.headers) | _JSON, body, exchange, outgoing.may_send)
+        async with sent as answer:
             exchange.status = answer.status
             if answer.status == HTTPStatus.OK:
                 self._note_session(outgoing, answer)
@@ -211,9 +216,16 @@ class HttpLink:
         return self._send("GET", self._headers(headers) | {"Accept": "text/event-stream"})
 
     def _send(
-        self, method: str, headers: dict[str, str], body: bytes | None = None, sending: _Exchange | None = None
+        self,
+        method: str,
+        headers: dict[str, str],
+        body: bytes | None = None,
+        sending: _Exchange | None = None,
+        may_send: MaySend | None = None,
     ) -> AbstractAsyncContextManager[Answer]:
-        return self._pool.request(method, self._origin, self._target, headers=headers, body=body, sending=sending)
+        return self._pool.request(
+            method, self._origin, self._target, headers=headers, body=body, sending=sending, may_send=may_send
+        )
 
     def _headers(self, own: dict[str, str]) -> dict[str, str]:
         session = {} if self.session_id is None else {SESSION: self.session_id}

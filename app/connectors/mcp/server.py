@@ -18,7 +18,7 @@ from app.connectors.mcp.answers import conclude, is_session_lost
 from app.connectors.mcp.discovery import Discovery, McpTool, discover
 from app.connectors.mcp.http import HttpLink
 from app.connectors.mcp.session import NoAgreement, ProbeUnanswered, Session, open_session
-from app.connectors.mcp.wire import HANDSHAKE_VERSION, Heard, Inbox, Link, ProgressWatcher, Reply, Silence
+from app.connectors.mcp.wire import HANDSHAKE_VERSION, WITHHELD, Heard, Inbox, Link, ProgressWatcher, Reply, Silence
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
     MCP_BACKOFF_FIRST_MS,
@@ -31,7 +31,7 @@ from app.core.limits import (
     MCP_STEADY_AFTER_MS,
 )
 from app.domain.tga.documents import JsonOutput, ToolCall
-from app.domain.tga.ports import Answered, Dispatched, NotSent, Unknown
+from app.domain.tga.ports import Answered, Dispatched, MaySend, NotSent, Unknown, Withheld
 
 Publish = Callable[[Discovery], Awaitable[None]]
 _CALM_TIMES: Final = 4
@@ -148,6 +148,7 @@ class McpServer:
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
         """What is known of the call after at most `timeout_ms`. It is written once, or not at all.
 
@@ -161,7 +162,9 @@ class McpServer:
         left_s = timeout_ms / 1000 - (asyncio.get_running_loop().time() - began)
         if left_s <= 0:
             return NotSent(f"the server was not connected within {timeout_ms} ms")
-        heard, is_cancelled = await self._call(session, call, arguments, traceparent, left_s)
+        heard, is_cancelled = await self._call(session, call, arguments, traceparent, left_s, may_send)
+        if heard is WITHHELD:
+            return Withheld()
         if session.has_http_session and is_session_lost(heard) and isinstance(session.link, HttpLink):
             session.link.lose("the server does not know the session")
         if is_cancelled and isinstance(heard, Silence) and heard.kind != "not_sent":
@@ -176,6 +179,7 @@ class McpServer:
         arguments: dict[str, Any] | None,
         traceparent: str | None,
         timeout_s: float,
+        may_send: MaySend | None,
     ) -> tuple[Heard, bool]:
         """The one request, and whether the caller took it back meanwhile."""
         tool = self._tools.get(call.tool_name)
@@ -186,6 +190,7 @@ class McpServer:
                 _meta(call, traceparent),
                 param_headers=tool.param_headers if tool is not None else lambda _: {},
                 on_progress=self._watchers.of(call.trace_id),
+                may_send=may_send,
             )
             outgoing.written()
         except (InputMalformed, InputTooLarge) as error:  # its text may show a part of them

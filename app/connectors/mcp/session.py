@@ -32,6 +32,7 @@ from app.connectors.mcp.wire import (
     Silence,
 )
 from app.core.limits import MCP_ANSWER_MS, MCP_PAGES_MAX, MCP_PROBE_MS, MCP_TOOLS_MAX
+from app.domain.tga.ports import MaySend
 
 CLIENT: Final = {"name": "tga-gateway", "version": __version__}
 _NO_CAPABILITIES: Final[dict[str, Any]] = {}
@@ -91,11 +92,12 @@ class Session:
         *,
         param_headers: Callable[[dict[str, Any]], dict[str, str]],
         on_progress: ProgressWatcher | None,
+        may_send: MaySend | None,
     ) -> Outgoing:
         """The request that calls the tool; nothing is sent."""
         params = {"name": tool_name, "arguments": arguments, "_meta": meta}
         headers = param_headers(arguments) if self.is_modern else {}
-        return self.outgoing("tools/call", params, headers, on_progress=on_progress)
+        return self.outgoing("tools/call", params, headers, on_progress=on_progress, may_send=may_send)
 
     async def list_tools(self) -> Listing:
         """All pages, within bounds. Raises NoAgreement when the server does not answer with tools."""

@@ -15,6 +15,7 @@ from app.connectors.mcp.child import Child
 from app.connectors.mcp.large import Arriving, Large, Unasked
 from app.connectors.mcp.wire import (
     CANCELLED,
+    WITHHELD,
     Heard,
     Inbox,
     NotAMessage,
@@ -88,8 +89,8 @@ class StdioLink:
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._writing:
-                    # Until all before it has left this process, nothing of it has: giving up leaves nothing behind.
-                    await self._child.drained()
+                    if not await self._may_write(outgoing):
+                        return WITHHELD
                     if self._lost.done() or not self._child.is_writable:
                         return Silence("not_sent", f"the server is gone: {self._why()}")
                     self._pending[outgoing.request_id] = _Pending(outgoing.method, answer)
@@ -110,6 +111,17 @@ class StdioLink:
         finally:
             self._inbox.unwatch(outgoing)
             self._pending.pop(outgoing.request_id, None)
+
+    async def _may_write(self, outgoing: Outgoing) -> bool:
+        """Wait until all before it has left this process: giving up leaves nothing behind. Then the last word on it."""
+        await self._child.drained()
+        if outgoing.may_send is None:
+            return True
+        while await outgoing.may_send():
+            if not self._child.has_unwritten:
+                return True  # what is written now leaves at once
+            await self._child.drained()
+        return False
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._write_now(written_notification(method, params))

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol
 from app.connectors.mcp.large import Large
 from app.core.canonical import canonical_bytes
 from app.core.limits import MCP_ANSWER_BYTES_MAX, MCP_MESSAGE_BYTES_MAX, MCP_REPLIES_PER_SECOND_MAX, OUTPUT_VALUES_MAX
+from app.domain.tga.ports import MaySend
 
 # Written out here: importing mcp_types costs every `tga` command a quarter of a second. A test compares them.
 MODERN_VERSION: Final = "2026-07-28"
@@ -46,6 +47,7 @@ class Outgoing:
     params: dict[str, Any]
     headers: dict[str, str] = field(default_factory=dict)
     on_progress: ProgressWatcher | None = None
+    may_send: MaySend | None = None  # asked right before the first byte; where it says no, WITHHELD is heard
 
     def written(self) -> bytes:
         """Raises InputMalformed or InputTooLarge for what cannot be written."""
@@ -169,10 +171,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """No answer. `not_sent`: certain that no byte of the request left; otherwise it may have been received."""
+    """No answer. `not_sent`, `withheld`: certain that no byte of the request left; otherwise it may have been
+    received."""
 
-    kind: Literal["not_sent", "timed_out", "disconnected"]
+    kind: Literal["not_sent", "withheld", "timed_out", "disconnected"]
     detail: str
+
+
+WITHHELD: Final = Silence("withheld", "the gateway did not send it")
 
 
 Heard = Reply | Oversize | Refusal | Silence

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.core.limits import ATTEMPTS_LISTED_MAX, TEXT_CHARS_MAX
 from app.domain.tga.documents import Attempt, EffectError, JsonOutput, Resolution, ToolCall, ToolEffect
-from app.domain.tga.ports import Answered, Dispatched, NotSent, Output, Unknown
+from app.domain.tga.ports import Answered, Attempted, NotSent, Output, Unknown
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Attempts:
         """Whoever is interrupted from here on lists nothing: the next life does (`interrupted`)."""
         self._begun_at = now
 
-    def end(self, now: str, dispatched: Dispatched) -> None:
+    def end(self, now: str, dispatched: Attempted) -> None:
         self.sent_by_this_process += 1
         self.retry_after_ms = None
         match dispatched:

@@ -8,6 +8,7 @@ and one after.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
@@ -27,7 +28,7 @@ from app.core.errors import (
     ToolNotFound,
     TraceNotFound,
 )
-from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS
+from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, OWNERSHIP_BELIEVED_MS
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.policy.question import Verdict
@@ -50,7 +51,7 @@ from app.domain.tga.documents import (
     TraceId,
 )
 from app.domain.tga.idempotency import claim_at_birth
-from app.domain.tga.ports import Answered, Ports, StoredTrace, Waiting
+from app.domain.tga.ports import Answered, Dispatched, Ports, StoredTrace, Waiting, Withheld
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, decide_next, fold_next, head_of, plan_next
 from app.domain.tga.secrets import find_commitments, reveal
 from app.domain.tga.transitions import TRACE, State
@@ -103,6 +104,7 @@ class Drive:
     has_secrets: bool = False
     true_arguments: dict[str, Any] | None = None  # with secret values; in memory only
     committed: Answer | None = None  # what may be told to others: `state` runs ahead of the store
+    proven_at_ms: float = -math.inf  # when the store was asked for what last proved that the trace is ours
 
     @classmethod
     def of(cls, stored: StoredTrace, executor_id: str) -> Drive:
@@ -274,15 +276,21 @@ class Driver:
         async with self._connectors.place(call.server_id) as connector:
             if attempts.count > 0:
                 await self._commit(drive, owner_after=drive.executor_id, attempt=attempts.count + 1)
-            # After the wait for a place, which may have been long, and before anything is sent.
-            await self._verify_ownership(drive)
             if drive.redispatch is not None:
                 attempts.resolution, drive.redispatch = drive.redispatch, None
-            attempts.begin(self._clock.now())
-            # I3: the recorded call itself, with the ids that every attempt carries.
-            result = await connector.dispatch(
-                call, timeout_ms=tool.timeout_ms, traceparent=drive.request.traceparent, arguments=arguments
-            )
+            result: Dispatched = Withheld()
+            while isinstance(result, Withheld):
+                await self._verify_ownership(drive)
+                attempts.begin(self._clock.now())
+                # I3: the recorded call itself, with the ids that every attempt carries.
+                result = await connector.dispatch(
+                    call,
+                    timeout_ms=tool.timeout_ms,
+                    traceparent=drive.request.traceparent,
+                    arguments=arguments,
+                    # I6: waiting for a place, a name or a connection may have been long.
+                    may_send=lambda: self._is_still_ours(drive),
+                )
         attempts.end(self._clock.now(), result)
         if isinstance(result, Answered):
             return effect_of_answer(call, result, attempts, self._clock.now())
@@ -378,6 +386,7 @@ class Driver:
         )
         delay_ms = BACKOFF_FIRST_MS
         while True:
+            drive.proven_at_ms = self._clock.monotonic_ms()
             try:
                 await self._ledger.commit(plan)
                 break
@@ -414,8 +423,7 @@ class Driver:
         delay_ms = BACKOFF_FIRST_MS
         while True:
             try:
-                drive.executor_id = await self._traces.acquire(drive.trace_id)
-                stored = await self._traces.load_trace(drive.trace_id)
+                stored = await self._acquire_again(drive)
             except TraceNotFound:
                 return False
             except NO_ANSWER:
@@ -440,8 +448,7 @@ class Driver:
             try:
                 if self._traces.executor_id() == drive.executor_id:
                     return
-                drive.executor_id = await self._traces.acquire(drive.trace_id)
-                stored = await self._traces.load_trace(drive.trace_id)
+                stored = await self._acquire_again(drive)
             except NO_ANSWER:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
@@ -449,6 +456,35 @@ class Driver:
             found = (stored.state.entry_digest, len(stored.attempt_times), stored.waiting)
             if found != (drive.head.entry_digest, drive.attempts.count, None):
                 await self._yield_to_another(drive)
+
+    async def _is_still_ours(self, drive: Drive) -> bool:
+        """Whether this executor still owns the trace, asked when the next thing is the first byte to the tool server.
+
+        Costs no question while the commit before it was asked for a moment ago. After a slow commit, a long wait for a
+        connection, or when this process was stopped meanwhile, another executor may have taken over: ask the store. An
+        answer that comes late is as old as its question, so ask again, but believe the next one twice as long: a store
+        that is always slow must not keep the call from being sent. What remains possible: docs/operations.md.
+        """
+        asks = 0
+        while self._is_executor(drive.executor_id):
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - drive.proven_at_ms <= OWNERSHIP_BELIEVED_MS << max(0, asks - 1):
+                return True
+            if not await self._traces.is_alive(drive.executor_id):
+                return False
+            drive.proven_at_ms, asks = now_ms, asks + 1
+        return False
+
+    def _is_executor(self, executor_id: str) -> bool:
+        try:
+            return self._traces.executor_id() == executor_id
+        except StoreUnavailable:
+            return False
+
+    async def _acquire_again(self, drive: Drive) -> StoredTrace:
+        drive.proven_at_ms = self._clock.monotonic_ms()
+        drive.executor_id = await self._traces.acquire(drive.trace_id)
+        return await self._traces.load_trace(drive.trace_id)
 
     async def _yield_to_another(self, drive: Drive) -> NoReturn:
         await self.give_back(drive.trace_id, drive.executor_id)

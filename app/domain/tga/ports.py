@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -68,7 +68,15 @@ class NotSent:
     detail: str
 
 
-Dispatched = Answered | Unknown | NotSent
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """Certain: nothing of this attempt reached the server, because `may_send` said no. It was no attempt."""
+
+
+Attempted = Answered | Unknown | NotSent
+Dispatched = Attempted | Withheld
+# Asked once, when nothing is left to wait for but the server: the next thing is the first byte. False: send nothing.
+MaySend = Callable[[], Awaitable[bool]]
 
 
 class Connector(Protocol):
@@ -82,9 +90,10 @@ class Connector(Protocol):
         timeout_ms: int,
         traceparent: str | None = None,
         arguments: dict[str, Any] | None = None,
+        may_send: MaySend | None = None,
     ) -> Dispatched:
         """`traceparent` is the caller's trace context, passed on. `arguments` are sent in place of the recorded ones:
-        the same, with secret values put back."""
+        the same, with secret values put back. `may_send` has the last word: Withheld if it refuses, and only then."""
         ...
 
 
@@ -191,6 +200,13 @@ class Traces(Protocol):
 
     def executor_id(self) -> str:
         """The current executor id; raises StoreUnavailable while there is none (its session is lost)."""
+        ...
+
+    async def is_alive(self, executor_id: str) -> bool:
+        """Ask the store whether this executor id still holds its lock; then nobody can have taken what it owns.
+
+        False also when the store does not answer: the id is given up, and the next `executor_id` is another one.
+        """
         ...
 
 
