@@ -45,6 +45,7 @@ class CrashingGateway(RuleBasedStateMachine):
         self.known = {(tool, place): Known() for tool in TOOLS for place in range(KEYS)}
         self.gateway = self.world.gateway(self.database, config=self.config)
         self.waiting: list[str] = []
+        self.half_decided: set[str] = set()  # a gateway died over the decision
 
     def teardown(self) -> None:
         try:
@@ -107,10 +108,12 @@ class CrashingGateway(RuleBasedStateMachine):
         try:
             answer = self.gateway.ask("decide", trace_id=trace_id, decision=decision)
         except GatewayDied:
+            self.half_decided.add(trace_id)
             self.restart(None)
             return
         # A decision that was durable before a crash stands; then the trace may still be on its way.
-        assert answer.get("state") in ("COMPLETED", "DENIED") or answer["error"] == "STATE_CONCURRENT_EXECUTION"
+        refusals = {"STATE_CONCURRENT_EXECUTION"} | ({"ALREADY_DECIDED"} if trace_id in self.half_decided else set())
+        assert answer.get("state") in ("COMPLETED", "DENIED") or answer["error"] in refusals
         self.waiting.remove(trace_id)
 
     @rule(die_at=st.integers(min_value=0, max_value=24))

@@ -31,9 +31,10 @@ def test_a_gateway_that_was_taken_for_dead_is_fenced_when_it_wakes_up(
     world: World, base: Database, successor: str
 ) -> None:
     config, key = world.write_config(max_attempts=50), new_key()
-    first, second = world.gateway(base, config=config), world.gateway(base, config=config)
+    stop_at = "dispatch.before" if successor == "is still driving" else None
+    first, second = world.gateway(base, config=config), world.gateway(base, config=config, stop_at=stop_at)
     executor_id = first.ask("executor")["executor_id"]
-    number = first.send("call", tool="slow_charge", key=key, arguments={"amount": 3, "ms": 300})
+    number = first.send("call", tool="slow_charge", key=key, arguments={"amount": 3, "ms": 1000})
     world.bank.await_request(key)
     first.signal(signal.SIGSTOP)
     base.end_owner_session(executor_id)
@@ -41,7 +42,7 @@ def test_a_gateway_that_was_taken_for_dead_is_fenced_when_it_wakes_up(
     # Its own attempt is on record: it has taken over.
     await_truth(lambda: bool(base.fetch("SELECT FROM tga.dispatch_attempts")))
     if successor == "is still driving":
-        second.signal(signal.SIGSTOP)
+        second.await_stopped()
         await_truth(lambda: len(world.bank.executions(key)) == 1)
         first.signal(signal.SIGCONT)
         await_truth(lambda: first.ask("boundaries_passed")["refusals"] != [])
