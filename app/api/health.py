@@ -42,12 +42,14 @@ class Readiness:
 
     async def _look(self) -> TgaError | None:
         try:
-            async with asyncio.timeout(READY_CHECK_MS / 1000):
-                self._edge.traces.executor_id()
-                await self._edge.sessions.fetch("SELECT FROM tga.heads LIMIT 1")
-            self._found = self._edge.log.fault
+            self._found = None if self._edge.store is None else self._edge.store.fault
+            if self._found is None:
+                async with asyncio.timeout(READY_CHECK_MS / 1000):
+                    self._edge.traces.executor_id()
+                    await self._edge.sessions.fetch("SELECT FROM tga.heads LIMIT 1")
+                self._found = self._edge.log.fault
         except TgaError as error:
-            self._found = error
+            self._found = (self._edge.store and self._edge.store.fault) or error  # which says more, by now
         except TimeoutError:
             self._found = StoreUnavailable("the store did not answer in time")
         finally:

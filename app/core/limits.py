@@ -41,11 +41,19 @@ OWNER_OVERDUE_MS: Final = 4_000
 # The runtime. Waiting between attempts grows from the first to the last of these, with jitter.
 BACKOFF_FIRST_MS: Final = 100
 BACKOFF_MAX_MS: Final = 10_000
+RECONNECT_MAX_MS: Final = 1_000  # of the few sessions that everything waits for: a try costs next to nothing
 FOLLOW_POLL_MS: Final = 50
 FOLLOW_POLL_MAX_MS: Final = 1_000
 UNSETTLED_WAIT_MS: Final = 10_000
 RECOVERIES_AT_ONCE_MAX: Final = 32
 RECOVERY_PAGE_TRACES: Final = 500
+
+# The embedded PostgreSQL is started again when it ends: at once if it had stayed up for the steady time, else after
+# pauses that double.
+EMBEDDED_PAUSE_FIRST_MS: Final = 500
+EMBEDDED_PAUSE_MAX_MS: Final = 30_000
+EMBEDDED_STEADY_MS: Final = 60_000
+EMBEDDED_LOOK_MS: Final = 1_000  # where its end cannot be waited for
 
 # Tool servers: what a configuration may ask for, and what is read of an answer.
 CALL_TIMEOUT_MS_MAX: Final = 600_000

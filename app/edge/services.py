@@ -50,6 +50,13 @@ class Log(Protocol):
     def condition(self) -> LogCondition: ...
 
 
+class Store(Protocol):
+    """What is known of the store without asking it."""
+
+    @property
+    def fault(self) -> TgaError | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """Wired by main.py. `stopping` is set when the gateway takes nothing new."""
@@ -63,6 +70,7 @@ class Edge:
     admission: Admission
     clock: Clock
     log: Log
+    store: Store | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
     turns: Turns = field(default_factory=Turns)

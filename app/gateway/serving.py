@@ -139,3 +139,5 @@ def _log_to_stderr() -> None:
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logger.setLevel(logging.INFO)
+    # It tells with a traceback of every session that cannot be had while the store is away, which we tell of ourselves.
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)

@@ -135,6 +135,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             admission=Admission(config.limits),
             clock=clock,
             log=sequencer,
+            store=database,
         )
         yield Gateway(
             runtime=runtime,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import asyncpg
 
+from app.core.errors import TgaError
+from app.postgres.embedded.keeper import ServerKeeper
 from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.sessions import GATEWAY_ROLE, connect, unavailable
 
@@ -19,16 +21,22 @@ EMBEDDED_DATABASE = "tga"
 @dataclass(frozen=True, slots=True)
 class Database:
     """`admin_url` migrates and inspects; `gateway_url` appends and reads. With a named server both are the same URL,
-    and sessions put on the gateway's role themselves."""
+    and sessions put on the gateway's role themselves. `keeper` starts the embedded server again when it ends."""
 
     admin_url: str
     gateway_url: str
     is_embedded: bool
+    keeper: ServerKeeper | None = None
+
+    @property
+    def fault(self) -> TgaError | None:
+        """Why there is no store at this moment, as far as that is known without asking it."""
+        return None if self.keeper is None else self.keeper.fault
 
 
 @asynccontextmanager
 async def open_database(home: Path, url: str | None, *, database: str = EMBEDDED_DATABASE) -> AsyncIterator[Database]:
-    """The database to use; the embedded server is started for it and stopped after its last user."""
+    """The database to use. The embedded server is started for it, again if it ends, and stopped after its last user."""
     if url is not None:
         yield Database(url, url, is_embedded=False)
         return
@@ -36,7 +44,10 @@ async def open_database(home: Path, url: str | None, *, database: str = EMBEDDED
     await asyncio.to_thread(server.start)
     try:
         await _create_if_absent(server.url(), database)
-        yield Database(server.url("postgres", database), server.url(GATEWAY_ROLE, database), is_embedded=True)
+        async with ServerKeeper(server) as keeper:
+            yield Database(
+                server.url("postgres", database), server.url(GATEWAY_ROLE, database), is_embedded=True, keeper=keeper
+            )
     finally:
         await asyncio.to_thread(server.stop)
 

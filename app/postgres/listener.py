@@ -11,7 +11,7 @@ from typing import Any, Self
 import asyncpg
 
 from app.core.errors import TgaError
-from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LISTENER_BEAT_MS
+from app.core.limits import BACKOFF_FIRST_MS, LISTENER_BEAT_MS, RECONNECT_MAX_MS
 from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, connect, unavailable
 
 
@@ -81,7 +81,7 @@ class Listener(Closing):
             except TgaError:
                 # Spread, so that all gateways do not come back in the same instant.
                 await asyncio.sleep(wait_ms / 1000 * (0.5 + random.random() / 2))  # noqa: S311
-                wait_ms = min(2 * wait_ms, BACKOFF_MAX_MS)
+                wait_ms = min(2 * wait_ms, RECONNECT_MAX_MS)
 
     async def _until_lost(self) -> None:
         while self._session is not None:

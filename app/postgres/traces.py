@@ -20,7 +20,7 @@ from app.core.errors import (
     TraceErased,
     TraceNotFound,
 )
-from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, LOCK_TIMEOUT_MS, OWNER_BEAT_MS
+from app.core.limits import BACKOFF_FIRST_MS, LOCK_TIMEOUT_MS, OWNER_BEAT_MS, RECONNECT_MAX_MS
 from app.domain.ledger.stored import StoredCheckpoint
 from app.domain.tga.documents import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
@@ -203,7 +203,7 @@ class PostgresTraces(Closing):
                     return
             except TgaError:
                 await asyncio.sleep(delay_ms / 1000)
-                delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+                delay_ms = min(delay_ms * 2, RECONNECT_MAX_MS)
 
 
 def _resolution(raw: bytes | None, stream: str) -> Resolution | None:

@@ -801,7 +801,9 @@ def test_a_start_lock_that_is_never_released_is_waited_for_only_so_long(made: Ma
             server.start()
     assert str(path) in str(failure.value)
     assert str(server.log_file) in str(failure.value)
+    server._timeout_s = 60.0  # starting takes as long as it takes
     with server:
+        server._timeout_s = 0.3
         fcntl.flock((held := path.open("rb")), fcntl.LOCK_EX)
         with held, pytest.raises(EmbeddedPostgresFailed, match="held by another process"):
             server.stop()
@@ -844,6 +846,30 @@ def test_children_that_outlive_a_killed_postmaster_are_waited_for(made: Make) ->
         assert not started.is_alive()
         assert query(server, "SELECT 1") == 1
         assert "still in use" not in server.log_file.read_text()
+
+
+@needs_proc
+@pytest.mark.parametrize("way", ["start", "stop"])
+def test_a_child_that_computes_and_does_not_notice_is_ended(made: Make, way: str) -> None:
+    with made() as server:
+
+        def ask() -> None:
+            with contextlib.suppress(asyncpg.PostgresError, OSError):
+                query(server, "SELECT count(*) FROM (SELECT generate_series(1, 1000000000000000)) AS endless")
+
+        endless = threading.Thread(target=ask)
+        endless.start()
+        running = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%generate_series%' AND pid <> pg_backend_pid()"
+        wait_until(lambda: query(server, running) is not None)
+        computing = query(server, running)
+        kill_postmaster(server)
+        assert alive(computing)
+        server.start() if way == "start" else server.stop()
+        assert not alive(computing)
+        endless.join(20)
+        assert not endless.is_alive()
+        if way == "start":
+            assert query(server, "SELECT 1") == 1
 
 
 @needs_proc

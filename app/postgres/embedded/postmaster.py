@@ -1,8 +1,9 @@
-"""A server process seen from outside: whether it answers, whose a recorded pid is, and lock files of dead ones."""
+"""A server process seen from outside: whether it answers, whose a recorded pid is, locks, and files of dead ones."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import struct
@@ -92,3 +93,37 @@ def recorded_pid(lock_file: Path) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return abs(int(first_line)) or None if first_line.strip().lstrip(b"-").isdigit() else None
+
+
+def end_orphans(data_dir: Path, account: Account | None, *, with_signal: str) -> None:
+    """Signal every process that works in the data directory, as the account that they run as.
+
+    Only for children of a postmaster that is gone: they can do nothing useful any more, and one that computes does not
+    notice. Whatever they had not committed is as after any crash. Where there is no /proc nothing is done.
+    """
+    script = """
+        here=$(cd -P "$1" && pwd -P) || exit
+        for process in /proc/[0-9]*; do
+            if [ "$(cd -P "$process/cwd" 2>/dev/null && pwd -P)" = "$here" ]; then kill "-$2" "${process#/proc/}"; fi
+        done
+    """
+    run_as(account, ["/bin/sh", "-c", script, "sh", data_dir, with_signal])
+
+
+def tail_of(log_file: Path) -> str:
+    """The last lines of a server's log, for an error message."""
+    try:
+        with log_file.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+            lines = log.read().decode("utf-8", "replace").splitlines()[-12:]
+    except OSError as error:
+        return f"Log: {log_file} (not readable: {error.strerror})"
+    return "\n".join([f"Log: {log_file}, which ends:", *lines])
+
+
+def try_exclusive(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -18,7 +18,6 @@ import hashlib
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 import time
@@ -38,7 +37,16 @@ from app.postgres.embedded.binaries import (
     run_as,
     unprivileged_account,
 )
-from app.postgres.embedded.postmaster import answers, clear_way, recorded_pid, standing_of
+from app.postgres.embedded.cluster import ensure_socket_dir, verify_major, verify_ours
+from app.postgres.embedded.postmaster import (
+    answers,
+    clear_way,
+    end_orphans,
+    recorded_pid,
+    standing_of,
+    tail_of,
+    try_exclusive,
+)
 
 __all__ = ["EmbeddedPostgres", "find_binaries"]
 
@@ -48,6 +56,7 @@ SHARED_STATE = Path("/var/lib/tga")
 SOCKETS = Path("/tmp")  # noqa: S108 - a directory in it is used only if its owner and mode are right
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
+ORPHANS_LEAVE_S = 3.0
 SOCKET_PATH_BYTES_MAX = 107
 _PORT = 5432
 _SOCKET_NAME = f".s.PGSQL.{_PORT}"
@@ -60,8 +69,8 @@ class EmbeddedPostgres:
     """One cluster in `home`, reachable through a unix socket in a private directory and in no other way.
 
     Between start() and stop() the server stays, also when other processes stop using it. It outlives a
-    process that dies without stop(), until the next user stops. It is not watched: after a crash of the
-    server call start() again, on the same object or another. Whoever can act as the server's account, or as
+    process that dies without stop(), until the next user stops. After a crash of the server call start()
+    again, on the same object or another: `ServerKeeper` does. Whoever can act as the server's account, or as
     root, can do anything to it.
     """
 
@@ -134,7 +143,7 @@ class EmbeddedPostgres:
                     fcntl.flock(self._users_descriptor, fcntl.LOCK_SH)
                 try:
                     self._ensure_cluster(bin_dir, version, account, deadline)
-                    self._ensure_socket_dir(account)
+                    ensure_socket_dir(self.socket_dir, account)
                     self._ensure_running(bin_dir, account, deadline)
                 except BaseException:
                     if acquired:
@@ -150,7 +159,7 @@ class EmbeddedPostgres:
             try:
                 with self._alone(deadline):
                     # Ours becomes exclusive only if nobody else holds one; start.lock keeps new ones out.
-                    if _try_exclusive(self._users_descriptor):
+                    if try_exclusive(self._users_descriptor):
                         self._shut_down(deadline)
             finally:
                 self._leave()
@@ -207,11 +216,11 @@ class EmbeddedPostgres:
             else:
                 place = SHARED_STATE / _short_hash(self._home)
                 make_directory(place, mode)
-                self._verify_ours(SHARED_STATE)
+                verify_ours(SHARED_STATE)
                 with contextlib.suppress(FileExistsError):
                     entry.symlink_to(place)
-        self._verify_ours(entry)
-        self._verify_ours(self._cluster)
+        verify_ours(entry)
+        verify_ours(self._cluster)
         if not can_enter(self._cluster, self._account):
             raise EmbeddedPostgresFailed(
                 f"the account that PostgreSQL runs as cannot enter {self._cluster}, where the cluster is",
@@ -220,21 +229,9 @@ class EmbeddedPostgres:
                 remedy="Give it back (chmod o+x), or move the cluster and leave a link in its place.",
             )
 
-    def _verify_ours(self, path: Path) -> None:
-        """As root we write and change owners in there: nobody else may put something in its place."""
-        facts = path.lstat()
-        writable_by_others = not stat.S_ISLNK(facts.st_mode) and facts.st_mode & 0o022
-        if facts.st_uid != os.geteuid() or writable_by_others:
-            raise EmbeddedPostgresFailed(
-                f"{path} is not safe to keep a cluster in",
-                expected=f"owned by uid {os.geteuid()} and writable by no other",
-                found=f"uid {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}",
-                remedy="Run as the user who owns it, or choose another home directory.",
-            )
-
     def _ensure_cluster(self, bin_dir: Path, version: str, account: Account | None, deadline: float) -> None:
         if self.data_dir.exists():
-            self._verify_major(version)
+            verify_major(self.data_dir, version)
             return
         for remains in self._cluster.glob("initdb-*"):
             shutil.rmtree(remains, ignore_errors=True)
@@ -261,48 +258,15 @@ class EmbeddedPostgres:
             shutil.rmtree(staging, ignore_errors=True)
             raise
 
-    def _verify_major(self, version: str) -> None:
-        try:
-            major = (self.data_dir / "PG_VERSION").read_text("ascii").strip()
-        except (FileNotFoundError, UnicodeDecodeError) as error:
-            raise EmbeddedPostgresFailed(
-                f"{self.data_dir} exists and is not a cluster",
-                expected="a file PG_VERSION in it",
-                found="none",
-                remedy="Nothing was changed. Restore it from a backup, or move it away to begin anew.",
-            ) from error
-        if not version.startswith(major) or version[len(major) :][:1].isdecimal():
-            raise EmbeddedPostgresFailed(
-                f"{self.data_dir} was made by another major version of PostgreSQL",
-                expected=f"programs of version {major}",
-                found=f"version {version}",
-                remedy=f"Nothing was changed. Dump it with PostgreSQL {major} (pg_dumpall), move home away, "
-                f"and restore the dump with {version}; or go on with the programs of version {major}.",
-            )
-
-    def _ensure_socket_dir(self, account: Account | None) -> None:
-        path = self.socket_dir
-        make_directory(path, 0o700, account)
-        facts = path.lstat()
-        found = f"uid {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}"
-        if not stat.S_ISDIR(facts.st_mode):
-            found = "something else than a directory"
-        elif facts.st_uid == self._server_uid and not facts.st_mode & 0o077:
-            return
-        raise EmbeddedPostgresFailed(
-            f"{path} is not private, and whoever comes through the socket in it is trusted",
-            expected=f"a directory of uid {self._server_uid} with mode 0700",
-            found=found,
-            remedy="Find out who made it, remove it, and start again.",
-        )
-
     def _ensure_running(self, bin_dir: Path, account: Account | None, deadline: float) -> None:
         log_bytes_before: int | None = None
-        pause_s = 0.01
+        pause_s, orphans = 0.01, self._orphans()
         while not answers(self.socket_dir / _SOCKET_NAME, deadline=deadline):
             with self._server_lock() as lock:
                 # Not free: a server starts, recovers or ends, or children of a killed one are still leaving.
-                if lock is not None:
+                if lock is None and log_bytes_before is None:
+                    next(orphans)
+                elif lock is not None:
                     if log_bytes_before is not None:
                         self._verify_retryable(log_bytes_before)
                     if clear_way(self._lock_files, self.data_dir, self._account):
@@ -353,14 +317,31 @@ class EmbeddedPostgres:
             run_as(account, ["/bin/sh", "-c", '"$@" &', "sh", *command], output=log, pass_fds=(lock,))
         return log_bytes_before
 
+    def _orphans(self) -> Iterator[None]:
+        """To be asked while server.lock is not free: children of a postmaster that is gone are given a while to leave,
+        then told to, then ended."""
+        since: float | None = None
+        signals = ["QUIT", "KILL"]
+        while True:
+            if self._living_pid() is not None:
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            elif time.monotonic() > since + ORPHANS_LEAVE_S and signals:
+                end_orphans(self.data_dir, self._account, with_signal=signals.pop(0))
+                since = None
+            yield
+
     def _shut_down(self, deadline: float) -> None:
         signalled: int | None = None
-        patience = (time.monotonic() + deadline) / 2
+        patience, orphans = (time.monotonic() + deadline) / 2, self._orphans()
         while True:
             pid = self._living_pid()
             with self._server_lock() as lock:
                 if lock is not None and (pid is None or standing_of(pid, self.data_dir, self._account) != "ours"):
                     break
+                if lock is None:
+                    next(orphans)
             if pid is not None and pid != signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGINT)  # PostgreSQL's fast shutdown
@@ -390,7 +371,7 @@ class EmbeddedPostgres:
     def _alone(self, deadline: float) -> Iterator[None]:
         descriptor = self._open_lock("start.lock")
         try:
-            while not _try_exclusive(descriptor):
+            while not try_exclusive(descriptor):
                 if time.monotonic() > deadline:
                     raise EmbeddedPostgresFailed(
                         f"another process keeps starting or stopping this server, for {self._timeout_s:g} s",
@@ -407,7 +388,7 @@ class EmbeddedPostgres:
     def _server_lock(self) -> Iterator[int | None]:
         descriptor = self._open_lock("server.lock")
         try:
-            yield descriptor if _try_exclusive(descriptor) else None
+            yield descriptor if try_exclusive(descriptor) else None
         finally:
             os.close(descriptor)  # a server that inherited it keeps it
 
@@ -420,36 +401,19 @@ class EmbeddedPostgres:
         finally:
             os.close(descriptor)
 
-    def _log_tail(self) -> str:
-        try:
-            with self.log_file.open("rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
-                lines = log.read().decode("utf-8", "replace").splitlines()[-12:]
-        except OSError as error:
-            return f"Log: {self.log_file} (not readable: {error.strerror})"
-        return "\n".join([f"Log: {self.log_file}, which ends:", *lines])
-
     @contextlib.contextmanager
     def _failures_explained(self, verb: str) -> Iterator[None]:
         try:
             yield
         except EmbeddedPostgresFailed as error:
-            error.next_step += f"\n{self._log_tail()}"
+            error.next_step += f"\n{tail_of(self.log_file)}"
             raise
         except (OSError, subprocess.SubprocessError) as error:
             raise EmbeddedPostgresFailed(
                 f"could not {verb} the bundled PostgreSQL of {self._home}",
                 found=error,
-                remedy=f"{EmbeddedPostgresFailed.remedy}\n{self._log_tail()}",
+                remedy=f"{EmbeddedPostgresFailed.remedy}\n{tail_of(self.log_file)}",
             ) from error
-
-
-def _try_exclusive(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _short_hash(path: Path) -> str:
