@@ -12,7 +12,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from app.core.limits import DOCUMENT_BYTES_MAX, KEYS_MAX, RESPONSE_BYTES_READ_MAX, RETRY_AFTER_MS_MAX
+from app.core.limits import DOCUMENT_BYTES_MAX, KEYS_MAX, OUTPUT_VALUES_MAX, RESPONSE_BYTES_READ_MAX, RETRY_AFTER_MS_MAX
 from app.domain.tga.ports import Answered, Unknown
 from tests.connectors.servers import digest_output, dispatched, output_of, raw_server, response
 
@@ -68,9 +68,10 @@ async def test_2xx_with_a_body_that_is_not_strict_json_is_success_with_the_bytes
         json.dumps({str(n): n for n in range(KEYS_MAX)}).encode(),  # with the effect's own keys there are too many
         _MANY_SHORT_KEYS,  # the same, in few bytes
         b"[" * 60 + b"]" * 60,  # within its effect it is too deep
-        b"[" + b",".join([b"1e15"] * 50_000) + b"]",  # its canonical form is four times as long
+        b"[" + b",".join([b"1e15"] * 9_000 + [b'"' + b"x" * 180_000 + b'"']) + b"]",  # longer in its canonical form
+        b"[" + b",".join([b"[]"] * OUTPUT_VALUES_MAX) + b"]",  # too many values to be parsed at once
     ],
-    ids=["keys", "short-keys", "depth", "growth"],
+    ids=["keys", "short-keys", "depth", "growth", "values"],
 )
 async def test_json_that_its_effect_could_not_hold_is_kept_as_bytes(body: bytes) -> None:
     result = await dispatched(response("200 OK", body))
