@@ -22,6 +22,7 @@ _SCRIPT = str(Path(__file__).parent / "hostile_servers.py")
 _CALLS_PER_BLOCK = 12
 _BLOCKS_PER_ROUND = 5
 _ROUNDS_MAX = 8
+_CROWDING_MAX = 4.0
 _MEMORY_BYTES_MAX = 48_000_000
 
 _HTTP = """
@@ -63,6 +64,7 @@ def _measure(world: World, hostile: subprocess.Popen[str], honest: Client) -> No
     assert world.gateway is not None
     quiet: list[float] = []
     loud: list[float] = []
+    crowding: list[float] = []
     _calls(honest)  # everything is warm
     before_bytes = memory_bytes(world)
     for _ in range(_ROUNDS_MAX):
@@ -70,12 +72,14 @@ def _measure(world: World, hostile: subprocess.Popen[str], honest: Client) -> No
             loud += _calls(honest)
             with _stopped(hostile.pid, *_flooding_children(world)):
                 quiet += _calls(honest)
+                crowding.append(_crowding())
         found = f"p99 {_p99(quiet) * 1000:.1f} ms quiet, {_p99(loud) * 1000:.1f} ms loud; "
         found += f"median {statistics.median(quiet) * 1000:.1f} and {statistics.median(loud) * 1000:.1f} ms; "
+        found += f"the machine is crowded {statistics.median(crowding):.1f} times; "
         found += f"memory {(memory_bytes(world) - before_bytes) // 1_000_000:+} MB"
         print(found)
         assert memory_bytes(world) - before_bytes < _MEMORY_BYTES_MAX, found
-        if _p99(loud) <= 2 * _p99(quiet):
+        if _p99(loud) <= 2 * _p99(quiet) * min(statistics.median(crowding), _CROWDING_MAX):
             return
     raise AssertionError(found)
 
@@ -88,6 +92,17 @@ def _calls(honest: Client) -> list[float]:
         took.append(time.perf_counter() - began)
         assert said.body.get("state") == "COMPLETED", said
     return took
+
+
+def _crowding() -> float:
+    """How many times longer work takes than it needs, because others want the processors too; 1 on an idle machine.
+
+    On a crowded one every turn of the gateway's loop waits to be run, and the longest waits say nothing of the gateway.
+    """
+    began, worked = time.perf_counter(), time.thread_time()
+    while time.thread_time() - worked < 0.02:
+        pass
+    return max(1.0, (time.perf_counter() - began) / (time.thread_time() - worked))
 
 
 def _p99(took: list[float]) -> float:
