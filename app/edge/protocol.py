@@ -8,6 +8,7 @@ after the answers to what came before it on the same connection.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -38,6 +39,23 @@ TRANSPORT: Final = "tga.transport"  # in the scope: who must know whether an ans
 _HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
+class _AnswerFirst:
+    """The transport as the framework sees it. Closing it while the client still sends would destroy the answer that was
+    just written: a reset reaches the client before what it has not read yet."""
+
+    __slots__ = ("_close", "_transport", "get_extra_info", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self._close = close
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.get_extra_info = transport.get_extra_info
+
+    def close(self) -> None:
+        self._close()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A request that arrives whole in one piece costs no timer and two comparisons."""
 
@@ -60,6 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._answer_first = _AnswerFirst(transport, self._close_after_answer)
         beyond = len(self.connections) - self.connections_max
         if beyond > 0:
             self._refuse(GatewayBusy("the gateway has as many connections as it takes", expected=self.connections_max))
@@ -113,6 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED_REQUESTS_MAX:
             self._give_up(TooManyInFlight("too many requests ahead of their answers", expected=PIPELINED_REQUESTS_MAX))
         super().on_headers_complete()
+        self.cycle.transport = self._answer_first  # type: ignore[assignment]
         self._has_headers = True
         self._head_bytes = self._idle_bytes = 0
         # Trailers come by the same way as headers, but nobody authenticated them: they go nowhere.
@@ -126,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._discarded_bytes += len(body)
             if self._discarded_bytes > DISCARDED_BYTES_MAX:
                 self._is_over = True
-                self.transport.close()
+                self._hang_up()
             return
         super().on_body(body)
 
@@ -243,11 +263,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.transport.write(self._last_words)
         self._last_words = None
+        self._discarded_bytes = 0
+        self._linger()
+
+    def _close_after_answer(self) -> None:
+        """The answer is written and the connection is to end, but the client may still be sending its request."""
+        if not self._is_arriving:
+            self.transport.close()
+            return
+        self._unwatch()
+        self._is_over = True
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that no more comes, and read on for a while without looking, so that the answer arrives: bounded in time
+        (LINGER_MS) and in bytes (DISCARDED_BYTES_MAX)."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return
         self.transport.write_eof()
-        self._discarded_bytes = 0
         self.flow.resume_reading()
         self._arrival = self.loop.call_later(LINGER_MS / 1000, self._hang_up)
 
@@ -260,7 +294,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size
         if self._discarded_bytes > DISCARDED_BYTES_MAX:
-            self.transport.close()
+            self._hang_up()
 
 
 def _not_http() -> InputMalformed:
