@@ -29,6 +29,7 @@ from app.postgres.ownership import Executor
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
 
+IS_SOAK = bool(os.environ.get("TGA_SOAK"))  # `make soak`: all of what is otherwise sampled
 TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30

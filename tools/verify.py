@@ -1,11 +1,30 @@
-"""Verify an exported bundle of a TGA ledger. Needs Python 3.11+ and `cryptography`; no database, no network, none of
-the gateway's code. Meant to be read before it is trusted: bytes, documents, streams, tree, bundle, report.
+"""Verify an exported bundle of a TGA ledger. One file, to be read before it is trusted.
 
     python verify.py BUNDLE KEY [HEAD ...] [--json]
 
-KEY is the log's verifier key (`name+id+base64`), or a file with one or more of them, a line each. It must come from
-somewhere else than the bundle. HEADs are files with signed heads that you kept: only they show an old backup. Exit 0:
-sound. 1: something is wrong. 2: bad usage. Takes some 1 KB for each trace. Laid out densely, to be read in one sitting.
+KEY is the log's verifier key (`name+id+base64`) or a file of them, from somewhere else than the bundle. HEADs are files
+with signed heads or receipts that you kept: only they show an old backup, or a history that was written anew. Exit 0:
+sound. 1: something is wrong. 2: bad usage. Needs Python 3.11+ and `cryptography`; no database, no network, no gateway.
+
+Theory. A stream is a chain of entries: each holds the digest of the one before it, and of one artifact. A trace's
+artifacts say what was asked, decided, called and answered; a tenant's system stream has its keys, pins, policies and
+erasures. All entries of all streams are leaves of one Merkle tree, and the log's key signs the head of that tree. So
+one signature vouches for all entries that the head covers, and through their digests for the artifacts. Nobody vouches
+for anything else in a bundle, neither its manifest nor entries that are newer than its head: nothing rests on those.
+
+ 1. The manifest says what to look for. Whatever matters in it is compared with what is signed.
+ 2. The bundle's schemas are those whose digest is pinned below: this file's, whatever the bundle brings.
+ 3. Heads that you kept are within the tree. KEY has signed the bundle's last head, which is its tree.
+ 4. Covered entries come first, each in its place in the tree: all of it in a complete bundle, else each with a proof.
+ 5. Each is in its place in its stream: schema, sequence, chain and digest, transition, binding. A person's decision is
+    signed by a key that a covered entry announced before it. One idempotency key makes one call.
+ 6. Payloads are missing only where a covered erasure says so. A bundle of one tenant may withhold other tenants'
+    artifacts on system streams: what is withheld vouches for nothing, and is counted.
+ 7. Entries without a leaf come last, on system streams only. Whether they hang together is told apart.
+
+Left to `tga verify --file`, which does all of this too: that older heads continue one another and those that you kept,
+that JSON of callers and tools is canonical, that no key is of small order, flat memory (here 1 KB a trace), and what a
+bundle cannot show. Left to `tga verify --all`, which has the database: claims, attempts, entries without a leaf.
 """
 
 # fmt: off
@@ -25,10 +44,11 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+SCHEMAS = "4a15904cd848bc699255ce0fafa196c66faa2b03fbbd70971a716c6951ea1567"  # sha256sum schemas/* | sha256sum
 GAP, CHECKSUM, TRANSITION = "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
 RECOVERY, SCHEMA, SIGNATURE, NOTE = "STATE_RECOVERY_FAILED", "SCHEMA_VIOLATION", "SIGNATURE_INVALID", "NOTE_INVALID"
 MALFORMED, BUNDLE, PROOF, FORKED = "INPUT_MALFORMED", "BUNDLE_INVALID", "PROOF_INVALID", "LOG_FORKED"
-LINE_BYTES_MAX, SMALL_BYTES_MAX, SAFE_MAX, DEPTH_MAX, FINDINGS_MAX = 2_097_152, 262_144, 2**53 - 1, 64, 1_000
+LINE_BYTES_MAX, SMALL_BYTES_MAX, NOTE_BYTES_MAX, FINDINGS_MAX = 2_097_152, 262_144, 65_536, 1_000
 Json = dict[str, Any]
 
 class Wrong(Exception):
@@ -37,41 +57,32 @@ class Wrong(Exception):
 def need(holds: object, code: str, what: str) -> None:
     if not holds:
         raise Wrong(code, what)
+def sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+def base64(text: str, size: int | None = None) -> bytes:
+    raw = b64decode(text, validate=True)
+    need(b64encode(raw).decode() == text and size in (None, len(raw)), BUNDLE, "that is no base64 of that length")
+    return raw
+def is_signed(key: bytes, signature: bytes, message: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
-# Bytes to documents: strict JSON, RFC 8785, and the keywords of JSON Schema that the contracts use.
+# Bytes to documents: strict JSON, and the keywords of JSON Schema that the pinned schemas use.
 def parse(raw: bytes, bytes_max: int) -> Json:
-    """A JSON object, strictly: unique keys, and only what can be written again."""
+    """A JSON object whose keys are unique, so that all readers read the same."""
     def unique(members: list[tuple[str, Any]]) -> Json:
         need(len(dict(members)) == len(members), MALFORMED, "a key is repeated")
         return dict(members)
     need(len(raw) <= bytes_max, MALFORMED, f"more than {bytes_max} bytes")
     value: Json = json.loads(raw.decode(), object_pairs_hook=unique)
-    need(canonical(value)[0] == "{", MALFORMED, "not a JSON object")
+    need(isinstance(value, dict), MALFORMED, "not a JSON object")
     return value
-
-def canonical(value: Any, depth: int = DEPTH_MAX) -> str:
-    """RFC 8785, for what is not too deep, has no NUL or lone surrogate, and numbers that a double holds exactly."""
-    if isinstance(value, str):
-        need("\0" not in value, MALFORMED, "a string holds NUL")
-        value.encode()  # raises ValueError at a lone surrogate
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, int | float):
-        is_large = isinstance(value, float) and 1e21 <= abs(value) < float("inf")
-        need(abs(value) <= SAFE_MAX or is_large, MALFORMED, "a number that a double cannot hold exactly")
-    if isinstance(value, float):
-        if value == int(value) and not is_large:
-            return str(int(value))
-        digits, _, exponent = repr(value).partition("e")
-        if exponent and -7 < int(exponent) < 0:  # ECMAScript writes out what is not very small
-            return f"{'-' * (value < 0)}0.{'0' * (-int(exponent) - 1)}{digits.lstrip('-').replace('.', '')}"
-        return f"{digits}e{int(exponent):+}" if exponent else digits
-    if not isinstance(value, dict | list):
-        return json.dumps(value)
-    need(depth > 0, MALFORMED, "nested too deeply")
-    if isinstance(value, list):
-        return "[" + ",".join(canonical(member, depth - 1) for member in value) + "]"
-    members = sorted(value.items(), key=lambda member: member[0].encode("utf-16-be"))
-    return "{" + ",".join(f"{canonical(key)}:{canonical(member, depth - 1)}" for key, member in members) + "}"
+def written(value: Any) -> bytes:
+    """RFC 8785, where there are no fractions and no keys beyond U+FFFF."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 def fits(value: Any, schema: Any, root: Json) -> bool:
     """Whether a value fits a schema; a keyword that is not known here is a KeyError, not passed over."""
@@ -99,130 +110,126 @@ RULES: dict[str, Callable[[Any, Any, Json, Json], bool]] = {  # value, rule, the
     "not": lambda v, r, s, root: not fits(v, r, root),
     "if": lambda v, r, s, root: fits(v, s.get("then" if fits(v, r, root) else "else", True), root)}
 
-def sha256(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()
-def sha_of(document: Json, fields: tuple[str, ...]) -> str:
-    return sha256(canonical([document[field] for field in fields]).encode())
-def base64(text: str, size: int | None = None) -> bytes:
-    raw = b64decode(text, validate=True)
-    need(b64encode(raw).decode() == text and size in (None, len(raw)), BUNDLE, "that is no base64 of that length")
-    return raw
-def is_signed(key: bytes, signature: bytes, message: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-# Streams: hash-chained entries. State, artifact and its verdict lead to a state; a trace is born PENDING.
-TABLE = {("", "action_request", ""): "PENDING", ("PENDING", "supervisor_decision", "APPROVE"): "AUTHORIZED",
-         ("PENDING", "supervisor_decision", "DENY"): "DENIED", ("AUTHORIZED", "tool_call", ""): "EXECUTING",
-         ("EXECUTING", "tool_effect", "SUCCESS"): "COMPLETED", ("EXECUTING", "tool_effect", "FAILURE"): "FAILED"}
-VERDICT = {"supervisor_decision": "decision", "tool_effect": "outcome"}
-BINDS = {"supervisor_decision": "action_request_digest", "tool_call": "supervisor_decision_digest",
-         "tool_effect": "tool_call_digest"}
-CALL = ("server_id", "tool_name", "arguments", "tool_class", "idempotency_key")
+# Streams, for steps 5 to 7. By artifact of a trace: in which state it may come, what it binds to, the field of its
+# verdict, and where each verdict leads to. A trace is born PENDING; a system stream is always OPEN, as its schema says.
+TRACE: dict[str, tuple[str, str, str, dict[str, str]]] = {
+    "action_request": ("", "", "", {"": "PENDING"}),
+    "supervisor_decision": ("PENDING", "action_request", "decision", {"APPROVE": "AUTHORIZED", "DENY": "DENIED"}),
+    "tool_call": ("AUTHORIZED", "supervisor_decision", "", {"": "EXECUTING"}),
+    "tool_effect": ("EXECUTING", "tool_call", "outcome", {"SUCCESS": "COMPLETED", "FAILURE": "FAILED"})}
+FOREIGN = ("action_request", "tool_call", "tool_effect", "tool_pin")  # hold JSON that callers and tools wrote
+CALL = ("server_id", "tool_name", "idempotency_key", "tool_class", "arguments")
 UNBORN = {"number": 0, "digest": "0" * 64, "state": "", "artifact": None, "payloads": "0" * 64, "present": 0,
           "missing": 0, "broken": False, "tenant": "default", "call": None, "call_id": None}
 
 class Streams:
     """All streams through one another, in the order of the tree. The first wrong entry ends its stream."""
-    def __init__(self, schemas: dict[str, Json], complete: bool) -> None:
-        self.schemas, self.complete, self.is_covered = schemas, complete, True
+    def __init__(self, schemas: dict[str, Json], complete: bool, tenant: str | None, counts: Counter[str]) -> None:
+        self.schemas, self.complete, self.tenant, self.counts = schemas, complete, tenant, counts
+        self.is_covered = True  # until the covered entries have ended; whatever comes then counts for nothing
         self.known: dict[str, Json] = {}  # by stream: where it stands
-        self.keys: dict[tuple[str, str], tuple[bytes, str | None]] = {}  # tenant and key id: the key, and whose it is
-        self.claims: dict[str, str] = {}  # server, tool and idempotency key: the trace that made the call
-        self.erasures: list[tuple[str, list[Any], str, int, bool]] = []
+        self.keys: dict[tuple[str, str], Json] = {}  # by tenant and key id: how it was announced
+        self.claims: dict[str, str] = {}  # by digest of server, tool and idempotency key: the trace that made the call
+        self.erasures: list[tuple[str, int, Json]] = []  # where each stands, and what it says
     def document(self, raw: bytes, schema: str, bytes_max: int, **digest: str) -> Json:
         document, rules = parse(raw, bytes_max), self.schemas[schema]
-        need(canonical(document).encode() == raw, SCHEMA, f"the {schema} is not in canonical form")
+        need(schema in FOREIGN or written(document) == raw, SCHEMA, f"the {schema} is not in canonical form")
         is_fit = not digest.keys() & document.keys() and fits({**document, **digest}, rules, rules)
         need(is_fit, SCHEMA, f"the {schema} does not fit its schema")
         return document
     def append(self, stream: str, number: int, raw: bytes, payload: bytes | None) -> None:
-        """Schema, sequence, chain and digest, transition, binding, signature, claim: the first that fails speaks."""
+        """Schema, sequence, chain and digest, transition, binding, what it rests on: the first that fails speaks."""
+        kind, _, identity = stream.partition(":")
+        need(self.is_covered or kind == "system", GAP, "only system entries may be newer than the tree")
         known = self.known.setdefault(stream, dict(UNBORN))
         if known["broken"]:
             return
         known["broken"] = True  # until all is well
-        kind, _, identity = stream.partition(":")
-        is_trace, expected, digest = kind == "trace", known["number"] + 1, sha256(raw)
+        is_trace, expected, digest, artifact = kind == "trace", known["number"] + 1, sha256(raw), None
         need(is_trace or kind == "system", SCHEMA, "no such kind of stream")
         need(is_trace or number == expected, GAP, f"entry {expected} is missing")
         entry = self.document(raw, ("system", "execution")[is_trace] + "_log_entry", 262_144, entry_digest=digest)
-        name, artifact = entry["artifact_type"], None
-        need(is_trace or payload is not None, CHECKSUM, "the artifact is missing")
+        name, committed = entry["artifact_type"], entry["artifact_digest"]
+        may_lack = is_trace or (self.is_covered and self.tenant not in (None, identity))  # erased; withheld
+        need(may_lack or payload is not None, CHECKSUM, "the artifact is missing")
         if payload is not None:
-            need(sha256(payload) == entry["artifact_digest"], CHECKSUM, "the artifact is not what the entry commits to")
+            need(sha256(payload) == committed, CHECKSUM, "the artifact is not what the entry commits to")
             artifact = self.document(payload, name, 524_288)
         need(entry[f"{kind}_id"] == identity, SCHEMA, "the entry is of another stream")
         need(entry["sequence_number"] == number == expected, GAP, f"entry {expected} is missing, or not in its place")
         need(entry["prev_entry_digest"] == known["digest"], CHECKSUM, "the entry does not link to the one before it")
-        if is_trace:  # a system stream is OPEN, which its schema demands
-            state, verdict = known["state"], None if artifact is None else artifact.get(VERDICT.get(name, ""), "")
-            admitted = [to for (at, one, v), to in TABLE.items() if (at, one) == (state, name) and verdict in (None, v)]
-            is_admitted = entry["from_state"] == (state or "PENDING") and entry["to_state"] in admitted
-            need(is_admitted, TRANSITION, f"{state or 'a new trace'} does not admit this {name}")
+        state, binds, verdict, leads_to = TRACE.get(name, ("", "", "", {}))
+        if is_trace:
+            admitted = [to for said, to in leads_to.items() if artifact is None or artifact.get(verdict, "") == said]
+            is_next = known["state"] == state and entry["from_state"] == (state or "PENDING")
+            need(is_next and entry["to_state"] in admitted, TRANSITION, f"{known['state']} does not admit this {name}")
         if artifact is not None:
             need(artifact[f"{kind}_id"] == identity, CHECKSUM, "the artifact names another stream")
-            is_bound = name not in BINDS or artifact[BINDS[name]] == known["artifact"]
-            is_call = name != "tool_call" or known["call"] in (None, sha_of(artifact, CALL))
+            is_bound = not binds or artifact[f"{binds}_digest"] == known["artifact"]
+            is_call = name != "tool_call" or known["call"] in (None, self.call_of(artifact))
             is_effect = name != "tool_effect" or known["call_id"] in (None, artifact["tool_call_id"])
             need(is_bound and is_call and is_effect, CHECKSUM, "the artifact does not go with the ones before it")
             self.note(stream, number, name, artifact, known)
         else:
             known["call"] = known["call_id"] = None  # what is missing cannot be compared with
-        known.update(number=number, digest=digest, state=entry["to_state"], artifact=entry["artifact_digest"],
-                     payloads=sha256((known["payloads"] + entry["artifact_digest"]).encode()), broken=False)
-        known["missing" if artifact is None else "present"] += 1
+            self.counts["payloads withheld"] += not is_trace
+        known["missing" if artifact is None else "present"] += is_trace
+        known.update(number=number, digest=digest, state=entry["to_state"], artifact=committed, broken=False,
+                     payloads=sha256((known["payloads"] + committed).encode()))
     def note(self, stream: str, number: int, name: str, artifact: Json, known: Json) -> None:
-        """What an artifact means for what comes later: the call, its claim, a signature, a key, an erasure."""
+        """What an artifact rests on, and what it means for what comes later."""
         match name:
             case "action_request":
-                known.update(tenant=artifact["principal"]["tenant"], call=sha_of(artifact, CALL))
+                known.update(tenant=artifact["principal"]["tenant"], call=self.call_of(artifact))
+                need(self.tenant in (None, known["tenant"]), BUNDLE, "a trace of another tenant than the bundle's")
             case "tool_call" if known["call"] is not None:
-                known["call_id"] = artifact["tool_call_id"]
-                claim = sha_of(artifact, ("server_id", "tool_name", "idempotency_key"))
+                known["call_id"], claim = artifact["tool_call_id"], sha256(written({f: artifact[f] for f in CALL[:3]}))
                 is_own = artifact["idempotency_key"] is None or self.claims.setdefault(claim, stream) == stream
                 need(is_own, RECOVERY, "two traces made a call with one idempotency key")
             case "supervisor_decision" if artifact["decided_by"]["type"] in ("person", "withdrawal"):
                 self.verify_decision(artifact, known["tenant"])
-            case "signing_key":
-                key = base64(artifact["public_key"], 32)
-                need(artifact["key_id"] == f"ed25519:{sha256(key)[:16]}", CHECKSUM, "a key under another's name")
-                self.keys[artifact["system_id"], artifact["key_id"]] = key, artifact["principal_id"]
             case "policy_set" if artifact["policy_digest"] != sha256(artifact["text"].encode()):
                 raise Wrong(CHECKSUM, "a policy stands under another's name")
-            case "erasure":
-                folded = reduce(lambda a, b: sha256((a + b).encode()), artifact["artifact_digests"], "0" * 64)
-                said = [artifact["last_sequence_number"], artifact["last_entry_digest"], folded]
-                self.erasures.append((artifact["erased_stream"], said, stream, number, self.is_covered))
+            case "signing_key":
+                key_id = f"ed25519:{sha256(base64(artifact['public_key'], 32))[:16]}"
+                need(artifact["key_id"] == key_id, CHECKSUM, "a key stands under another's name")
+                if self.is_covered:
+                    self.keys[artifact["system_id"], key_id] = artifact
+            case "erasure" if self.is_covered:
+                self.erasures.append((stream, number, artifact))
+    def call_of(self, artifact: Json) -> str:
+        return sha256(written([artifact[field] for field in CALL]))
     def verify_decision(self, decision: Json, tenant: str) -> None:
-        """Signed by a key that a system stream announced before: the gateway's, or of whoever decided."""
-        signature = decision["signature"] or {"key_id": "", "value": ""}
-        gateway = self.keys.get(("default", signature["key_id"]), (b"", ""))
-        key, owner = gateway if gateway[1] is None else self.keys.get((tenant, signature["key_id"]), (b"", ""))
-        need(owner in (None, decision["decided_by"]["id"]), SIGNATURE, "no key of whoever decided has signed it")
-        said = canonical({f: v for f, v in decision.items() if f not in ("policy_digest", "policy_ids", "signature")})
-        value = b64decode(signature["value"])
-        is_fit = b64encode(value).decode() == signature["value"] and is_signed(key, value, said.encode())
-        need(is_fit, SIGNATURE, "the signature does not fit the decision")
-    def end(self) -> Iterator[Wrong]:
-        """Payloads may be missing only if a system stream says that they were erased, all of them."""
-        for stream, said, system_stream, number, is_covered in self.erasures:
+        """Signed by a key that a covered entry announced before: a gateway's, or that of whoever decided."""
+        nobody, signature = {"principal_id": "", "public_key": ""}, decision["signature"] or {"key_id": "", "value": ""}
+        gateway = self.keys.get(("default", signature["key_id"]), nobody)
+        key = gateway if gateway["principal_id"] is None else self.keys.get((tenant, signature["key_id"]), nobody)
+        said = written({f: v for f, v in decision.items() if f not in ("policy_digest", "policy_ids", "signature")})
+        is_own = key["principal_id"] in (None, decision["decided_by"]["id"])
+        is_fit = is_own and is_signed(base64(key["public_key"]), base64(signature["value"]), said)
+        need(is_fit, SIGNATURE, "no key of whoever decided has signed this")
+    def end_covered(self) -> Iterator[Wrong]:
+        """Step 6, when all that is covered was seen."""
+        self.is_covered = False
+        for system_stream, number, said in self.erasures:
+            stream, claim = said["erased_stream"], said["claim"]
             known = self.known.get(stream, {**UNBORN, "broken": not self.complete})
-            found = [known["number"], known["digest"], known["payloads"]]
-            if not known["broken"] and (found != said or (known["present"] and is_covered)):
-                yield Wrong(RECOVERY, f"the erasure is not of {stream} as it stands", system_stream, number)
-            elif found == said:
+            folded = reduce(lambda a, b: sha256((a + b).encode()), said["artifact_digests"], "0" * 64)
+            is_it = [known["number"], known["digest"], known["payloads"], known["present"]] == [
+                said["last_sequence_number"], said["last_entry_digest"], folded, 0]
+            is_own = claim is None or self.claims.setdefault(claim["key_digest"], stream) == stream
+            if not is_own or not (is_it or known["broken"]):
+                yield Wrong(RECOVERY, f"{stream} is not what was erased, or another has its key", system_stream, number)
+            elif is_it:
                 known["missing"] = 0
         for stream, known in sorted(self.known.items()):
             if known["missing"] and not known["broken"]:
-                yield Wrong(RECOVERY, "payloads are missing, and no erasure says so", stream, known["number"])
+                yield Wrong(RECOVERY, "payloads are missing, and no covered erasure says so", stream, known["number"])
 
-# The tree (RFC 6962), and its heads (C2SP signed-note and tlog-checkpoint).
+# The tree (RFC 6962) and its heads (C2SP signed-note, tlog-checkpoint), for steps 3 and 4.
 def node(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\1" + left + right).digest()
+
 def proven(index: int, size: int, proof: list[bytes], leaf: bytes) -> bytes:
     """The root that an inclusion proof leads to."""
     if size == 1 and index == 0 and not proof:
@@ -232,149 +239,146 @@ def proven(index: int, size: int, proof: list[bytes], leaf: bytes) -> bytes:
     if index < half:
         return node(proven(index, half, proof[:-1], leaf), proof[-1])
     return node(proof[-1], proven(index - half, size - half, proof[:-1], leaf))
-
-def continued(old: int, new: int, proof: list[bytes], old_root: bytes | None) -> tuple[bytes, bytes]:
-    """The roots of both trees that a consistency proof leads to. `old_root` is None where the proof has to say it."""
-    if old == new and len(proof) == (old_root is None):
-        return (old_root or proof[0], old_root or proof[0])
-    need(0 < old < new and proof, PROOF, "the proof has the wrong length")
-    half = 1 << ((new - 1).bit_length() - 1)
-    if old <= half:
-        before, after = continued(old, half, proof[:-1], old_root)
-        return before, node(after, proof[-1])
-    before, after = continued(old - half, new - half, proof[:-1], None)
-    return node(proof[-1], before), node(proof[-1], after)
-
 def read_key(text: str) -> tuple[str, bytes, bytes]:
     name, key_id, encoded = [*text.strip().split("+", 2), "", ""][:3]
     raw = base64(encoded, 33)
     need(sha256(f"{name}\n".encode() + raw)[:8] == key_id and raw[0] == 1, NOTE, "that is no Ed25519 verifier key")
     return name, bytes.fromhex(key_id), raw[1:]
 
-def read_head(note: str, keys: list[tuple[str, bytes, bytes]]) -> tuple[bool, str, int, bytes]:
-    """Whether a trusted key has signed it, its origin, size and root. A wrong signature under such a key spoils it."""
+def read_head(note: str, keys: list[tuple[str, bytes, bytes]]) -> tuple[str, int, bytes]:
+    """Origin, size and root, signed by a trusted key. A wrong signature under such a key spoils the note."""
     text, _, rest = note.rpartition("\n\n")
     head = re.fullmatch(r"([^\n]+)\n([1-9][0-9]{0,15})\n([^\n]+)", text)
-    lines = [re.fullmatch(r"— ([^\s+]+) ([A-Za-z0-9+/=]+)", line) for line in rest.removesuffix("\n").split("\n")]
-    is_note = rest.endswith("\n") and all(lines) and len(lines) <= 64 and not re.search(r"[\0-\x09\x0b-\x1f]", note)
-    if head is None or not is_note:
+    signed = [re.fullmatch(r"— ([^\s+]+) ([A-Za-z0-9+/=]+)", line) for line in rest.removesuffix("\n").split("\n")]
+    is_note = rest.endswith("\n") and all(signed) and len(signed) <= 64 and not re.search(r"[\0-\x09\x0b-\x1f]", note)
+    if head is None or not is_note or len(note.encode()) > NOTE_BYTES_MAX:
         raise Wrong(NOTE, "that is no signed tree head")
-    signatures = [(line[1], base64(line[2])) for line in lines if line]
+    signatures = [(line[1], base64(line[2])) for line in signed if line]
     fit = [is_signed(key, raw[4:], f"{text}\n".encode()) for name, raw in signatures
            for known, key_id, key in keys if (known, key_id) == (name, raw[:4])]
-    need(all(fit), NOTE, "a signature under a trusted key does not fit")
-    return bool(fit), head[1], int(head[2]), base64(head[3], 32)
+    need(fit and all(fit), NOTE, "nobody who is trusted has signed the head")
+    return head[1], int(head[2]), base64(head[3], 32)
 
-# The bundle, and what can be said of it.
-def lines(path: Path, facts: Json) -> Iterator[bytes]:
-    """The lines of a file, none longer than it may be; at their end, whether it is the file that was exported."""
-    digest, size, count = hashlib.sha256(), 0, 0
-    need(path.is_file(), BUNDLE, f"{path.name} is missing, or no file")
-    with path.open("rb") as file:
-        while line := file.readline(LINE_BYTES_MAX + 1):
-            digest.update(line)
-            size, count = size + len(line), count + 1
-            yield line
-    need(facts == {"sha256": digest.hexdigest(), "bytes": size, "lines": count}, BUNDLE, f"{path.name} was changed")
-
+# The bundle: the steps in their order.
 class Bundle:
     def __init__(self, folder: Path, keys: list[tuple[str, bytes, bytes]], kept: list[str]) -> None:
-        self.folder, self.keys, self.kept, self.findings = folder, keys, kept, list[Wrong]()
-        self.counts = Counter[str]()
-    def attempt(self, what: Callable[..., None], *arguments: Any) -> None:
+        self.folder, self.keys, self.kept, self.counts = folder, keys, kept, Counter[str]()
+        self.findings, self.after_head = list[Wrong](), list[Wrong]()  # of steps 1 to 6; of step 7
+    def verify(self) -> None:
+        self.attempt(self.findings, self.read_manifest)
+        for step in (self.verify_kept, self.verify_head, self.verify_entries) if not self.findings else ():
+            self.attempt(self.findings, step)  # without manifest and schemas nothing can be judged
+    def attempt(self, findings: list[Wrong], what: Callable[..., None], *arguments: Any) -> None:
         """What is wrong is a finding, at the stream and number that come first, if they do."""
-        place = arguments[:2] if len(arguments) > 1 else (None, None)
         try:
             what(*arguments)
         except (Wrong, KeyError, TypeError, AttributeError, ValueError, RecursionError, OSError) as error:
             wrong = error if isinstance(error, Wrong) else Wrong(MALFORMED, f"not what it should be: {error!r}")
+            place = arguments[:2] if len(arguments) > 1 else (wrong.stream, wrong.sequence_number)
             code = BUNDLE if wrong.code == MALFORMED and place[0] is None else wrong.code
-            self.findings.append(Wrong(code, wrong.what, *place))
-    def verify(self) -> None:
-        self.attempt(self.read_manifest)
-        if not self.findings:
-            self.schemas: dict[str, Json] = {}
-            for name in sorted(self.files.keys() - {"entries.jsonl", "heads.jsonl"}):
-                self.attempt(self.read_small, name)
-            self.streams = Streams(self.schemas, self.complete)
-            self.roots: dict[int, tuple[bytes, str]] = {}  # by size: what was signed, and the code when it is not so
-            for part in (self.verify_kept, self.verify_heads, self.verify_entries):
-                self.attempt(part)
-            self.findings += self.streams.end()
+            findings.append(Wrong(code, wrong.what, *place))
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a file, none longer than it may be; at their end, whether it is the file that was exported."""
+        digest, size, count, facts = hashlib.sha256(), 0, 0, self.files[name]
+        need((self.folder / name).is_file(), BUNDLE, f"{name} is missing, or no file")
+        with (self.folder / name).open("rb") as file:
+            while line := file.readline(LINE_BYTES_MAX + 1):
+                digest.update(line)
+                size, count = size + len(line), count + 1
+                yield line
+        is_same = written(facts) == written({"sha256": digest.hexdigest(), "bytes": size, "lines": count})
+        need(is_same, BUNDLE, f"{name} is not the file that was exported")
     def read_manifest(self) -> None:
         need((self.folder / "manifest.json").is_file(), BUNDLE, "there is no manifest: the export did not finish")
-        manifest = parse((self.folder / "manifest.json").read_bytes(), SMALL_BYTES_MAX)
-        self.files, self.complete, self.origin = manifest["files"], manifest["complete"], manifest["origin"]
-        self.tree = manifest["tree"]["size"], base64(manifest["tree"]["root"], 32)
-        is_whole = self.complete is (set(manifest["filter"].values()) == {None}) and "keys.json" in self.files
-        need(is_whole and manifest["format"] == "tga-bundle/1", BUNDLE, "no manifest that is known here")
-    def read_small(self, name: str) -> None:
-        need(re.fullmatch(r"keys\.json|schemas/[a-z_]{1,64}\.schema\.json", name), BUNDLE, "no bundle has such a file")
-        text = b"".join(lines(self.folder / name, self.files[name]))
-        self.schemas[name.removeprefix("schemas/").partition(".")[0]] = parse(text, SMALL_BYTES_MAX)
+        with (self.folder / "manifest.json").open("rb") as file:
+            said = parse(file.read(SMALL_BYTES_MAX + 1), SMALL_BYTES_MAX)
+        chosen = [said["filter"][name] for name in ("tenant", "trace_id", "since", "until")]
+        is_known = said["format"] == "tga-bundle/1" and said["complete"] is (set(chosen) == {None})
+        types = [type(said["created_at"]), type(said["tree"]["size"])]
+        is_typed = types == [str, int] and {type(found) for found in chosen} <= {str, type(None)}
+        need(is_known and is_typed, BUNDLE, "no manifest that is known here")
+        self.files, self.origin, self.complete, self.tenant = said["files"], said["origin"], said["complete"], chosen[0]
+        self.size, self.root = said["tree"]["size"], base64(said["tree"]["root"], 32)
+        self.roots: dict[int, tuple[bytes, str]] = {}  # by size: what was signed, and the code when it is not so
+        self.read_small_files()
+    def read_small_files(self) -> None:
+        """The schemas, no more and no fewer than those that are pinned. keys.json is for convenience alone."""
+        schemas, listed = dict[str, Json](), ""
+        for name in sorted(self.files.keys() - {"entries.jsonl", "heads.jsonl"}):
+            is_ours = re.fullmatch(r"keys\.json|schemas/[a-z_]{1,64}\.schema\.json", name)
+            need(is_ours, BUNDLE, "the manifest names a file that no bundle has")
+            need((self.folder / name).stat().st_size <= SMALL_BYTES_MAX, BUNDLE, f"{name} is too large")
+            raw = b"".join(self.lines(name))
+            if name != "keys.json":
+                schemas[name.removeprefix("schemas/").removesuffix(".schema.json")] = parse(raw, SMALL_BYTES_MAX)
+                listed += f"{sha256(raw)}  {name}\n"
+        need("keys.json" in self.files, BUNDLE, "the manifest lacks keys.json")
+        need(sha256(listed.encode()) == SCHEMAS, BUNDLE, "the schemas are not those that are pinned here")
+        self.streams = Streams(schemas, self.complete, self.tenant, self.counts)
     def verify_kept(self) -> None:
         """Heads from elsewhere: without them an old backup, or a history that was rewritten, looks sound."""
         for note in self.kept:
-            trusted, _, size, root = read_head(note[note.find(f"{self.origin}\n"):], self.keys)  # as a receipt ends
-            need(trusted, NOTE, "a head that was kept is not signed by the key")
+            _, size, root = read_head(note[note.find(f"{self.origin}\n"):], self.keys)  # as a receipt ends
+            need(size <= self.size, FORKED, f"the bundle ends before the head of size {size} that was kept")
+            need(size < self.size or root == self.root, FORKED, "the head that was kept has another root")
             self.roots[size] = root, FORKED
-            if size > self.tree[0]:
-                self.findings.append(Wrong(FORKED, f"the bundle ends before the head of size {size} that was kept"))
-    def verify_heads(self) -> None:
-        """In order, signed, in a partial bundle each proven to continue the one before; the last is the tree."""
-        last, trusted = (0, b""), False
-        for raw in lines(self.folder / "heads.jsonl", self.files["heads.jsonl"]):
-            line = parse(raw, LINE_BYTES_MAX)
-            trusted, origin, size, root = read_head(line["note"], self.keys)
-            self.counts["heads signed" if trusted else "heads not signed by the key"] += 1
-            need(last[0] < size == line["size"], BUNDLE, "the heads are not in order")
-            need(origin == self.origin or not trusted, BUNDLE, "a head is of another log")
-            if last[0] and not self.complete:
-                proof = [base64(found, 32) for found in line.get("proof", ())]
-                is_next = continued(last[0], size, proof, last[1]) == (last[1], root)
-                need(is_next, PROOF, f"the head of size {size} does not continue the one before")
-            if self.roots.get(size, (root, PROOF))[0] != root:
-                self.findings.append(Wrong(FORKED, f"the head of size {size} that was kept has another root"))
-            last, self.roots[size] = (size, root), (root, PROOF)
-        need(last == self.tree, BUNDLE, "the last head is not the bundle's tree")
-        need(trusted, NOTE, "nobody who is trusted has signed the bundle's tree")
+            self.counts["kept heads that a partial bundle cannot show"] += not self.complete and size < self.size
+    def verify_head(self) -> None:
+        last = b"{}"
+        for raw in self.lines("heads.jsonl"):
+            last = raw
+        is_tree = read_head(parse(last, LINE_BYTES_MAX)["note"], self.keys) == (self.origin, self.size, self.root)
+        need(is_tree, BUNDLE, "the last head is not the bundle's tree")
+        self.roots[self.size] = self.root, PROOF
     def verify_entries(self) -> None:
-        """Every line: its place in the tree, then its place in its stream."""
+        """Covered lines: in the tree, then in their streams. When they have ended, step 6; then the others."""
         self.edge: list[tuple[int, bytes]] = []  # the complete subtrees at the right edge of the tree
         self.last, self.is_known = -1, True
-        for raw in lines(self.folder / "entries.jsonl", self.files["entries.jsonl"]):
-            line = parse(raw, LINE_BYTES_MAX)
-            index, stream, number = line["leaf_index"], line["stream"], line["sequence_number"]
-            entry, payload = (None if found is None else base64(found["base64"]) if isinstance(found, dict)
-                              else found.encode() for found in (line["entry"], line["artifact"]))
-            is_line = type(stream) is str and type(number) is int and number > 0 and type(index) in (int, type(None))
-            need(is_line and entry is not None, BUNDLE, "a line is not what it should be")
-            self.streams.is_covered = index is not None
-            self.attempt(self.verify_leaf, stream, number, index, entry, line.get("proof", ()))
-            self.attempt(self.streams.append, stream, number, entry, payload)
-            need(len(self.findings) < FINDINGS_MAX, BUNDLE, "there may be more findings: verification stopped here")
-        need(not self.complete or self.counts["leaves"] == self.tree[0], GAP, "the bundle ends before its tree does")
-    def verify_leaf(self, stream: str, number: int, index: int | None, entry: bytes, hashes: list[str]) -> None:
-        self.counts["entries after the head" if index is None else "leaves"] += 1
-        leaf, before = hashlib.sha256(b"\0" + entry).digest(), self.last
-        self.last = before if index is None else index
-        if index is None:
-            need(stream.startswith("system:"), GAP, "only system entries may be newer than the tree")
-        elif not self.complete:
-            need(index > before, GAP, "leaves are repeated or out of order")
-            root = proven(index, self.tree[0], [base64(found, 32) for found in hashes], leaf)
-            need(root == self.tree[1], PROOF, "the proof does not lead to the root")
+        try:
+            for raw in self.lines("entries.jsonl"):
+                self.verify_line(**parse(raw, LINE_BYTES_MAX))
+        finally:
+            self.end_covered()
+    def verify_line(self, leaf_index: Any, stream: Any, sequence_number: Any, entry: Any, artifact: Any,
+                    proof: Any = ()) -> None:
+        is_place = leaf_index is None or (type(leaf_index) is int and leaf_index >= 0)
+        is_line = is_place and type(stream) is str and type(sequence_number) is int and sequence_number > 0
+        need(is_line and type(proof) in (list, tuple) and len(proof) <= 128, BUNDLE, "a line is not what it should be")
+        hashes = [base64(found, 32) for found in proof]
+        raw, payload = (found.encode() if type(found) is str else found and base64(found["base64"])
+                        for found in (entry, artifact))  # as text, or what is none
+        if leaf_index is None:
+            self.end_covered()
+            self.counts["entries after the head"] += 1
+            self.attempt(self.after_head, self.streams.append, stream, sequence_number, raw, payload)
         else:
-            self.edge.append((1, leaf))
-            while len(self.edge) > 1 and self.edge[-1][0] == self.edge[-2][0]:
-                (_, right), (size, left) = self.edge.pop(), self.edge.pop()
-                self.edge.append((2 * size, node(left, right)))
-            was_known, self.is_known = self.is_known, self.is_known and index == before + 1
-            need(self.is_known or not was_known, GAP, "leaves are missing, repeated or out of order")
-            if self.is_known and index + 1 in self.roots:  # after the first that does not fit, no root can be right
-                root = reduce(lambda right, left: node(left[1], right), self.edge[-2::-1], self.edge[-1][1])
-                self.is_known = root == self.roots[index + 1][0]
-                need(self.is_known, self.roots[index + 1][1], f"an entry up to leaf {index} is not what was signed")
+            if not self.streams.is_covered:
+                raise Wrong(BUNDLE, "a covered entry stands after one that no head covers", stream, sequence_number)
+            self.attempt(self.findings, self.verify_leaf, stream, sequence_number, leaf_index, raw, hashes)
+            self.attempt(self.findings, self.streams.append, stream, sequence_number, raw, payload)
+        need(len(self.findings) + len(self.after_head) < FINDINGS_MAX, BUNDLE, "stopped: there may be more findings")
+    def end_covered(self) -> None:
+        if self.streams.is_covered:
+            if self.complete and self.counts["leaves"] != self.size:
+                self.findings.append(Wrong(GAP, "the bundle does not hold exactly the leaves of its tree"))
+            self.findings += self.streams.end_covered()
+    def verify_leaf(self, stream: str, number: int, index: int, entry: bytes, proof: list[bytes]) -> None:
+        self.counts["leaves"] += 1
+        leaf, before, self.last = hashlib.sha256(b"\0" + entry).digest(), self.last, index
+        if not self.complete:
+            need(index > before, GAP, "leaves are repeated or out of order")
+            need(proven(index, self.size, proof, leaf) == self.root, PROOF, "the proof does not lead to the root")
+            return
+        self.edge.append((1, leaf))
+        while len(self.edge) > 1 and self.edge[-1][0] == self.edge[-2][0]:
+            (_, right), (size, left) = self.edge.pop(), self.edge.pop()
+            self.edge.append((2 * size, node(left, right)))
+        was_known, self.is_known = self.is_known, self.is_known and index == before + 1
+        need(self.is_known or not was_known, GAP, "leaves are missing, repeated or out of order")
+        if self.is_known and index + 1 in self.roots:  # after the first that does not fit, no root can be right
+            root = reduce(lambda right, left: node(left[1], right), self.edge[-2::-1], self.edge[-1][1])
+            self.is_known = root == self.roots[index + 1][0]
+            need(self.is_known, self.roots[index + 1][1], f"an entry up to leaf {index} is not what was signed")
 
 def main() -> int:
     try:
@@ -385,14 +389,10 @@ def main() -> int:
         print(__doc__)
         return 2
     bundle.verify()
-    if "--json" in sys.argv:
-        found = [vars(wrong) for wrong in bundle.findings]
-        print(json.dumps({"sound": not found, "checked": bundle.counts, "findings": found}))
-    else:
-        print(*(f"WRONG  {w.code}  {w.stream} {w.sequence_number}: {w.what!a}" for w in bundle.findings), sep="\n")
-        print("not known: what came after the last head; what a partial bundle leaves out; what erased payloads said")
-        print(f"{len(bundle.findings)} findings: not sound" if bundle.findings else "sound", dict(bundle.counts))
-    return 1 if bundle.findings else 0
+    found, after = ([vars(wrong) for wrong in wrongs] for wrongs in (bundle.findings, bundle.after_head))
+    said = {"sound": not found + after, "checked": bundle.counts, "findings": found, "findings_after_head": after}
+    print(json.dumps(said, indent=None if "--json" in sys.argv else 2))
+    return 1 if found + after else 0
 
 if __name__ == "__main__":
     sys.exit(main())

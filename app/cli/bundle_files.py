@@ -68,7 +68,7 @@ class DiskMemory:
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
             CREATE TABLE streams (stream TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
             CREATE TABLE claims (key TEXT PRIMARY KEY, stream TEXT NOT NULL) WITHOUT ROWID;
-            CREATE TABLE erasures (stream, last_number, last_digest, payloads, system_stream, number, is_covered);
+            CREATE TABLE erasures (stream, last_number, last_digest, payloads, key_digest, system_stream, number);
             BEGIN;
             """
         )
@@ -105,7 +105,7 @@ class DiskMemory:
 
     def erasures(self) -> Iterator[Erased]:
         for row in self._disk.execute("SELECT * FROM erasures ORDER BY rowid"):
-            yield Erased(*(*row[:6], bool(row[6])))
+            yield Erased(*row)
 
     def _spill(self, stream: str, standing: Standing) -> None:
         self._disk.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (stream, standing.to_bytes()))

@@ -35,7 +35,7 @@ from app.domain.log.bundle import (
     Manifest,
 )
 from app.postgres.database import open_database
-from app.postgres.export import PostgresExport, open_export
+from app.postgres.export import PostgresExport, open_export, wait_until_erasures_are_covered
 from app.postgres.migrate import load_status
 from app.postgres.sessions import Sessions
 from app.settings import Settings
@@ -69,7 +69,7 @@ def export_bundle_command(
     until: Annotated[
         str | None, typer.Option(help="Only traces that began before.", metavar="TIME", callback=_moment)
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's traces.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only what is this tenant's; of the others, digests.")] = None,
     trace_id: Annotated[
         str | None, typer.Option("--trace", metavar="ID", help="Only this trace.", callback=checked_trace_id)
     ] = None,
@@ -89,19 +89,23 @@ async def export_command(
     resume: bool = False,
     as_json: bool = False,
 ) -> bool:
-    """Write a bundle of the ledger into `folder`; with `resume`, finish an interrupted one, up to its own tree."""
+    """Write a bundle of the ledger into `folder`; with `resume`, finish an interrupted one, up to its own tree.
+
+    False when payloads are missing from it and the head that it goes up to does not cover their erasure: the bundle is
+    written, and whoever verifies it is told that they are missing.
+    """
     with _files_explained(folder):
         wanted, size = _begin(folder, wanted or Filter(), resume=resume)
         async with open_database(settings.home, settings.database_url) as database:
             if (await load_status(database.admin_url)).pending:
                 raise StoreUnfit("the database's schema is not up to date", remedy="Run `tga db migrate` first.")
-            async with (
-                await Sessions.open(database.gateway_url, sessions_max=1) as sessions,
-                open_export(sessions, wanted, size=size) as export,
-            ):
-                manifest = await write_bundle(folder, export, wanted)
-    _tell(folder, manifest, as_json=as_json)
-    return True
+            async with await Sessions.open(database.gateway_url, sessions_max=1) as sessions:
+                if size is None:
+                    await wait_until_erasures_are_covered(sessions)
+                async with open_export(sessions, wanted, size=size) as export:
+                    manifest = await write_bundle(folder, export, wanted)
+    _tell(folder, manifest, unexplained=len(export.unexplained), as_json=as_json)
+    return not export.unexplained
 
 
 async def write_bundle(folder: Path, export: PostgresExport, wanted: Filter) -> Manifest:
@@ -110,9 +114,10 @@ async def write_bundle(folder: Path, export: PostgresExport, wanted: Filter) -> 
     unfinished = {"format": FORMAT, "size": head.size, "filter": asdict(wanted)}
     _write_whole(folder / UNFINISHED, json.dumps(unfinished).encode("utf-8"))
     files: dict[str, FileFacts] = {}
-    with _Written.resumed(folder / ENTRIES) as entries, _progress(head.size) as advance:
+    with _Written.resumed(folder / ENTRIES, export.note) as entries, _progress(head.size) as advance:
         async for line in export.entries(from_index=entries.next_index):
             entries.write(line.to_line())
+            export.note(line)
             if line.leaf_index is not None and line.leaf_index % _PROGRESS_EVERY == 0:
                 advance(line.leaf_index)
         files[ENTRIES] = entries.finish()
@@ -126,7 +131,7 @@ async def write_bundle(folder: Path, export: PostgresExport, wanted: Filter) -> 
     for name, raw in small.items():
         _write_whole(folder / name, raw)
         files[name] = FileFacts.of(raw)
-    manifest = Manifest(SystemClock().now(), head.origin, head.size, head.root, wanted, files)
+    manifest = Manifest(SystemClock().now(), head.origin, head.size, head.root, export.wanted, files)
     _write_whole(folder / MANIFEST, manifest.to_bytes())
     (folder / UNFINISHED).unlink()
     return manifest
@@ -171,8 +176,8 @@ class _Written:
         return cls(path.open("wb"))
 
     @classmethod
-    def resumed(cls, path: Path) -> Self:
-        """What stands there goes on after its last whole line that has a place in the tree."""
+    def resumed(cls, path: Path, seen: Callable[[EntryLine], None]) -> Self:
+        """What stands there goes on after its last whole line that has a place in the tree; each is shown to `seen`."""
         path.touch()
         written = cls(path.open("r+b"))
         while raw := written.file.readline(BUNDLE_LINE_BYTES_MAX + 1):
@@ -184,6 +189,7 @@ class _Written:
                 break
             written.next_index = line.leaf_index + 1
             written._count(raw)
+            seen(line)
         written.file.seek(written.size)
         written.file.truncate()
         return written
@@ -235,7 +241,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda completed: progress.update(task, completed=completed)
 
 
-def _tell(folder: Path, manifest: Manifest, *, as_json: bool) -> None:
+def _tell(folder: Path, manifest: Manifest, *, unexplained: int, as_json: bool) -> None:
     entries = manifest.files[ENTRIES].lines
     if as_json:
         told = {
@@ -243,11 +249,17 @@ def _tell(folder: Path, manifest: Manifest, *, as_json: bool) -> None:
             "complete": manifest.complete,
             "entries": entries,
             "tree_size": manifest.tree_size,
+            "traces_erased_after_head": unexplained,
         }
         print_json(told)
         return
     kind = "complete" if manifest.complete else "partial"
     output.print(f"Wrote {entries:,} entries to {folder}: a {kind} bundle, up to tree size {manifest.tree_size:,}.")
+    if unexplained:
+        output.print(
+            f"[bold red]✗[/] {unexplained:,} traces were erased after the head that this bundle goes up to: it will "
+            "not verify. Run `tga serve`, so that the log goes on, and export again into another folder."
+        )
     output.print(f"Verify it anywhere: tga verify --file {folder} --key PUB, or python tools/verify.py.", markup=False)
 
 

@@ -17,7 +17,7 @@ from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import Hash
 from app.core.note import PROOF_HEADER, TlogProof, VerifierKey, open_note
 from app.domain.log.bundle import ENTRIES, HEADS
-from app.domain.log.bundle_verification import BundleReport, verify_bundle
+from app.domain.log.bundle_verification import AfterHead, BundleReport, verify_bundle
 from app.domain.log.heads import SignedHead, fits
 
 _KEY: Final = "name+id+base64, or a file of them"
@@ -26,7 +26,7 @@ _KEY: Final = "name+id+base64, or a file of them"
 async def verify_bundle_command(folder: Path, key: str, *, heads: Sequence[Path] = (), as_json: bool = False) -> bool:
     """True when the bundle is sound. `key`: the log's verifier key, or a file of them, from another source. `heads`:
     files with heads or receipts that were kept from this log."""
-    keys, report, findings = load_keys(key), BundleReport(), 0
+    keys, report = load_keys(key), BundleReport()
     held = [read_held(path, keys).head for path in heads]
     with _progress(folder) as progress, DiskMemory() as memory:
         task = next(iter(progress.task_ids), None)
@@ -35,10 +35,9 @@ async def verify_bundle_command(folder: Path, key: str, *, heads: Sequence[Path]
         for error in verify_bundle(
             files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas(), held=held
         ):
-            findings += 1
             out.finding(error)
     out.end(report)
-    return report.is_sound and findings == 0
+    return report.is_sound
 
 
 def load_keys(text: str) -> list[VerifierKey]:
@@ -95,14 +94,15 @@ def checked(report: BundleReport) -> dict[str, Any]:
     streams = report.streams
     return {
         "leaves": report.leaves,
-        "after_head": report.after_head,
         "heads": report.heads,
         "heads_signed": report.heads_signed,
         "traces": streams.traces,
         "traces_unfinished": streams.traces_unfinished,
         "system_streams": streams.system_streams,
         "decisions_signed": streams.signatures,
+        "decisions_signed_by_retired_keys": streams.signatures_by_retired_keys,
         "payloads_erased": streams.payloads_erased,
+        "payloads_withheld": streams.payloads_withheld,
     }
 
 
@@ -128,14 +128,28 @@ class _Words:
             named = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in checked(report).items() if count)
             output.print(f"Checked: {named}.", markup=False)
             output.print("Schemas, digests, links, transitions, bindings, claims, signatures, inclusion, heads.")
-        if report.is_sound:
+        if report.manifest is None or report.findings:
+            output.print(f"[bold red]✗[/] {report.findings:,} findings: do not rely on this bundle.")
+        elif report.is_sound:
             output.print("[green]✓[/] Sound: these are the entries that the log's key signed, and they hang together.")
         else:
-            output.print(f"[bold red]✗[/] {report.findings:,} findings: do not rely on this bundle.")
+            output.print("The entries that the signed head covers are without findings.")
+        if report.after_head.entries:
+            self._tell_after_head(report.after_head)
         if report.unknown:
             output.print("What this bundle cannot tell:")
             for sentence in report.unknown:
                 output.print(f"  - {printable(sentence)}", markup=False)
+
+    def _tell_after_head(self, after: AfterHead) -> None:
+        """Apart from the verdict: whoever handed the bundle over may have written these entries."""
+        output.print(f"After the signed head: {after.entries:,} entries that no signature covers.", markup=False)
+        for error in after.findings:
+            self.finding(error)
+        if after.findings:
+            output.print(f"[bold red]✗[/] {len(after.findings):,} findings there: get the bundle again, and ask why.")
+        else:
+            output.print("  They hang together; nothing above rests on them.", markup=False)
 
 
 class _Json:
@@ -156,6 +170,10 @@ class _Json:
             "complete": None if manifest is None else manifest.complete,
             "tree": None if manifest is None else {"size": manifest.tree_size, "root": manifest.tree_root.hex()},
             "checked": checked(report),
+            "after_head": {
+                "entries": report.after_head.entries,
+                "findings": [finding_of(error) for error in report.after_head.findings],
+            },
             "unknown": report.unknown,
         }
         print(f"{opening}], " + json.dumps(rest)[1:])  # noqa: T201

@@ -230,6 +230,8 @@ BUNDLE_PARTIAL_HEADS_MAX: Final = 64  # with a consistency proof each; a complet
 BUNDLE_STREAMS_IN_MEMORY_MAX: Final = 10_000
 BUNDLE_FINDINGS_MAX: Final = 1_000  # a bundle with more is as broken as one can be
 EXPORT_PAGE_ENTRIES: Final = 1_024
+EXPORT_COVER_WAIT_MS: Final = 5_000  # for a head that covers what was erased just now
+EXPORT_COVER_POLL_MS: Final = 100
 
 # The log. Rows looked at in one round; how often one is made; how long an open transaction may hold the log back before
 # it is told who does; at most how long until what failed is tried again.

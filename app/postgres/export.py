@@ -1,26 +1,40 @@
-"""What a bundle is made of, read from one snapshot in flat memory, in the order of the tree."""
+"""What a bundle is made of, read from one snapshot in flat memory, in the order of the tree.
+
+An export that is one tenant's (or one trace's) shows nothing of other tenants but what its proofs need: of the default
+tenant's system stream, where the gateways' own keys are announced, the entries up to the last such key, and of their
+artifacts these keys alone.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import asyncpg
 
-from app.core.canonical import parse_object
 from app.core.errors import ChecksumMismatch, StoreUnfit, TgaError, TraceNotFound
-from app.core.limits import BUNDLE_PARTIAL_HEADS_MAX, EXPORT_PAGE_ENTRIES
+from app.core.limits import (
+    BUNDLE_PARTIAL_HEADS_MAX,
+    EXPORT_COVER_POLL_MS,
+    EXPORT_COVER_WAIT_MS,
+    EXPORT_PAGE_ENTRIES,
+)
 from app.core.merkle import Frontier, Hash, Node, Range, fold_nodes, inclusion_ranges, nodes_of
 from app.core.note import VerifierKey, read_note
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.log.bundle import EntryLine, Filter, HeadLine
 from app.domain.log.heads import SignedHead
-from app.domain.system.documents import SYSTEM
+from app.domain.system.documents import SYSTEM, SigningKey
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Connection, Sessions
 from app.postgres.tree import KEPT_LEVEL, PostgresTree
+
+_DEFAULT_SYSTEM: Final = SYSTEM.stream(DEFAULT_TENANT)  # has the gateways' own keys
 
 _ROWS: Final = """
 SELECT l.leaf_index, l.stream, l.sequence_number, e.entry, a.artifact
@@ -32,7 +46,8 @@ SELECT l.leaf_index, l.stream, l.sequence_number, e.entry, a.artifact
 """
 # A trace is wanted whole: by its birth, which says when it began, and by its head, which says whose it is.
 _WANTED: Final = """
-   AND (l.stream = ANY ($3) OR $4::text IS NULL AND $6::text IS NULL AND l.stream >= 'system:' AND l.stream < 'system;'
+   AND (l.stream = ANY ($3) OR l.stream = $7 AND l.sequence_number <= $8
+        OR $4::text IS NULL AND $6::text IS NULL AND l.stream >= 'system:' AND l.stream < 'system;'
         OR l.stream >= 'trace:' AND l.stream < 'trace;' AND ($6::text IS NULL OR l.stream = $6)
            AND ($4::text IS NULL OR EXISTS (SELECT FROM tga.heads h WHERE h.stream = l.stream AND h.tenant = $4))
            AND ($5::text[] IS NULL OR EXISTS (
@@ -60,37 +75,70 @@ SELECT size, note FROM (
  WHERE place % greatest(1, (heads + $2 - 1) / $2) = 0 ORDER BY size
 """
 _KEYS: Final = """
-SELECT a.artifact FROM tga.artifacts a JOIN tga.entries e USING (stream, sequence_number)
+SELECT a.sequence_number, a.artifact,
+       EXISTS (SELECT FROM tga.leaves l WHERE l.stream = a.stream AND l.sequence_number = a.sequence_number
+                                          AND l.leaf_index < $2) AS is_covered
+  FROM tga.artifacts a JOIN tga.entries e USING (stream, sequence_number)
  WHERE a.stream = $1 AND position('"artifact_type":"signing_key"'::bytea in e.entry) > 0 ORDER BY a.sequence_number
+"""
+# Whose payloads are gone although no leaf below this size says so.
+_ERASED_AFTER: Final = """
+SELECT r.stream FROM tga.erasures r
+ WHERE NOT EXISTS (SELECT FROM tga.leaves l
+                    WHERE l.stream = r.system_stream AND l.sequence_number = r.sequence_number AND l.leaf_index < $1)
+"""
+_ARE_ERASURES_COVERED: Final = """
+SELECT NOT EXISTS (
+    SELECT FROM tga.erasures r
+     WHERE NOT EXISTS (SELECT FROM tga.leaves l
+                        WHERE l.stream = r.system_stream AND l.sequence_number = r.sequence_number
+                          AND l.leaf_index < (SELECT max(h.size) FROM tga.tree_heads h))) AS are_covered
 """
 _TENANT: Final = "SELECT tenant FROM tga.heads WHERE stream = $1 AND sequence_number > 0"
 
 
 class PostgresExport:
-    """One export: the tree up to one signed head, as far as `wanted` goes. Everything is read in one snapshot."""
+    """One export: the tree up to one signed head, as far as `wanted` goes. Everything is read in one snapshot.
 
-    def __init__(self, connection: Connection, wanted: Filter, signed: SignedHead, tenant: str | None) -> None:
+    `wanted` names the tenant of a trace, too, when a trace is asked for. `unexplained`: traces whose payloads are
+    missing while no entry that the head covers says that they were erased.
+    """
+
+    def __init__(
+        self, connection: Connection, wanted: Filter, signed: SignedHead, gateway_keys: frozenset[int], erased: set[str]
+    ) -> None:
         self._connection = connection
-        self._wanted = wanted
-        self._tenant = tenant
         self._proofs = None if wanted.is_everything else Proofs(PostgresTree(connection), signed.head.size)
+        self._gateway_keys = gateway_keys  # where the default tenant's system stream has them
+        self._erased_after_head = erased
+        self.wanted = wanted
         self.signed = signed
+        self.unexplained: set[str] = set()
 
     @property
     def _systems(self) -> list[str] | None:
-        """Whose system streams go along; None: all. The default tenant's has the gateway's own keys."""
-        if self._tenant is None:
-            return None
-        return [SYSTEM.stream(DEFAULT_TENANT), SYSTEM.stream(self._tenant)]
+        """Whose system streams go along whole; None: all."""
+        return None if self.wanted.tenant is None else [SYSTEM.stream(self.wanted.tenant)]
+
+    @property
+    def _shows_keys_alone(self) -> bool:
+        """Whether of the default tenant's system stream nothing but the gateways' keys is shown."""
+        return self.wanted.tenant not in (None, DEFAULT_TENANT)
+
+    def note(self, line: EntryLine) -> None:
+        """Look at a line of the bundle, also one that an export before this one has written."""
+        if line.artifact is None and line.stream in self._erased_after_head:
+            self.unexplained.add(line.stream)
 
     async def entries(self, *, from_index: int = 0) -> AsyncIterator[EntryLine]:
         """Every wanted leaf from `from_index` on; then the system entries that no leaf of this tree covers."""
-        wanted, arguments = self._wanted, [from_index, self.signed.head.size]
+        wanted, arguments = self.wanted, [from_index, self.signed.head.size]
         conditions: list[Any] = []
         if not wanted.is_everything:
             times = None if wanted.since is None and wanted.until is None else [wanted.since, wanted.until]
             stream = None if wanted.trace_id is None else TRACE.stream(wanted.trace_id)
-            conditions = [self._systems or [], wanted.tenant, times, stream]
+            shown_until = max(self._gateway_keys, default=0) if self._shows_keys_alone else 0
+            conditions = [self._systems or [], wanted.tenant, times, stream, _DEFAULT_SYSTEM, shown_until]
         statement = _ROWS.format(filter=_WANTED if conditions else "")
         async for row in self._rows(statement, *arguments, *conditions):
             if row["entry"] is None:
@@ -103,10 +151,14 @@ class PostgresExport:
                 )
             proof = None if self._proofs is None else await self._proofs.of(row["leaf_index"])
             yield EntryLine(
-                row["leaf_index"], row["stream"], row["sequence_number"], row["entry"], row["artifact"], proof
+                row["leaf_index"], row["stream"], row["sequence_number"], row["entry"], self._shown(row), proof
             )
         async for row in self._rows(_AFTER_HEAD, self.signed.head.size, self._systems):
             yield EntryLine(None, row["stream"], row["sequence_number"], row["entry"], row["artifact"])
+
+    def _shown(self, row: asyncpg.Record) -> bytes | None:
+        is_shared = self._shows_keys_alone and row["stream"] == _DEFAULT_SYSTEM
+        return None if is_shared and row["sequence_number"] not in self._gateway_keys else row["artifact"]
 
     async def heads(self) -> AsyncIterator[HeadLine]:
         """All of them; for a partial bundle some, each with proof that it continues the one before."""
@@ -124,15 +176,12 @@ class PostgresExport:
     async def log_keys(self) -> list[VerifierKey]:
         """The keys that were announced and have signed this head, for convenience."""
         _, signers = read_note(self.signed.note)
-        found = []
-        for row in await self._connection.fetch(_KEYS, SYSTEM.stream(DEFAULT_TENANT)):
-            try:
-                public_key = b64decode(str(parse_object(row["artifact"])["public_key"]), validate=True)
-            except (TgaError, KeyError, ValueError):
-                continue  # what is wrong with it is for verification to say
-            key = VerifierKey(self.signed.head.origin, public_key)
-            if (key.name, key.key_id) in signers and key not in found:
-                found.append(key)
+        found: list[VerifierKey] = []
+        for row in await self._connection.fetch(_KEYS, _DEFAULT_SYSTEM, self.signed.head.size):
+            key = _signing_key(row)
+            verifier = key and VerifierKey(self.signed.head.origin, b64decode(key.public_key))
+            if verifier and (verifier.name, verifier.key_id) in signers and verifier not in found:
+                found.append(verifier)
         return found
 
     async def _rows(self, statement: str, *arguments: Any) -> AsyncIterator[asyncpg.Record]:
@@ -196,10 +245,39 @@ async def open_export(sessions: Sessions, wanted: Filter, *, size: int | None = 
                 expected=None if size is None else f"one of size {size}",
                 remedy="Run `tga serve`: a head follows the first entry within a second.",
             )
-        tenant = wanted.tenant
-        if wanted.trace_id is not None:
+        if wanted.trace_id is not None and wanted.tenant is None:
             row = await connection.fetchrow(_TENANT, TRACE.stream(wanted.trace_id))
             if row is None:
                 raise TraceNotFound("nothing is stored about it", stream=TRACE.stream(wanted.trace_id))
-            tenant = tenant or row["tenant"]
-        yield PostgresExport(connection, wanted, SignedHead.from_note(note), tenant)
+            wanted = replace(wanted, tenant=row["tenant"])
+        signed = SignedHead.from_note(note)
+        keys = await connection.fetch(_KEYS, _DEFAULT_SYSTEM, signed.head.size)
+        gateway_keys = frozenset(row["sequence_number"] for row in keys if row["is_covered"] and _is_gateways(row))
+        erased = {row["stream"] for row in await connection.fetch(_ERASED_AFTER, signed.head.size)}
+        yield PostgresExport(connection, wanted, signed, gateway_keys, erased)
+
+
+def _signing_key(row: asyncpg.Record) -> SigningKey | None:
+    """What is wrong with it is for verification to say."""
+    try:
+        return SigningKey.from_bytes(row["artifact"])
+    except TgaError:
+        return None
+
+
+def _is_gateways(row: asyncpg.Record) -> bool:
+    key = _signing_key(row)
+    return key is not None and key.principal_id is None
+
+
+async def wait_until_erasures_are_covered(sessions: Sessions, *, wait_ms: int = EXPORT_COVER_WAIT_MS) -> None:
+    """Return when a signed head covers every erasure, or when that takes too long: who exports is then told.
+
+    What was erased can be exported as erased only then: a verifier rests nothing on what is newer than the head.
+    """
+    deadline = time.monotonic() + wait_ms / 1000
+    while True:
+        (row,) = await sessions.fetch(_ARE_ERASURES_COVERED)
+        if row["are_covered"] or time.monotonic() >= deadline:
+            return
+        await asyncio.sleep(EXPORT_COVER_POLL_MS / 1000)

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.cli.bundle_files import own_schemas
+from app.core.digest import digest_of_bytes
 from app.core.merkle import Frontier, leaf_hash
 from app.core.note import TreeHead, VerifierKey, sign_note
 from app.domain.log.bundle import ENTRIES, HEADS, KEYS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
 from tests.traces import completed_trace
 
+Artifacts = Mapping[tuple[str, int], bytes]
 
-def lines_by_hand(traces: int, **overrides: Any) -> Iterator[tuple[EntryLine, bytes]]:
-    """The entries of finished traces, as many interleaved as fit a round: 1 of each, then 2 of each."""
-    index = 0
+
+def lines_by_hand(
+    traces: int, artifacts: Artifacts | None = None, **overrides: Any
+) -> Iterator[tuple[EntryLine, bytes]]:
+    """The entries of finished traces, as many interleaved as fit a round: 1 of each, then 2 of each.
+
+    `artifacts` are put in place of a stream's n-th one, and its entry commits to them.
+    """
+    index, changed = 0, artifacts or {}
     for first in range(0, traces, 50):
         together = [completed_trace(n, **overrides) for n in range(first, min(first + 50, traces))]
         for place in range(4):
             for records in together:
                 record = records[place]
                 assert record.artifact is not None
-                entry = record.entry.body_bytes()
-                yield EntryLine(index, record.stream, place + 1, entry, record.artifact.to_bytes()), entry
+                entry, artifact = record.entry.body_bytes(), record.artifact.to_bytes()
+                other = changed.get((record.stream, place + 1))
+                if other is not None:
+                    entry = entry.replace(digest_of_bytes(artifact).encode(), digest_of_bytes(other).encode())
+                    artifact = other
+                yield EntryLine(index, record.stream, place + 1, entry, artifact), entry
                 index += 1
 
 

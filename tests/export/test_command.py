@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from app.cli.export import write_bundle
 from app.core.errors import SettingInvalid
 from app.domain.log.bundle import ENTRIES, MANIFEST, Filter
+from app.postgres.export import open_export, wait_until_erasures_are_covered
 from tests.export.world import World, copied, judge, judge_alone, small_ledger
 from tests.traces import trace_id
 
@@ -88,9 +91,9 @@ async def test_a_killed_export_says_that_it_is_unfinished_and_can_be_finished(wo
     ended = tga(world, "export", bundle, "--resume", "--json")
     assert ended.returncode == 0, ended.stderr
     verdict = judge(bundle, world.verifier_key)
-    assert verdict.findings == judge_alone(bundle, world.verifier_key).findings == []
-    assert verdict.report is not None
-    assert verdict.report.after_head == 1
+    assert verdict.is_sound
+    assert judge_alone(bundle, world.verifier_key).is_sound
+    assert verdict.entries_after_head == 1
     assert not (bundle / "unfinished.json").exists()
 
 
@@ -107,14 +110,53 @@ async def test_a_resumed_export_has_every_line_once(world: World, tmp_path: Path
         assert (folder / ENTRIES).read_bytes() == whole
 
 
-async def test_an_erasure_that_no_head_covers_yet_still_explains_what_is_missing(world: World, tmp_path: Path) -> None:
+async def test_an_export_waits_until_what_was_erased_is_covered(world: World, tmp_path: Path) -> None:
     await small_ledger(world)
+    await wait_until_erasures_are_covered(world.sessions)
     await world.erase(6)
+    waiting = asyncio.create_task(wait_until_erasures_are_covered(world.sessions, wait_ms=60_000))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.5)
+    await world.sequence()
+    await waiting
     await world.export(tmp_path / "bundle")
     verdict = judge(tmp_path / "bundle", world.verifier_key)
-    assert verdict.findings == judge_alone(tmp_path / "bundle", world.verifier_key).findings == []
+    assert verdict.is_sound
     assert verdict.report is not None
-    assert (verdict.report.after_head, verdict.report.streams.payloads_erased) == (1, 8)
+    assert (verdict.entries_after_head, verdict.report.streams.payloads_erased) == (0, 8)
+    assert judge_alone(tmp_path / "bundle", world.verifier_key).is_sound
+
+
+async def test_an_export_that_no_head_covers_in_time_says_so_and_so_do_the_verifiers(
+    world: World, tmp_path: Path
+) -> None:
+    await small_ledger(world)
+    await world.erase(6)
+    ended = tga(world, "export", tmp_path / "bundle", "--json")
+    assert (ended.returncode, said(ended)["traces_erased_after_head"]) == (1, 1), ended.stderr
+    verdict, alone = (read(tmp_path / "bundle", world.verifier_key) for read in (judge, judge_alone))
+    assert verdict.findings == alone.findings == [("STATE_RECOVERY_FAILED", f"trace:{trace_id(6)}", 4)]
+    assert (verdict.entries_after_head, verdict.after_head) == (alone.entries_after_head, alone.after_head) == (1, [])
+    ended = tga(world, "verify", "--file", tmp_path / "bundle", "--key", world.verifier_key.to_text(), "--json")
+    assert (ended.returncode, said(ended)["sound"]) == (1, False)
+    assert said(ended)["after_head"] == {"entries": 1, "findings": []}
+
+
+async def test_a_resumed_export_tells_of_what_was_erased_since_it_began(world: World, tmp_path: Path) -> None:
+    await small_ledger(world)
+    await world.export(tmp_path / "whole")
+    whole = (tmp_path / "whole" / ENTRIES).read_bytes().splitlines(keepends=True)
+    folder = tmp_path / "resumed"
+    folder.mkdir()
+    stream = f"trace:{trace_id(21)}"
+    cut = next(place for place, line in enumerate(whole) if json.loads(line)["stream"] == stream) + 2
+    (folder / ENTRIES).write_bytes(b"".join(whole[:cut]))
+    await world.erase(21)
+    async with open_export(world.sessions, Filter()) as export:
+        await write_bundle(folder, export, Filter())
+        assert export.unexplained == {stream}
+    for verdict in (judge(folder, world.verifier_key), judge_alone(folder, world.verifier_key)):
+        assert verdict.findings == [("STATE_RECOVERY_FAILED", stream, 4)]
 
 
 async def test_filters_choose_whole_traces(world: World, tmp_path: Path) -> None:

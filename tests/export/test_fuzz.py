@@ -62,9 +62,12 @@ def test_a_broken_bundle_is_refused_by_both_and_by_nothing_else_than_our_errors(
         began = time.monotonic()
         ours, theirs = judge(folder, VERIFIER), judge_alone(folder, VERIFIER)
         assert time.monotonic() - began < 10
-        assert bool(ours.findings) == bool(theirs.findings), (ours.findings, theirs.findings)
+        if name == HEADS and mutated.splitlines()[-1:] == raw.splitlines()[-1:]:
+            assert ours.findings or not theirs.findings  # older heads are left to the command
+        else:
+            assert ours.is_sound == theirs.is_sound, (ours.findings, theirs.findings)
         if mutated == raw:
-            assert ours.findings == []
+            assert ours.is_sound
         elif name == ENTRIES and not is_refitted:
             assert ours.findings
 
@@ -168,5 +171,6 @@ def test_a_bundle_of_nothing_but_wrong_lines_ends_at_a_bound(whole: Path, tmp_pa
     line = (folder / ENTRIES).read_bytes().splitlines(keepends=True)[3].replace(b'"leaf_index":3', b'"leaf_index":null')
     (folder / ENTRIES).write_bytes(line * 5_000)
     refit(folder, ENTRIES)
-    assert len(judge(folder, VERIFIER).findings) == 1_000
-    assert len(judge_alone(folder, VERIFIER).findings) in range(1_000, 1_005)
+    for verdict in (judge(folder, VERIFIER), judge_alone(folder, VERIFIER)):
+        assert len(verdict.after_head) in range(990, 1_001)
+        assert len(verdict.findings) == 2  # the tree's leaves are missing, and that it stopped

@@ -104,9 +104,9 @@ class World:
             else:
                 await self.append(PATHS[sorted(PATHS)[n % len(PATHS)]](n, **overrides))
 
-    def signed_trace(self, n: int, **overrides: Any) -> list[LogRecord]:
+    def signed_trace(self, n: int, *, by: str = "alice", **overrides: Any) -> list[LogRecord]:
         request = action_request(n, **overrides)
-        decision = self.signed(supervisor_decision(request, decided_by={"type": "person", "id": "alice"}))
+        decision = self.signed(supervisor_decision(request, decided_by={"type": "person", "id": by}))
         call = tool_call(n, request, decision)
         artifacts: list[ArtifactDocument] = [request, decision, call, tool_effect(call)]
         return records_of(*artifacts)
@@ -131,16 +131,16 @@ class World:
         assert signed is not None
         return signed
 
-    async def erase(self, n: int) -> None:
+    async def erase(self, n: int, *, tenant: str = "default", rationale: str = "asked to") -> None:
         await erase_trace(
             self.sessions,
             self.system,
             self.clock,
             EXECUTOR,
             trace_id(n),
-            tenant="default",
+            tenant=tenant,
             erased_by="admin",
-            rationale="asked to",
+            rationale=rationale,
         )
 
     async def export(self, folder: Path, wanted: Filter | None = None, *, size: int | None = None) -> Manifest:
@@ -164,8 +164,16 @@ Finding = tuple[str, str | None, int | None]
 
 @dataclass(frozen=True)
 class Verdict:
+    """What was found about the bundle and its covered entries; and apart from it, about what no head covers."""
+
     findings: list[Finding]
+    entries_after_head: int
+    after_head: list[Finding]
     report: BundleReport | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.findings and not self.after_head
 
     @property
     def codes(self) -> list[str]:
@@ -188,7 +196,10 @@ def judge(folder: Path, *keys: VerifierKey, streams_max: int = 100, held: Sequen
                 held=[one.head for one in held],
             )
         ]
-    return Verdict(found, report)
+    after = report.after_head
+    assert report.is_sound == (not found and not after.findings)
+    apart = [(error.code, error.stream, error.sequence_number) for error in after.findings]
+    return Verdict(found, after.entries, apart, report)
 
 
 def load_tool() -> Any:
@@ -209,7 +220,11 @@ def judge_alone(folder: Path, *keys: VerifierKey, held: Sequence[SignedHead] = (
     """What tools/verify.py finds, in this process."""
     bundle = _tool.Bundle(folder, [_tool.read_key(key.to_text()) for key in keys], [one.note for one in held])
     bundle.verify()
-    return Verdict([(wrong.code, wrong.stream, wrong.sequence_number) for wrong in bundle.findings])
+    found, apart = (
+        [(wrong.code, wrong.stream, wrong.sequence_number) for wrong in wrongs]
+        for wrongs in (bundle.findings, bundle.after_head)
+    )
+    return Verdict(found, bundle.counts["entries after the head"], apart)
 
 
 def run_alone(folder: Path, key: str) -> tuple[int, dict[str, Any]]:

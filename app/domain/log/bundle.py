@@ -7,9 +7,12 @@
     schemas/         the JSON Schemas of all documents
 
 A complete bundle holds every leaf of its tree, so that a reader rebuilds the tree. A partial one (a tenant, a trace,
-a time) holds whole traces and the system streams they rest on, and every line proves that it is in the tree.
-System entries that were appended after the last head stand at the end, without a leaf index: an erasure that explains a
-missing payload may be so new that no head covers it.
+a time) holds whole traces and the system streams they rest on, and every line proves that it is in the tree. The bundle
+of a tenant, or of a trace, holds no other tenant's artifacts: of the default tenant's system stream it holds the
+entries up to the last key of a gateway, and of their artifacts the gateways' keys alone. The rest stands as digests.
+
+System entries that were appended after the last head stand at the end, without a leaf index. They tell what the log is
+about to say; no signature covers them, so a verifier rests nothing on them.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ _FILE = re.compile(r"entries\.jsonl|heads\.jsonl|keys\.json|schemas/[a-z_]{1,64}
 
 @dataclass(frozen=True, slots=True)
 class EntryLine:
-    """One stored row. No `leaf_index`: after the last head. No `artifact`: erased. No `proof`: a complete bundle."""
+    """One stored row. No `leaf_index`: after the last head. No `artifact`: erased, or another tenant's. No `proof`: a
+    complete bundle, or after the last head."""
 
     leaf_index: int | None
     stream: str
@@ -214,9 +218,11 @@ class Manifest:
 
 def _facts(found: JsonValue) -> FileFacts:
     match found:
-        case {"sha256": str(sha256), "bytes": int(size), "lines": int(lines)}:
-            return FileFacts(sha256, size, lines)
-    raise BundleInvalid("the manifest says too little about a file", expected="sha256, bytes and lines")
+        case {"sha256": str(sha256), "bytes": size, "lines": lines, **rest} if (
+            _is_count(size) and _is_count(lines) and not rest
+        ):
+            return FileFacts(sha256, size, lines)  # type: ignore[arg-type]
+    raise BundleInvalid("the manifest says something else about a file", expected="sha256, bytes and lines")
 
 
 def _parsed(raw: bytes, what: str, bytes_max: int) -> dict[str, JsonValue]:

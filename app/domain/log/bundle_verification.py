@@ -1,22 +1,31 @@
 """Verify a bundle with nothing but its files and a public key, in flat memory.
 
-Proves that the entries hang together and are exactly those that the log's key signed. What it cannot prove is said in
-the report. tools/verify.py says the same of every bundle, and shares no line with this.
+The log's key signs tree heads. The last head covers leaves, a leaf is an entry, an entry commits to an artifact. That
+is the only way by which anything in a bundle is vouched for. In this order:
+
+1. The manifest says what to look for. Nothing vouches for it, so whatever matters in it is compared further on.
+2. The bundle's schemas are this version's own.
+3. The heads are in order, each continues the one before, and a trusted key has signed the last one.
+4. The covered entries come first. Each has its place in the tree, and in its stream: schema, sequence, chain and
+   digest, transition, binding, then signature and claim. It rests on covered entries before it, and on nothing else.
+5. A payload is missing only where a covered erasure says so, or where the bundle of one tenant withholds another's.
+6. Entries that the head does not cover come last, and only on system streams. They are judged after all the others,
+   and what is found about them is told apart: nothing rests on them.
+
+Proves that the covered entries hang together and are exactly those that the log's key signed. What it cannot prove is
+said in the report. tools/verify.py says the same of every bundle, and shares no line with this.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
-from app.core.canonical import parse_object
 from app.core.errors import (
     BundleInvalid,
-    InputMalformed,
-    InputTooLarge,
     LogForked,
     NoteInvalid,
     ProofInvalid,
@@ -27,7 +36,7 @@ from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX
 from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
-from app.domain.log.streams import StreamJudge, StreamMemory, StreamReport
+from app.domain.log.streams import AfterHeadJudge, StreamJudge, StreamMemory, StreamReport
 
 
 class BundleFiles(Protocol):
@@ -41,21 +50,31 @@ class BundleFiles(Protocol):
 
 
 @dataclass(slots=True)
+class AfterHead:
+    """What stands after the covered entries, and what is wrong with it; at most BUNDLE_FINDINGS_MAX findings."""
+
+    entries: int = 0
+    findings: list[TgaError] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class BundleReport:
-    """What was checked and found. `unknown`: what this bundle cannot show, in plain words."""
+    """What was checked and found. `findings` counts those about the bundle and its covered entries; `after_head` has
+    its own. `unknown`: what this bundle cannot show, in plain words."""
 
     manifest: Manifest | None = None
     streams: StreamReport = field(default_factory=StreamReport)
     leaves: int = 0
-    after_head: int = 0
     heads: int = 0
     heads_signed: int = 0
     findings: int = 0
+    after_head: AfterHead = field(default_factory=AfterHead)
     unknown: list[str] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
-        return self.manifest is not None and self.findings == 0
+        """Nothing is wrong anywhere. It says nothing about what stands after the head but that it hangs together."""
+        return self.manifest is not None and self.findings == 0 and not self.after_head.findings
 
 
 @dataclass(slots=True)
@@ -84,7 +103,8 @@ def verify_bundle(
     schemas: Mapping[str, bytes],
     held: Sequence[TreeHead] = (),
 ) -> Iterator[TgaError]:
-    """Every finding, as it is found, up to a bound; `report` counts along and says at the end what is not known.
+    """Every finding about the bundle and its covered entries, as it is found, up to a bound. `report` counts along,
+    holds what was found about entries that no head covers, and says at the end what is not known.
 
     `keys` are whom the reader trusts; those in the bundle count for nothing. `schemas` are this version's own. `held`
     are heads that the reader kept and has opened: an old backup and a rewritten history look sound without them.
@@ -96,14 +116,13 @@ def verify_bundle(
         yield error
         return
     report.manifest = manifest
-    judge = StreamJudge(memory, manifest.complete, report.streams)
+    judge = StreamJudge(memory, manifest.complete, manifest.filter.tenant, report.streams)
     walk = _Verification(files, keys, verify, report, manifest, judge, {head.size: head for head in held})
     parts = (
         _verify_small_files(walk, schemas),
         _verify_held(walk),
         _verify_heads(walk),
         _verify_entries(walk),
-        judge.end(),
     )
     for part in parts:
         for finding in part:
@@ -116,6 +135,10 @@ def verify_bundle(
 
 
 def _verify_small_files(walk: _Verification, schemas: Mapping[str, bytes]) -> Iterator[TgaError]:
+    """Nothing rests on keys.json: it is only compared with what the manifest says of it."""
+    missing = {SCHEMAS + name for name in schemas} - walk.manifest.files.keys()
+    for name in sorted(missing):
+        yield BundleInvalid("the bundle lacks a schema", expected=name)
     for name, facts in sorted(walk.manifest.files.items()):
         if name in (ENTRIES, HEADS):
             continue
@@ -124,15 +147,22 @@ def _verify_small_files(walk: _Verification, schemas: Mapping[str, bytes]) -> It
             found = FileFacts.of(raw)
             if found != facts:
                 raise BundleInvalid(f"{name} is not the file that was exported", expected=facts, found=found)
-            parse_object(raw)
-        except (InputMalformed, InputTooLarge) as error:
-            yield BundleInvalid(f"{name} cannot be read: {error.what}", found=error.found)
-            continue
+            if name.startswith(SCHEMAS):
+                _verify_schema(name, raw, schemas)
         except TgaError as error:
             yield error
-            continue
-        if name.startswith(SCHEMAS) and schemas.get(name.removeprefix(SCHEMAS)) != raw:
-            walk.report.unknown.append(f"{name} is not this version's; documents were judged by this version's.")
+
+
+def _verify_schema(name: str, raw: bytes, schemas: Mapping[str, bytes]) -> None:
+    """Documents are judged by this version's schemas; one of the bundle's that differs is not passed over."""
+    own = schemas.get(name.removeprefix(SCHEMAS))
+    if own != raw:
+        raise BundleInvalid(
+            f"{name} is not this version's",
+            expected="no such schema" if own is None else hashlib.sha256(own).hexdigest(),
+            found=hashlib.sha256(raw).hexdigest(),
+            remedy="Verify the bundle with the version that exported it; if that is this one, it was changed.",
+        )
 
 
 def _lines(walk: _Verification, name: str) -> Iterator[bytes]:
@@ -226,58 +256,84 @@ def _is_signed(walk: _Verification, note: str) -> bool:
 
 
 def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
-    """Every line: its place in the tree, then its place in its stream."""
-    heads = islice(_heads(walk.files.lines(HEADS)), walk.heads_right if walk.manifest.complete else 0)
-    next_head = next(heads, None)
+    """Covered lines, each in the tree and in its stream; when they end, what rests on all of them; then the others."""
+    lines = (EntryLine.from_line(raw) for raw in _lines(walk, ENTRIES))
+    uncovered: EntryLine | None = None
     try:
-        for raw in _lines(walk, ENTRIES):
-            line = EntryLine.from_line(raw)
-            yield from _verify_leaf(walk, line)
-            while next_head is not None and next_head[1].size <= walk.frontier.size:
-                yield from _verify_root(walk, next_head[1])
-                next_head = next(heads, None)
-            if walk.is_tree_known and walk.frontier.size in walk.held:
-                yield from _verify_kept(walk, walk.frontier.size, walk.frontier.root())
-            yield from walk.judge.judge(line)
+        uncovered = yield from _verify_covered(walk, lines)
     except TgaError as error:
         yield error
-        return
     if walk.manifest.complete and walk.frontier.size != walk.manifest.tree_size:
         yield SequenceGap(
-            "the bundle ends before its tree does", expected=walk.manifest.tree_size, found=walk.frontier.size
+            "the bundle does not hold exactly the leaves of its tree",
+            expected=walk.manifest.tree_size,
+            found=walk.frontier.size,
         )
+    yield from walk.judge.end()
+    if uncovered is not None:
+        try:
+            _judge_after_head(walk, chain([uncovered], lines))
+        except TgaError as error:
+            yield error
 
 
-def _verify_leaf(walk: _Verification, line: EntryLine) -> Iterator[TgaError]:
-    if line.leaf_index is None:
-        walk.report.after_head += 1
-        if not line.stream.startswith("system:"):
-            yield SequenceGap("only system entries may be newer than the tree").at(
-                stream=line.stream, sequence_number=line.sequence_number
+def _verify_covered(walk: _Verification, lines: Iterator[EntryLine]) -> Generator[TgaError, None, EntryLine | None]:
+    """Up to the first line without a leaf, which is returned."""
+    heads = islice(_heads(walk.files.lines(HEADS)), walk.heads_right if walk.manifest.complete else 0)
+    next_head = next(heads, None)
+    uncovered: EntryLine | None = None
+    for line in lines:
+        if line.leaf_index is None:
+            uncovered = line
+            break
+        yield from _verify_leaf(walk, line, line.leaf_index)
+        while next_head is not None and next_head[1].size <= walk.frontier.size:
+            yield from _verify_root(walk, next_head[1])
+            next_head = next(heads, None)
+        if walk.is_tree_known and walk.frontier.size in walk.held:
+            yield from _verify_kept(walk, walk.frontier.size, walk.frontier.root())
+        yield from walk.judge.judge(line)
+    return uncovered
+
+
+def _judge_after_head(walk: _Verification, lines: Iterator[EntryLine]) -> None:
+    """Nothing covered is judged any more: whatever stands here cannot vouch for it."""
+    after, judge = walk.report.after_head, AfterHeadJudge(walk.judge)
+    for line in lines:
+        if line.leaf_index is not None:
+            raise BundleInvalid(
+                "a covered entry stands after one that no head covers",
+                expected="entries without leaf_index last",
+                stream=line.stream,
+                sequence_number=line.sequence_number,
             )
-        return
+        after.entries += 1
+        after.findings.extend(judge.judge(line))
+        if len(after.findings) >= BUNDLE_FINDINGS_MAX:
+            raise BundleInvalid("too much is wrong after the head: verification stopped there")
+
+
+def _verify_leaf(walk: _Verification, line: EntryLine, index: int) -> Iterator[TgaError]:
     walk.report.leaves += 1
     leaf, size = leaf_hash(line.entry), walk.manifest.tree_size
     error: TgaError | None = None
     if walk.manifest.complete:
-        if walk.is_tree_known and line.leaf_index != walk.frontier.size:
+        if walk.is_tree_known and index != walk.frontier.size:
             walk.is_tree_known = False
             error = SequenceGap(
-                "leaves are missing, repeated or out of order", expected=walk.frontier.size, found=line.leaf_index
+                "leaves are missing, repeated or out of order", expected=walk.frontier.size, found=index
             )
         walk.frontier.append(leaf)
-    elif line.leaf_index <= walk.last_index:
-        error = SequenceGap(
-            "leaves are repeated or out of order", expected=f"more than {walk.last_index}", found=line.leaf_index
-        )
+    elif index <= walk.last_index:
+        error = SequenceGap("leaves are repeated or out of order", expected=f"more than {walk.last_index}", found=index)
     elif line.proof is None:
-        error = ProofInvalid("the entry comes without proof that it is in the tree", found=line.leaf_index)
+        error = ProofInvalid("the entry comes without proof that it is in the tree", found=index)
     else:
         try:
-            verify_inclusion(leaf, index=line.leaf_index, size=size, proof=line.proof, root=walk.manifest.tree_root)
+            verify_inclusion(leaf, index=index, size=size, proof=line.proof, root=walk.manifest.tree_root)
         except ProofInvalid as found:
             error = found
-    walk.last_index = line.leaf_index
+    walk.last_index = index
     if error is not None:
         yield error.at(stream=line.stream, sequence_number=line.sequence_number)
 
@@ -307,8 +363,21 @@ def _unknown(walk: _Verification) -> Iterator[str]:
     )
     if not manifest.complete:
         yield "Whether more traces fit the filter, or a trace has more entries: a partial bundle cannot show that."
-    if report.after_head:
-        yield f"{report.after_head} system entries are newer than the last head: chained, but covered by no signature."
+    if report.after_head.entries:
+        yield (
+            f"Whether the {report.after_head.entries} entries after the head are genuine: no signature covers them, "
+            "and nothing above rests on them."
+        )
+    if report.streams.payloads_withheld:
+        yield (
+            f"What {report.streams.payloads_withheld} system entries of other tenants than {manifest.filter.tenant} "
+            "say: their digests stand, their artifacts are not in the bundle."
+        )
+    if report.streams.signatures_by_retired_keys:
+        yield (
+            f"Why {report.streams.signatures_by_retired_keys} decisions are signed by keys that were retired before "
+            "them: a gateway takes such a decision only if both happen at the same moment."
+        )
     if report.streams.payloads_erased:
         yield f"{report.streams.payloads_erased} payloads were erased: their digests stand, what they said is gone."
     if report.heads > report.heads_signed:

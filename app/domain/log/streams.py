@@ -1,5 +1,9 @@
 """Judge the streams of a bundle, whose entries come in the order of the tree: all streams through one another.
 
+`StreamJudge` sees only entries that the signed head covers, so nothing else can vouch for them: a decision rests on
+keys that a covered entry announced before it, a missing payload on a covered erasure. `AfterHeadJudge` sees the rest,
+once the first has ended.
+
 What is remembered of a stream between two of its entries is small and goes through a port, so that memory stays flat
 however many streams are open at once.
 """
@@ -10,15 +14,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from app.core.canonical import JsonValue, canonical_bytes, parse_object
+from app.core.canonical import canonical_bytes, parse_object
 from app.core.chain import Head
 from app.core.digest import GENESIS, Digest, digest_of_bytes
-from app.core.errors import RecoveryFailed, SchemaViolation, SequenceGap, SignatureInvalid, TgaError
+from app.core.errors import (
+    BundleInvalid,
+    RecoveryFailed,
+    SchemaViolation,
+    SequenceGap,
+    SignatureInvalid,
+    TgaError,
+)
 from app.domain.identity import DEFAULT_TENANT
+from app.domain.ledger.plans import Claim
 from app.domain.log.bundle import EntryLine
 from app.domain.system.decision_signer import verify_decision_signature
 from app.domain.system.documents import SYSTEM, Erasure
-from app.domain.system.log import SystemState, fold_system
+from app.domain.system.log import SystemState, fold_system, fold_withheld
 from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision
 from app.domain.tga.replay import fold_next, head_of, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
@@ -67,9 +79,9 @@ class Erased:
     last_sequence_number: int
     last_entry_digest: str
     payloads: str
+    key_digest: str | None  # of the claim that the stream had
     system_stream: str
     sequence_number: int
-    is_covered: bool  # by the bundle's tree; else it may be younger than lines that still hold what it erased
 
 
 class StreamMemory(Protocol):
@@ -97,16 +109,22 @@ class StreamReport:
     traces_unfinished: int = 0
     system_streams: int = 0
     signatures: int = 0
+    signatures_by_retired_keys: int = 0
     payloads_erased: int = 0
+    payloads_withheld: int = 0
 
 
 @dataclass(slots=True)
 class StreamJudge:
-    """Digests, links, transitions, bindings, signatures and claims. The first wrong entry ends its stream: nothing
-    that follows it can be judged."""
+    """Digests, links, transitions, bindings, signatures and claims of covered entries. The first wrong entry ends its
+    stream: nothing that follows it can be judged.
+
+    `tenant`: the bundle is this tenant's alone. Other tenants' system entries may then come without their artifacts.
+    """
 
     memory: StreamMemory
     complete: bool
+    tenant: str | None = None
     report: StreamReport = field(default_factory=StreamReport)
     systems: dict[str, SystemState] = field(default_factory=dict)
     broken_systems: set[str] = field(default_factory=set)
@@ -171,6 +189,8 @@ class StreamJudge:
         tenant = standing.tenant
         if isinstance(record.artifact, ActionRequest):
             tenant = record.artifact.principal.tenant
+            if self.tenant not in (None, tenant):
+                raise BundleInvalid("a trace of another tenant than the bundle's", expected=self.tenant, found=tenant)
         if isinstance(record.artifact, SupervisorDecision):
             self._verify_signature(record.artifact, tenant)
         if state is not None and state.state == "EXECUTING":
@@ -195,13 +215,14 @@ class StreamJudge:
             raise SignatureInvalid("no system stream announced the key", found=decision.signature.key_id)
         verify_decision_signature(decision, known)
         self.report.signatures += 1
+        self.report.signatures_by_retired_keys += known.is_retired
 
     def _verify_claim(self, state: ExecutionState, stream: str) -> None:
         """I2: of all calls with one key, one is made."""
         if state.idempotency_key is None:
             return
-        claim: list[JsonValue] = [state.server_id, state.tool_name, state.idempotency_key]
-        holder = self.memory.claim(digest_of_bytes(canonical_bytes(claim)), stream)
+        claim = Claim(state.server_id, state.tool_name, state.idempotency_key, Digest(state.payload_digest))
+        holder = self.memory.claim(claim.key_digest(), stream)
         if holder != stream:  # I2
             raise RecoveryFailed("two traces made a call with one idempotency key", expected=holder, found=stream)
 
@@ -209,20 +230,17 @@ class StreamJudge:
         system_id = line.stream.partition(":")[2]
         if system_id in self.broken_systems:
             return
-        state = self.systems.get(system_id) or SystemState(system_id)
+        is_withheld = line.artifact is None and self.tenant not in (None, system_id)
+        before = self.systems.get(system_id) or SystemState(system_id)
         try:
-            if line.sequence_number != state.head.sequence_number + 1:
-                raise SequenceGap(
-                    "entries are missing", expected=state.head.sequence_number + 1, found=line.sequence_number
-                )
-            state = fold_system(state, line.entry, line.artifact, entry_digest=digest_of_bytes(line.entry))
+            state = _system_after(before, line, is_withheld=is_withheld)
         except TgaError:
+            self.systems[system_id] = before
             self.broken_systems.add(system_id)
             raise
-        finally:
-            # What pins say is not needed here, and they would be copied at every step.
-            self.systems[system_id] = replace(state, pins={})
+        self.systems[system_id] = state
         self.keys.of_tenant[system_id] = state.keys
+        self.report.payloads_withheld += is_withheld
         erasure = _erasure(line.artifact)
         if erasure is not None:
             payloads = GENESIS
@@ -234,13 +252,17 @@ class StreamJudge:
                     erasure.last_sequence_number,
                     erasure.last_entry_digest,
                     payloads,
+                    None if erasure.claim is None else erasure.claim.key_digest,
                     line.stream,
                     line.sequence_number,
-                    line.leaf_index is not None,
                 )
             )
 
     def _verify_erasure(self, erased: Erased) -> Iterator[TgaError]:
+        holder = erased.stream if erased.key_digest is None else self.memory.claim(erased.key_digest, erased.stream)
+        if holder != erased.stream:  # I2
+            yield RecoveryFailed("the erased trace had the claim of a key with which another made a call", found=holder)
+            return
         standing = self.memory.load(erased.stream)
         if standing is None:
             if self.complete:
@@ -252,10 +274,44 @@ class StreamJudge:
         found = (erased.last_sequence_number, erased.last_entry_digest, erased.payloads)
         if found != expected:
             yield RecoveryFailed("the erasure is of something else", expected=expected, found=found)
-        elif standing.payloads_present and erased.is_covered:
+        elif standing.payloads_present:
             yield RecoveryFailed("a payload stands that was erased", found=erased.stream)
         else:
             self.memory.store(erased.stream, replace(standing, is_erased=True))
+
+
+class AfterHeadJudge:
+    """System entries that no signed head covers, as a continuation of the covered ones. Nothing rests on them: they are
+    only said to hang together, or not."""
+
+    def __init__(self, covered: StreamJudge) -> None:
+        self._systems = dict(covered.systems)
+        self._broken = set(covered.broken_systems)
+
+    def judge(self, line: EntryLine) -> Iterator[TgaError]:
+        kind, _, system_id = line.stream.partition(":")
+        if system_id in self._broken and kind == SYSTEM.name:
+            return
+        try:
+            if kind != SYSTEM.name:
+                raise SequenceGap("only system entries may be newer than the tree")
+            before = self._systems.get(system_id) or SystemState(system_id)
+            self._systems[system_id] = _system_after(before, line, is_withheld=False)
+        except TgaError as error:
+            if kind == SYSTEM.name:
+                self._broken.add(system_id)
+            error.stream, error.sequence_number = line.stream, line.sequence_number
+            yield error
+
+
+def _system_after(state: SystemState, line: EntryLine, *, is_withheld: bool) -> SystemState:
+    if line.sequence_number != state.head.sequence_number + 1:
+        raise SequenceGap("entries are missing", expected=state.head.sequence_number + 1, found=line.sequence_number)
+    if is_withheld:
+        return fold_withheld(state, line.entry)
+    state = fold_system(state, line.entry, line.artifact, entry_digest=digest_of_bytes(line.entry))
+    # What pins say is not needed here, and they would be copied at every step.
+    return replace(state, pins={})
 
 
 def _verify_place(line: EntryLine, stream: str, sequence_number: int) -> None:

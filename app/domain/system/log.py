@@ -73,6 +73,18 @@ def fold_system(
     return fold_next(state, record)
 
 
+def fold_withheld(state: SystemState, raw_entry: bytes) -> SystemState:
+    """As `fold_system` for an entry whose artifact is kept from the reader: its digest stands, and it says nothing."""
+    try:
+        entry = SystemLogEntry.from_body_bytes(raw_entry)
+        if entry.system_id != state.system_id:
+            raise SchemaViolation("the entry is of another stream", expected=state.system_id, found=entry.system_id)
+        head = SYSTEM_DOCUMENTS.verify_next(state.head, Record(entry, None))
+    except TgaError as error:
+        raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
+    return replace(state, head=head)
+
+
 def fold_next(state: SystemState, record: SystemRecord) -> SystemState:
     """The state after one more entry with its artifact, or the error of the first check that fails."""
     entry, document = record
