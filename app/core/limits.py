@@ -158,6 +158,7 @@ API_KEY_LIFE_DAYS_MAX: Final = 36_500
 ACCESS_CACHE_KEYS_MAX: Final = 4_096
 ACCESS_CACHE_AGE_MS: Final = 5_000
 ACCESS_LOOKUPS_AT_ONCE_MAX: Final = 2
+ACCESS_LOOKUP_KEYS_MAX: Final = 256
 LISTENER_BEAT_MS: Final = 5_000
 JWT_HEADER_CHARS_MAX: Final = 1_024
 JWT_LEEWAY_S: Final = 30
@@ -184,9 +185,6 @@ SHUTDOWN_LAST_MS: Final = 5_000
 READY_CHECK_MS: Final = 2_000
 READY_BELIEVED_MS: Final = 500
 PRINCIPALS_REMEMBERED: Final = 1_024
-CREDENTIALS_REMEMBERED_MAX: Final = 4_096
-UNAUTHENTICATED_PER_SECOND_MAX: Final = 100
-UNAUTHENTICATED_BURST_MAX: Final = 400
 
 # The policy. Cedar's parser recurses on the machine's stack: brackets and operators beyond these could overflow it and
 # end the process. Values are counted in arguments that a policy reads, those without a form in Cedar as

@@ -13,12 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from app.core.errors import GatewayBusy, RateLimited, TooManyInFlight
-from app.core.limits import (
-    CREDENTIALS_REMEMBERED_MAX,
-    PRINCIPALS_REMEMBERED,
-    UNAUTHENTICATED_BURST_MAX,
-    UNAUTHENTICATED_PER_SECOND_MAX,
-)
+from app.core.limits import PRINCIPALS_REMEMBERED
 from app.domain.identity import Principal
 
 
@@ -55,10 +50,6 @@ class TokenBucket:
         self._tokens -= 1
         return True
 
-    def is_empty(self, now: float) -> bool:
-        self._refill(now)
-        return self._tokens < 1
-
     def is_full(self, now: float) -> bool:
         self._refill(now)
         return self._tokens >= self._burst
@@ -85,33 +76,6 @@ class _Line:
 
     def is_idle(self, now: float) -> bool:
         return self.in_flight == 0 and self.subscribed == 0 and self.bucket.is_full(now)
-
-
-class Strangers:
-    """Bounds how many looks at the store guessers get: one that finds nothing is counted, and too many are refused
-    before they look. A key that was good before is never made to wait for them."""
-
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._bucket = TokenBucket(UNAUTHENTICATED_PER_SECOND_MAX, UNAUTHENTICATED_BURST_MAX, now())
-        # Not the keys: their hashes under this process's random seed, enough to tell a known one.
-        self._known: dict[int, None] = {}
-
-    def before_look(self, credential: str) -> None:
-        """RateLimited when strangers come too fast, and this may be one of them."""
-        if self._bucket.is_empty(self._now()) and hash(credential) not in self._known:
-            raise RateLimited("too many keys that do not exist", retry_after_s=self._bucket.wait_s())
-
-    def found(self, credential: str) -> None:
-        key = hash(credential)
-        if key not in self._known:
-            if len(self._known) >= CREDENTIALS_REMEMBERED_MAX:
-                del self._known[next(iter(self._known))]
-            self._known[key] = None
-
-    def refused(self, credential: str) -> None:
-        self._known.pop(hash(credential), None)
-        self._bucket.take(self._now())
 
 
 class Admission:

@@ -8,7 +8,6 @@ from typing import Final, NoReturn, Protocol
 from app.core.errors import Unauthenticated
 from app.core.limits import CREDENTIAL_CHARS_MAX
 from app.domain.identity import API_KEY_PREFIX, Keys, PresentedKey, Principal, StoredKey, parse_api_key
-from app.edge.admission import Strangers
 
 _SCHEME: Final = "bearer"
 _NOBODYS_DIGEST: Final = bytes(32)  # the SHA-256 of nothing that anyone knows
@@ -27,16 +26,15 @@ class Authenticator:
     same way: a comparison, one look at the database, a comparison; a refusal never comes from memory alone.
     """
 
-    def __init__(self, keys: Keys, tokens: Tokens | None = None, *, strangers: Strangers | None = None) -> None:
+    def __init__(self, keys: Keys, tokens: Tokens | None = None) -> None:
         self._keys = keys
         self._tokens = tokens
-        self._strangers = strangers or Strangers()
 
     async def authenticate(self, authorization: str | None) -> Principal:
         """The principal of a valid credential, else Unauthenticated; StoreUnavailable when keys cannot be read.
 
-        RateLimited only for a key that would have to be looked up, while too many that do not exist are tried: not for
-        a token, nor for a key that is remembered.
+        Keys that do not exist never make one that does wait for more than the query under way: look-ups go to the
+        store many at a time.
         """
         if authorization is None or len(authorization) > CREDENTIAL_CHARS_MAX:
             _refuse()
@@ -58,19 +56,12 @@ class Authenticator:
         key = self._keys.cached_key(presented.key_id)
         if not _fits(key, presented):
             # Also when a remembered key's secret was wrong: a quicker refusal would tell that the key exists.
-            key = await self._looked_up(text, presented)
+            key = await self._keys.load_key(presented.key_id)
+            if not _fits(key, presented):
+                _refuse()
         if key is None or not key.is_valid:
             _refuse()
         return key.principal
-
-    async def _looked_up(self, text: str, presented: PresentedKey) -> StoredKey:
-        self._strangers.before_look(text)
-        key = await self._keys.load_key(presented.key_id)
-        if not _fits(key, presented) or key is None or not key.is_valid:
-            self._strangers.refused(text)
-            _refuse()
-        self._strangers.found(text)
-        return key
 
 
 def _fits(key: StoredKey | None, presented: PresentedKey) -> bool:

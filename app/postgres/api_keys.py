@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import re
 import secrets
 import time
@@ -19,6 +20,7 @@ from app.core.errors import AccessNotFound, SchemaViolation
 from app.core.limits import (
     ACCESS_CACHE_AGE_MS,
     ACCESS_CACHE_KEYS_MAX,
+    ACCESS_LOOKUP_KEYS_MAX,
     ACCESS_LOOKUPS_AT_ONCE_MAX,
     API_KEY_LIFE_DAYS_MAX,
     NAME_CHARS_MAX,
@@ -49,7 +51,9 @@ SELECT k.key_id IS NOT NULL AS exists, coalesce(secret_sha256, decode(repeat('00
        coalesce(principal_id, 'nobody') AS principal_id, coalesce(tenant, 'default') AS tenant,
        coalesce(roles, '{{agent}}') AS roles, {_IS_VALID},
        extract(epoch FROM expires_at - clock_timestamp())::float8 AS expires_in_s
-  FROM (SELECT $1::text COLLATE "C" AS key_id) AS asked LEFT JOIN tga.api_keys k USING (key_id)
+  FROM unnest($1::text[]) WITH ORDINALITY AS asked(key_id, place)
+  LEFT JOIN tga.api_keys k ON k.key_id = asked.key_id COLLATE "C"
+ ORDER BY asked.place
 """  # noqa: S608 - a constant of this file
 
 
@@ -100,8 +104,8 @@ class PostgresAccess(Closing):
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._tenants = {DEFAULT_TENANT}  # tenants are never removed, so what once existed does
         self._changes = 0
-        # Strangers can make us ask; they must not take the sessions that the ledger needs.
-        self._lookups = asyncio.Semaphore(ACCESS_LOOKUPS_AT_ONCE_MAX)
+        self._wanted: dict[str, list[asyncio.Future[StoredKey | None]]] = {}  # keys that no query asks for yet
+        self._looking: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(cls, sessions: Sessions, url: str) -> Self:
@@ -199,22 +203,59 @@ class PostgresAccess(Closing):
         return known.key
 
     async def load_key(self, key_id: str) -> StoredKey | None:
-        async with self._lookups:
-            asked_at_s, changes, heard_before = time.monotonic(), self._changes, self._hears()
-            ((exists, digest, principal_id, tenant, roles, is_valid, expires_in_s),) = await self._sessions.fetch(
-                _LOAD, key_id
-            )
-        key = StoredKey(key_id, digest, principal_id, tenant, tuple(roles), is_valid)
+        """The key as the database has it now. Look-ups that arrive while one is under way go together in the next."""
+        answer: asyncio.Future[StoredKey | None] = asyncio.get_running_loop().create_future()
+        self._wanted.setdefault(key_id, []).append(answer)
+        if len(self._looking) < ACCESS_LOOKUPS_AT_ONCE_MAX:
+            task = asyncio.create_task(self._look())
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+        return await answer
+
+    async def _look(self) -> None:
+        """One query after the other until nobody waits. Strangers can make us ask, not ask often: however many keys
+        they make up, a key that exists waits for one query, and the ledger's sessions stay free."""
+        while self._wanted:
+            asked = list(itertools.islice(self._wanted, ACCESS_LOOKUP_KEYS_MAX))
+            waiting = [self._wanted.pop(key_id) for key_id in asked]
+            found: Sequence[StoredKey | None] = ()
+            error: Exception | None = None
+            try:
+                found = await self._load_all(asked)
+            except Exception as failed:
+                error = failed
+            except BaseException:
+                for answer in itertools.chain(*waiting):
+                    answer.cancel()
+                raise
+            for place, answers in enumerate(waiting):
+                for answer in answers:
+                    if answer.done():
+                        continue  # its request was given up
+                    if error is not None:
+                        answer.set_exception(error)
+                    else:
+                        answer.set_result(found[place])
+
+    async def _load_all(self, key_ids: list[str]) -> list[StoredKey | None]:
+        asked_at_s, changes, heard_before = time.monotonic(), self._changes, self._hears()
+        rows = await self._sessions.fetch(_LOAD, key_ids)
         # A change that was heard since we asked may be one that this answer does not know of.
-        if exists and heard_before and self._hears() and changes == self._changes:
-            age_s = ACCESS_CACHE_AGE_MS / 1000
-            if is_valid and expires_in_s is not None:
-                age_s = min(age_s, expires_in_s)
-            self._known[key_id] = _Known(key, asked_at_s + age_s)
-            self._known.move_to_end(key_id)
-            if len(self._known) > ACCESS_CACHE_KEYS_MAX:
-                self._known.popitem(last=False)
-        return key if exists else None
+        may_remember = heard_before and self._hears() and changes == self._changes
+        found: list[StoredKey | None] = []
+        for key_id, row in zip(key_ids, rows, strict=True):
+            exists, digest, principal_id, tenant, roles, is_valid, expires_in_s = row
+            key = StoredKey(key_id, digest, principal_id, tenant, tuple(roles), is_valid)
+            found.append(key if exists else None)
+            if exists and may_remember:
+                age_s = ACCESS_CACHE_AGE_MS / 1000
+                if is_valid and expires_in_s is not None:
+                    age_s = min(age_s, expires_in_s)
+                self._known[key_id] = _Known(key, asked_at_s + age_s)
+                self._known.move_to_end(key_id)
+                if len(self._known) > ACCESS_CACHE_KEYS_MAX:
+                    self._known.popitem(last=False)
+        return found
 
     async def opens(self, text: str) -> bool:
         """Whether this text is a valid key of this database."""

@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from app.core.errors import AccessNotFound, SchemaViolation
-from app.core.limits import ACCESS_CACHE_AGE_MS, ACCESS_CACHE_KEYS_MAX
-from app.domain.identity import ROLES, parse_api_key
+from app.core.limits import ACCESS_CACHE_AGE_MS, ACCESS_CACHE_KEYS_MAX, ACCESS_LOOKUP_KEYS_MAX
+from app.domain.identity import ROLES, StoredKey, parse_api_key
 from app.postgres import api_keys as access_module
 from app.postgres.api_keys import CreatedKey, PostgresAccess
 from app.postgres.database import Database
@@ -340,6 +340,39 @@ async def test_an_answer_older_than_a_change_that_was_heard_is_not_remembered(
     assert not found.is_valid
 
 
+async def test_many_look_ups_at_once_are_few_queries_and_a_key_that_exists_is_among_them(
+    access: PostgresAccess, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many keys strangers make up, what the database is asked stays bounded, and nobody is turned away."""
+    good = (await create(access)).listed.key_id
+    access._forget_all()
+    queries: list[int] = []
+    original = sessions.fetch
+
+    async def counted(statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        queries.append(len(arguments[0]))
+        return await original(statement, *arguments)
+
+    monkeypatch.setattr(sessions, "fetch", counted)
+    made_up = [f"{number:016x}" for number in range(2_000)]
+    found = await asyncio.gather(*(access.load_key(key_id) for key_id in (*made_up, good, good)))
+    assert found[:2_000] == [None] * 2_000
+    assert [key is not None and key.key_id for key in found[2_000:]] == [good, good]
+    assert len(queries) <= 12
+    assert max(queries) <= ACCESS_LOOKUP_KEYS_MAX
+
+
+async def test_a_look_up_that_is_given_up_does_not_disturb_the_others(access: PostgresAccess) -> None:
+    good = (await create(access)).listed.key_id
+    access._forget_all()
+    looks = [asyncio.create_task(access.load_key(good)) for _ in range(3)]
+    await asyncio.sleep(0)
+    looks[1].cancel()
+    first, _, third = await asyncio.gather(*looks, return_exceptions=True)
+    assert isinstance(first, StoredKey)
+    assert first == third
+
+
 async def valid_in(access: PostgresAccess, key_id: str) -> None:
     """It is valid there, and remembered."""
     for _ in range(100):
@@ -366,7 +399,7 @@ def count_queries(access: PostgresAccess, monkeypatch: pytest.MonkeyPatch) -> li
     original = access._sessions.fetch
 
     async def counted(statement: str, *arguments: Any) -> list[asyncpg.Record]:
-        asked.append(arguments[0])
+        asked.extend(arguments[0])
         return await original(statement, *arguments)
 
     monkeypatch.setattr(access._sessions, "fetch", counted)

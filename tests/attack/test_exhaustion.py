@@ -17,6 +17,8 @@ _FILES = 256
 _HONEST = 10
 _FOLLOWERS = 100
 _BYTES_PER_FOLLOWER = 400_000
+_GUESSERS = 8
+_GUESSES = 200
 
 
 def _address(world: World) -> tuple[str, int]:
@@ -79,3 +81,29 @@ def memory_bytes(world: World) -> int:
     assert world.gateway is not None
     status = Path(f"/proc/{world.gateway.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def test_made_up_keys_right_after_a_start_lock_out_nobody_who_has_one(still_world: World) -> None:
+    """Keys that the gateway has not seen yet, each used for the first time beside a flood of made-up ones."""
+    world = still_world
+    world.start()
+    try:
+        keys = [world.new_key(f"newcomer-{number}", "agent") for number in range(8)]
+        with ThreadPoolExecutor(_GUESSERS) as at_once:
+            guessing = [at_once.submit(_guess, world.url, number) for number in range(_GUESSERS)]
+            while not all(done.done() for done in guessing) and keys:
+                with closing(Client(world.url, keys.pop())) as newcomer:
+                    assert newcomer.ask("GET", "/v1/traces?limit=1").status == 200
+            answers = [status for done in guessing for status in done.result()]
+        assert set(answers) == {401}
+        assert len(answers) == _GUESSERS * _GUESSES
+    finally:
+        world.stop()
+
+
+def _guess(url: str, number: int) -> list[int]:
+    said = []
+    for guess in range(_GUESSES):
+        with closing(Client(url, f"tga_{number:08x}{guess:08x}_{'x' * 43}")) as client:
+            said.append(client.ask("GET", "/v1/traces?limit=1").status)
+    return said
