@@ -56,10 +56,11 @@ class Registry:
     """Tools and connectors of one configuration (the ports Tools and Connectors).
 
     Ids are qualified (`app.config.qualify`), except where a tenant stands beside them. `on_discovery` is called with
-    the tools of an MCP server whenever they were listed anew; the registry already has them then.
+    the tools of an MCP server whenever they were listed anew; the registry already has them then. It says which of
+    them cannot be pinned, and why.
     """
 
-    on_discovery: Callable[[Sequence[Tool]], Awaitable[None]] | None = None
+    on_discovery: Callable[[Sequence[Tool]], Awaitable[Sequence[str]]] | None = None
 
     def __init__(
         self,
@@ -200,12 +201,13 @@ class Registry:
     def _mcp_server(
         self, config: Config, name: str, server_id: str, environment: Mapping[str, str] | None
     ) -> McpServer:
-        async def publish(discovery: Discovery) -> None:
+        async def publish(discovery: Discovery) -> Sequence[str]:
             self._replace(server_id, discovery.tools)
             if self.on_discovery is not None:
                 # Without the store nothing is called either; a tool nobody has seen is pinned before its first call.
                 with contextlib.suppress(TgaError):
-                    await self.on_discovery(discovery.tools)
+                    return await self.on_discovery(discovery.tools)
+            return ()
 
         server = config.servers[name]
         way = way_to(config, name, server, pool=self._pool, environment=environment)
