@@ -93,9 +93,10 @@ def _described(name: str, tool: Tool, client: Client) -> dict[str, Any]:
     if isinstance(tool, McpTool):
         described = {"name": name, **{field: tool.listed[field] for field in _KEPT if field in tool.listed}}
         described["inputSchema"] = _object_schema(tool.input_schema)
-        # Until 2025-11-25 an output is an object, and its schema says so.
-        if not client.is_modern and described.get("outputSchema", {}).get("type") != "object":
-            described.pop("outputSchema", None)
+        if not client.is_modern and "outputSchema" in described:
+            # Until 2025-11-25 an output is an object, and its schema says so.
+            schema = described.pop("outputSchema")
+            described |= {"outputSchema": _object_schema(schema)} if schema.get("type") == "object" else {}
     else:
         described = {"name": name, "inputSchema": _object_schema(tool.input_schema)}
         if tool.description is not None:
@@ -112,6 +113,8 @@ def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """As all clients read it: of type `object`, which arguments always are, and no property's schema `true` or
     `false`."""
     properties = schema.get("properties", {})
+    if not isinstance(properties, dict):  # of an output: the server has never been asked for anything that fits it
+        return {**schema, "type": "object", "properties": {}}
     if schema.get("type") == "object" and not any(isinstance(member, bool) for member in properties.values()):
         return schema
     written = {name: _OF_BOOLEAN[member] if isinstance(member, bool) else member for name, member in properties.items()}

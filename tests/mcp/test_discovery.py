@@ -6,9 +6,13 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp_types import ListToolsResult
 
 from app.config import ServerConfig
 from app.config.bounded_schema import TooManySteps, bounded_validator_of, first_misfit
@@ -19,7 +23,9 @@ from app.connectors.registry import Registry
 from app.core.errors import ArgumentsInvalid, StoreUnavailable, ToolNotFound
 from app.core.limits import MCP_LISTING_BYTES_MAX, MCP_PAGES_MAX, MCP_PROBLEMS_MAX
 from app.domain.tools import Tool
+from app.mcp_server.tool_catalogue import _described
 from tests.connectors.servers import until
+from tests.core.test_enclosing import EXAMPLES, near_limits
 from tests.mcp.standing import scripted, standing, structured
 
 OBJECT = {"type": "object"}
@@ -107,6 +113,48 @@ def test_what_no_client_could_read_is_not_listed_on() -> None:
     assert found(odd)["a"].listed == tool(annotations={"other": 1})
     good = [{"src": "x", "sizes": ["48x48"], "theme": "dark"}]
     assert found(tool(icons=good, _meta={"a": 1}))["a"].listed == tool(icons=good, _meta={"a": 1})
+
+
+CLIENTS = [SimpleNamespace(is_modern=is_modern) for is_modern in (True, False)]
+
+
+def verify_readable(tools: Sequence[McpTool]) -> None:
+    """By the official client's types, and by what others ask of schemas beyond them."""
+    for client in CLIENTS:
+        described = [_described(known.tool_name, known, client) for known in tools]  # type: ignore[arg-type]
+        ListToolsResult.model_validate({"tools": described, "resultType": "complete"}, strict=True)
+        for one in described:
+            schemas = [one["inputSchema"], *([one["outputSchema"]] if "outputSchema" in one else [])]
+            assert None not in one.values()
+            assert one["inputSchema"]["type"] == "object"
+            for schema in schemas if not client.is_modern else ():
+                assert schema["type"] == "object"
+                assert all(isinstance(member, dict) for member in schema.get("properties", {}).values())
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(near_limits(), max_size=3))
+def test_whatever_a_server_lists_a_client_can_read_what_is_listed_on(listed: list[dict[str, Any]]) -> None:
+    verify_readable(discover("it", server(), Listing([*listed, tool("good")])).tools)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        tool(schema={}),
+        tool(schema={"type": ["object", "null"], "properties": {"a": True, "b": False, "c": {"type": "string"}}}),
+        tool(outputSchema={"type": "array"}),
+        tool(outputSchema={"type": "object", "properties": {"a": True}}),
+        tool(outputSchema={"type": "object", "properties": 7}),
+        tool(annotations={"title": 7, "readOnlyHint": None, "destructiveHint": "no"}, title=None, description=None),
+        tool(icons=[{}], _meta=7),
+        tool(icons=[{"src": "x", "theme": "pink"}]),
+    ],
+)
+def test_what_other_clients_would_refuse_the_whole_list_for_is_listed_as_they_read_it(odd: dict[str, Any]) -> None:
+    known = discover("it", server(), Listing([odd])).tools
+    assert len(known) == 1
+    verify_readable(known)
 
 
 # What is left out, and only that.
