@@ -146,7 +146,7 @@ class Session:
         """A page of the list, and how many bytes it has."""
         heard = await self.link.request(self.outgoing("tools/list", params), timeout_s=MCP_ANSWER_MS / 1000)
         if isinstance(heard, Oversize):
-            raise Unlistable(f"tools/list was answered with {heard.size_bytes} bytes, which is too much")
+            raise Unlistable(f"tools/list was answered with {heard.large.size_bytes} bytes, which is too much")
         result = _result_of("tools/list", heard)
         return result, len(heard.message.result_bytes or b"") if isinstance(heard, Reply) else 0
 
