@@ -151,7 +151,9 @@ def test_a_call_with_the_largest_arguments_can_be_sent_to_an_mcp_server(largest:
     for version in ("2025-11-25", "2026-07-28"):
         session = Session(None, version, {}, None)  # type: ignore[arg-type]
         meta = {"tga/tool-call-id": "i" * 36, "tga/idempotency-key": "k" * 384, "traceparent": "t" * 55}
-        outgoing = session.call(NAME, largest, meta, param_headers=lambda _: {}, on_progress=lambda _: None)
+        outgoing = session.call(
+            NAME, largest, meta, param_headers=lambda _: {}, on_progress=lambda _: None, may_send=None
+        )
         assert outgoing.written()
 
 
