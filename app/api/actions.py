@@ -14,8 +14,9 @@ from starlette.responses import Response
 from app.api.openapi import DECISION_EXAMPLE, MOVED, PIN_STATE, request_body
 from app.api.tool_calls import WaitMs
 from app.core import errors
+from app.core.canonical import canonical_enclosed
 from app.core.errors import InputMalformed, OutcomeUnknown, SchemaViolation
-from app.core.limits import CALL_WAIT_MS
+from app.core.limits import CALL_WAIT_MS, DOCUMENT_BYTES_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Name, Part, Sha256, Signature, Text, Time
 from app.domain.tga.documents import JsonOutput, TraceId
@@ -125,6 +126,7 @@ class Actions:
                 raise SchemaViolation(
                     "the body at /output", expected="an output only with `succeeded`", found=body.action
                 )
+            canonical_enclosed(body.output, bytes_max=DOCUMENT_BYTES_MAX)  # the effect's documents stand around it
             answering = self._edge.runtime.resolve(
                 trace,
                 action=body.action,

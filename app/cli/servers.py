@@ -63,6 +63,7 @@ async def show_servers(client: GatewayClient, *, as_json: bool) -> bool:
                 for server in servers
             ),
         )
+        _tell_of_problems(servers)
         output.print()
         print_table(
             ("server", "tool", "class", "tags", "pin", "definition"),
@@ -112,6 +113,15 @@ def _pin_cell(pin: dict[str, Any]) -> Text:
 
 def _last_failure(health: dict[str, Any]) -> str:
     return f"{health['last_failure_kind']} {health['last_failure_at']}" if health["last_failure_at"] else ""
+
+
+def _tell_of_problems(servers: list[dict[str, Any]]) -> None:
+    for server in servers:
+        connection = server["connection"] or {}
+        if connection.get("state", "connected") != "connected" and connection["last_error"]:
+            output.print(f"{server['server_id']}: {connection['state']}: {connection['last_error']}", markup=False)
+        for problem in connection.get("problems", ()):
+            output.print(f"{server['server_id']}: {problem}", markup=False)
 
 
 def _tell_of_quarantined(tools: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from app.config.wording import escaped, listed, one_of, pointer_to, shown
-from app.core.canonical import canonical_bytes
+from app.core.canonical import canonical_enclosed
 from app.core.errors import InputMalformed, InputTooLarge, SettingInvalid
 from app.core.limits import INPUT_SCHEMA_BYTES_MAX
 
@@ -29,7 +29,11 @@ def verify_input_schema(at: str, schema: dict[str, Any]) -> None:
     """Raise SettingInvalid unless every call can be checked against it, tomorrow as today."""
     if schema.get("$schema", DIALECT) != DIALECT:
         raise SettingInvalid(f"{at}.$schema", expected=DIALECT, found=shown(schema["$schema"]))
-    verify_well_formed(at, schema, Draft202012Validator)
+    verify_writable(at, schema)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise not_a_schema(at, error) from None
     verify_references(at, schema)
     try:
         validator_of(schema).is_valid({})
@@ -37,18 +41,18 @@ def verify_input_schema(at: str, schema: dict[str, Any]) -> None:
         raise SettingInvalid(f"{at}: its references go round in a circle", expected="an end to them") from None
 
 
-def verify_well_formed(at: str, schema: dict[str, Any], kind: Any) -> None:
-    """Raise SettingInvalid unless it can be written, is not large, and is a schema of that kind."""
+def verify_writable(at: str, part: Any) -> None:
+    """Raise SettingInvalid unless this part of a tool's definition can stand in its pin, and is not large."""
     try:
-        canonical_bytes(schema, bytes_max=INPUT_SCHEMA_BYTES_MAX)
+        canonical_enclosed(part, bytes_max=INPUT_SCHEMA_BYTES_MAX)
     except (InputMalformed, InputTooLarge) as error:
         raise SettingInvalid(f"{at}: {error.what}", expected=error.expected, found=error.found) from None
-    try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        expected, found = mismatch(error)
-        pointer = pointer_to(error.absolute_path) or "the top"
-        raise SettingInvalid(f"{at} at {pointer} is not JSON Schema 2020-12", expected=expected, found=found) from None
+
+
+def not_a_schema(at: str, error: ValidationError | SchemaError) -> SettingInvalid:
+    expected, found = mismatch(error)
+    pointer = pointer_to(error.absolute_path) or "the top"
+    return SettingInvalid(f"{at} at {pointer} is not JSON Schema 2020-12", expected=expected, found=found)
 
 
 def verify_reachable(at: str, schema: Any, steps: tuple[str, ...]) -> None:
@@ -80,10 +84,15 @@ def mismatch(error: ValidationError | SchemaError) -> tuple[str, str]:
     return f"{error.validator}: {shown(wanted)}", shown(value)
 
 
+def crawled(schema: dict[str, Any]) -> Any:
+    """A resolver of the schema's references that fetches nothing and has looked through the whole schema, once."""
+    resource = referencing.Resource.from_contents(schema, default_specification=DRAFT202012)
+    uri = (resource.id() or "").rstrip("#")
+    return referencing.Registry[Any]().with_resource(uri, resource).crawl().resolver(uri)
+
+
 def verify_references(at: str, schema: dict[str, Any]) -> None:
-    resolver = referencing.Registry[Any]().resolver_with_root(
-        referencing.Resource.from_contents(schema, default_specification=DRAFT202012)
-    )
+    resolver = crawled(schema)
     for pointer, keyword, reference in _references(schema):
         if keyword == "$id":
             raise SettingInvalid(f"{at} at {pointer}", expected="$id at the top only", found=shown(reference))

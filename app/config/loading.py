@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from app.config.input_schema import verify_input_schema, verify_reachable
+from app.config.input_schema import verify_input_schema, verify_reachable, verify_writable
 from app.config.tables import (
     ADDRESS_FIELDS,
     TRANSPORTS_OF_FIELD,
@@ -77,6 +77,7 @@ def _verify_server(at: str, server_id: str, server: ServerConfig) -> None:
         if tool.tool_class is None:
             raise SettingInvalid(f"{at}.tools.{name}.class", expected="the field", found="nothing")
         verify_input_schema(f"{at}.tools.{name}.input_schema", tool.input_schema)
+        verify_writable(f"{at}.tools.{name}.description", tool.description)
         for pointer in tool.secret_arguments:
             verify_reachable(f"{at}.tools.{name}.secret_arguments", tool.input_schema, split_pointer(pointer))
 

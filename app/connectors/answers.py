@@ -8,14 +8,12 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from app.core.canonical import JsonValue, canonical_bytes, parse_json
+from app.core.canonical import JsonValue, canonical_enclosed, parse_json
 from app.core.errors import InputTooLarge
 from app.core.limits import (
-    DEPTH_MAX,
     DOCUMENT_BYTES_MAX,
-    KEYS_MAX,
-    OUTPUT_DEPTH_RESERVED,
-    OUTPUT_KEYS_RESERVED,
+    ENCLOSED_DEPTH_MAX,
+    ENCLOSED_KEYS_MAX,
     OUTPUT_VALUES_MAX,
     RETRY_AFTER_MS_MAX,
 )
@@ -69,15 +67,11 @@ def storable_json(raw: bytes) -> JsonValue:
     value = parse_json(raw)
     may_be_large = (
         len(raw) * _CANONICAL_GROWTH_MAX > DOCUMENT_BYTES_MAX
-        or raw.count(b":") + OUTPUT_KEYS_RESERVED > KEYS_MAX
-        or raw.count(b"[") + raw.count(b"{") + OUTPUT_DEPTH_RESERVED > DEPTH_MAX
+        or raw.count(b":") > ENCLOSED_KEYS_MAX
+        or raw.count(b"[") + raw.count(b"{") > ENCLOSED_DEPTH_MAX
     )
     if may_be_large:
-        canonical_bytes(value, bytes_max=DOCUMENT_BYTES_MAX)
-        wrapped: JsonValue = [value, {str(n): None for n in range(OUTPUT_KEYS_RESERVED)}]
-        for _ in range(OUTPUT_DEPTH_RESERVED - 1):
-            wrapped = [wrapped]
-        canonical_bytes(wrapped)
+        canonical_enclosed(value, bytes_max=DOCUMENT_BYTES_MAX)
     return value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
 from app.connectors.http import HttpConnector
 from app.connectors.http_client import HttpPool
+from app.connectors.mcp.child_guard import ends_all_descendants
 from app.connectors.mcp.discovery import Discovery, McpTool
 from app.connectors.mcp.server import Connection, McpServer, Watchers
 from app.connectors.mcp.transport import way_to
@@ -33,6 +35,8 @@ from app.core.errors import ArgumentsInvalid, TgaError, ToolNotFound
 from app.core.limits import MCP_START_WAIT_MS
 from app.domain.tga.ports import Connector
 from app.domain.tools import Tool
+
+logger = logging.getLogger("tga")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,11 @@ class Registry:
     """Tools and connectors of one configuration (the ports Tools and Connectors).
 
     Ids are qualified (`app.config.qualify`), except where a tenant stands beside them. `on_discovery` is called with
-    the tools of an MCP server whenever they were listed anew; the registry already has them then.
+    the tools of an MCP server whenever they were listed anew; the registry already has them then. It says which of
+    them cannot be pinned, and why.
     """
 
-    on_discovery: Callable[[Sequence[Tool]], Awaitable[None]] | None = None
+    on_discovery: Callable[[Sequence[Tool]], Awaitable[Sequence[str]]] | None = None
 
     def __init__(
         self,
@@ -102,6 +107,11 @@ class Registry:
     async def start(self, *, wait_ms: int = MCP_START_WAIT_MS) -> None:
         """Start the MCP servers. Waits for each first attempt, but not for ever, and for none that fails: what is not
         there now is tried on, and its tools come when it does."""
+        if any(server.transport == "mcp-stdio" for _, server in self._servers.values()) and not ends_all_descendants():
+            logger.warning(
+                "this system has no subreapers (prctl of Linux): what an MCP server starts in a session of its own may "
+                "outlive the gateway"
+            )
         for server in self._mcp.values():
             server.start()
         with contextlib.suppress(TimeoutError):
@@ -200,12 +210,13 @@ class Registry:
     def _mcp_server(
         self, config: Config, name: str, server_id: str, environment: Mapping[str, str] | None
     ) -> McpServer:
-        async def publish(discovery: Discovery) -> None:
+        async def publish(discovery: Discovery) -> Sequence[str]:
             self._replace(server_id, discovery.tools)
             if self.on_discovery is not None:
                 # Without the store nothing is called either; a tool nobody has seen is pinned before its first call.
                 with contextlib.suppress(TgaError):
-                    await self.on_discovery(discovery.tools)
+                    return await self.on_discovery(discovery.tools)
+            return ()
 
         server = config.servers[name]
         way = way_to(config, name, server, pool=self._pool, environment=environment)

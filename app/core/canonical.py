@@ -21,6 +21,9 @@ from app.core.limits import (
     ARTIFACT_BYTES_MAX,
     DEPTH_MAX,
     DOCUMENT_BYTES_MAX,
+    ENCLOSED_BYTES_MAX,
+    ENCLOSED_KEYS_MAX,
+    ENCLOSING_DEPTH,
     KEYS_MAX,
     NUMBER_CHARS_MAX,
     SAFE_INTEGER_MAX,
@@ -112,7 +115,9 @@ def parse_object(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> di
     return value
 
 
-def canonical_bytes(value: JsonValue, *, bytes_max: int = ARTIFACT_BYTES_MAX, depth: int = 0) -> bytes:
+def canonical_bytes(
+    value: JsonValue, *, bytes_max: int = ARTIFACT_BYTES_MAX, keys_max: int = KEYS_MAX, depth: int = 0
+) -> bytes:
     """RFC 8785 bytes of `value`, which stands so deep in a document, or InputMalformed or InputTooLarge.
 
     Bounded as reading is, so that nothing is stored that cannot be read again: a document that wraps an accepted
@@ -125,9 +130,18 @@ def canonical_bytes(value: JsonValue, *, bytes_max: int = ARTIFACT_BYTES_MAX, de
     written = _written_plain(value, levels) if _is_plain(value, levels) else _written_by_authority(value, levels)
     if len(written) > bytes_max:
         raise _document_too_large(bytes_max, len(written))
-    if _may_have_too_many_keys(written) and _count_keys(value) > KEYS_MAX:
-        raise _too_many_keys()
+    if _may_have_too_many_keys(written, keys_max) and _count_keys(value) > keys_max:
+        raise _too_many_keys(keys_max)
     return written
+
+
+def canonical_enclosed(value: JsonValue, *, bytes_max: int = ENCLOSED_BYTES_MAX) -> bytes:
+    """RFC 8785 bytes of what others wrote and what is to stand inside documents, or InputMalformed or InputTooLarge.
+
+    Whatever passes leaves room for every document around it (ENCLOSING_DEPTH and the others): none of them can fail
+    later, when part of the work is done.
+    """
+    return canonical_bytes(value, bytes_max=bytes_max, keys_max=ENCLOSED_KEYS_MAX, depth=ENCLOSING_DEPTH)
 
 
 def embedded(value: JsonValue, *, depth: int) -> Embedded:
@@ -157,10 +171,10 @@ def canonical_members(
     return written
 
 
-def _may_have_too_many_keys(written: bytes) -> bool:
+def _may_have_too_many_keys(written: bytes, keys_max: int = KEYS_MAX) -> bool:
     # A key takes four bytes at least, and is followed by these two; only a document with many of them needs an exact
     # count, and only a long one can have many.
-    return len(written) > 4 * KEYS_MAX and written.count(b'":') > KEYS_MAX
+    return len(written) > 4 * keys_max and written.count(b'":') > keys_max
 
 
 def _written_plain(value: JsonValue, levels: int) -> bytes:
@@ -206,7 +220,7 @@ def _refuse_depth(text: str) -> None:
         if bracket.group() in "[{":
             depth += 1
             if depth > DEPTH_MAX:
-                raise InputTooLarge("nested too deeply", expected=f"at most {DEPTH_MAX} levels")
+                raise _nested_too_deeply(DEPTH_MAX)
         else:
             depth -= 1
 
@@ -232,7 +246,18 @@ def _is_plain(value: object, depth_left: int) -> bool:
     return False
 
 
-def _refuse_unwritable(value: JsonValue, depth_left: int = DEPTH_MAX) -> None:
+def _refuse_unwritable(value: JsonValue, levels: int = DEPTH_MAX) -> None:
+    try:
+        _walk(value, levels)
+    except _TooDeep:
+        raise _nested_too_deeply(levels) from None
+
+
+class _TooDeep(Exception):
+    pass
+
+
+def _walk(value: JsonValue, depth_left: int) -> None:
     if isinstance(value, str):
         if "\x00" in value:
             raise InputMalformed("a string holds NUL (\\u0000)")
@@ -249,16 +274,16 @@ def _refuse_unwritable(value: JsonValue, depth_left: int = DEPTH_MAX) -> None:
         if not _float_is_safe(value):
             raise _number_unsafe(repr(value))
     elif depth_left == 0:
-        raise InputTooLarge("nested too deeply", expected=f"at most {DEPTH_MAX} levels")
+        raise _TooDeep
     elif isinstance(value, dict):
         for key, member in value.items():
             if not isinstance(key, str):
                 raise InputMalformed("a key is not a string", found=type(key).__name__)
-            _refuse_unwritable(key)
-            _refuse_unwritable(member, depth_left - 1)
+            _walk(key, depth_left)
+            _walk(member, depth_left - 1)
     elif isinstance(value, list):
         for member in value:
-            _refuse_unwritable(member, depth_left - 1)
+            _walk(member, depth_left - 1)
     else:
         raise InputMalformed("not a JSON value", found=type(value).__name__)
 
@@ -285,8 +310,12 @@ def _document_too_large(bytes_max: int, size_bytes: int) -> InputTooLarge:
     return InputTooLarge("the document is too large", expected=f"at most {bytes_max} bytes", found=size_bytes)
 
 
-def _too_many_keys() -> InputTooLarge:
-    return InputTooLarge("too many keys", expected=f"at most {KEYS_MAX} in a document")
+def _nested_too_deeply(levels: int) -> InputTooLarge:
+    return InputTooLarge("nested too deeply", expected=f"at most {levels} levels")
+
+
+def _too_many_keys(keys_max: int = KEYS_MAX) -> InputTooLarge:
+    return InputTooLarge("too many keys", expected=f"at most {keys_max} in a document")
 
 
 def _number_too_long(text: str) -> InputTooLarge:

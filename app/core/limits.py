@@ -21,6 +21,16 @@ WRITER_ANSWERS_AT_ONCE: Final = 16
 WRITER_QUEUE_PLANS_MAX: Final = 10_000
 WRITER_QUEUE_BYTES_MAX: Final = 67_108_864
 
+# What others write (arguments, outputs, definitions of tools, the policy's text) comes to stand inside documents, and
+# those inside others. The documents around it take at most the first three; what is left is its own limit, so that
+# whatever passes it can be recorded, sent and shown. A test makes the largest of each and writes all around it.
+ENCLOSING_DEPTH: Final = 8
+ENCLOSING_KEYS: Final = 1_000
+ENCLOSING_BYTES: Final = 65_536
+ENCLOSED_DEPTH_MAX: Final = DEPTH_MAX - ENCLOSING_DEPTH
+ENCLOSED_KEYS_MAX: Final = KEYS_MAX - ENCLOSING_KEYS
+ENCLOSED_BYTES_MAX: Final = ARTIFACT_BYTES_MAX - ENCLOSING_BYTES
+
 # Names that callers choose and that become keys of an index.
 NAME_CHARS_MAX: Final = 128
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
@@ -91,9 +101,6 @@ INTAKE_TURN_MS: Final = 1
 INTAKE_SHARE: Final = 0.2
 RETRY_AFTER_MS_MAX: Final = 300_000
 CONNECTIONS_PER_SERVER_MAX: Final = 64
-# An output must still fit when it is wrapped: in its effect with all attempts, and in documents that quote it.
-OUTPUT_KEYS_RESERVED: Final = 1_000
-OUTPUT_DEPTH_RESERVED: Final = 8
 # An output of more values is kept as bytes: parsing and writing them takes some 5 us each, in the loop.
 OUTPUT_VALUES_MAX: Final = 10_000
 SHOWN_CHARS_MAX: Final = 64
@@ -117,6 +124,7 @@ JSON_SCAN_NUMBER_CHARS_MAX: Final = 4_096
 JSON_SCAN_STEP_BYTES: Final = 2_048
 MCP_TOOLS_MAX: Final = 512
 MCP_PAGES_MAX: Final = 64
+MCP_LISTING_BYTES_MAX: Final = MCP_MESSAGE_BYTES_MAX  # of all pages together
 MCP_DEFINITION_BYTES_MAX: Final = 65_536
 MCP_DESCRIPTION_CHARS_MAX: Final = 16_384
 MCP_PROBLEMS_MAX: Final = 32
@@ -137,7 +145,15 @@ MCP_CANCEL_GRACE_MS: Final = 2_000
 MCP_STOP_GRACE_MS: Final = 2_000
 MCP_RETRY_MS_MAX: Final = 30_000
 SCHEMA_STEPS_MAX: Final = 100_000
+SCHEMA_STEPS_OF_SCHEMA_MAX: Final = 500_000  # to check a schema itself, in a thread: some 200 for each of its parts
 SCHEMA_STEPS_ON_NOTHING_MAX: Final = 5_000
+SCHEMA_REFERENCE_STEPS: Final = 4  # a reference costs that many times what another keyword does
+
+# Pins. A server that says something else each time must not fill the record: what is beyond these is refused all the
+# same, but not written down, until an operator accepts it.
+PINS_AT_ONCE_MAX: Final = BATCH_BYTES_MAX // (MCP_DEFINITION_BYTES_MAX + ENCLOSING_BYTES)
+PINS_PER_SERVER_MAX: Final = 2 * MCP_TOOLS_MAX
+QUARANTINED_PER_PIN_MAX: Final = 8
 
 # Keys, secrets and webhooks.
 KEY_FILE_BYTES_MAX: Final = 1_024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from app.core.digest import Digest
 
@@ -16,8 +16,10 @@ REDACTED: Final = "$redacted"
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as the registry knows it. `definition_digest` tells one definition from another."""
+    """A tool as the registry knows it. `definition_digest` tells one definition from another. `is_discovered`: its
+    server described it, and may describe others without end."""
 
+    is_discovered: ClassVar[bool] = False
     server_id: str
     tool_name: str
     tool_class: ToolClass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from app.postgres.system import PostgresSystemLog, system_parts
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
 from app.settings import Settings
+
+logger = logging.getLogger("tga")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         await record_policy(system.log, clock, policy.digest, policy.text)
         registry.on_discovery = system.pins.see
         await registry.start()  # their tools are pinned as they are discovered
-        await system.pins.see(registry.tools())
+        for unpinned in await system.pins.see(registry.tools()):
+            logger.warning("%s", unpinned)
         for tenant in {*config.tenants, *(server.tenant for server in config.servers.values())}:
             await access.create_tenant(tenant)
         await ensure_admin_key(access, settings.admin_key_file)

@@ -12,6 +12,7 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from app.connectors.mcp.discovery import McpTool
+from app.core.canonical import canonical_enclosed
 from app.core.errors import (
     CallInFlight,
     InternalError,
@@ -125,6 +126,7 @@ class Calling:
         try:
             if meta.key is None and tool.tool_class == "write":
                 # Before anything is remembered of it: a call that does not fit is none.
+                canonical_enclosed(arguments)
                 self._edge.registry.verify_arguments(tool, arguments)
                 proposed = meta.proposed_key or self._edge.clock.new_id()
                 intent = await self._begun(asked, tool, arguments, proposed)

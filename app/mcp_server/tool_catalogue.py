@@ -19,6 +19,7 @@ from app.mcp_server.envelope import Client
 from app.mcp_server.names import by_name
 from app.mcp_server.supervising import SUPERVISOR_TOOLS
 
+_OF_BOOLEAN: dict[bool, dict[str, Any]] = {True: {}, False: {"not": {}}}
 _KEPT = ("title", "description", "inputSchema", "outputSchema", "annotations", "icons", "_meta")
 
 
@@ -91,6 +92,11 @@ class Toolbox:
 def _described(name: str, tool: Tool, client: Client) -> dict[str, Any]:
     if isinstance(tool, McpTool):
         described = {"name": name, **{field: tool.listed[field] for field in _KEPT if field in tool.listed}}
+        described["inputSchema"] = _object_schema(tool.input_schema)
+        if not client.is_modern and "outputSchema" in described:
+            # Until 2025-11-25 an output is an object, and its schema says so.
+            schema = described.pop("outputSchema")
+            described |= {"outputSchema": _object_schema(schema)} if schema.get("type") == "object" else {}
     else:
         described = {"name": name, "inputSchema": _object_schema(tool.input_schema)}
         if tool.description is not None:
@@ -104,4 +110,12 @@ def _described(name: str, tool: Tool, client: Client) -> dict[str, Any]:
 
 
 def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return schema if schema.get("type") == "object" else {**schema, "type": "object"}
+    """As all clients read it: of type `object`, which arguments always are, and no property's schema `true` or
+    `false`."""
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):  # of an output: the server has never been asked for anything that fits it
+        return {**schema, "type": "object", "properties": {}}
+    if schema.get("type") == "object" and not any(isinstance(member, bool) for member in properties.values()):
+        return schema
+    written = {name: _OF_BOOLEAN[member] if isinstance(member, bool) else member for name, member in properties.items()}
+    return {**schema, "type": "object"} | ({"properties": written} if properties else {})

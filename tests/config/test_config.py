@@ -8,7 +8,7 @@ import pytest
 
 from app.config import Config, LimitsConfig, load_config
 from app.core.errors import SettingInvalid
-from app.core.limits import CONFIG_BYTES_MAX, INPUT_SCHEMA_BYTES_MAX, NAME_CHARS_MAX
+from app.core.limits import CONFIG_BYTES_MAX, ENCLOSED_DEPTH_MAX, INPUT_SCHEMA_BYTES_MAX, NAME_CHARS_MAX
 
 SERVER = '[servers.pay]\ntransport = "http"\nbase_url = "http://127.0.0.1:9001"\n'
 CHARGE = SERVER + '[servers.pay.tools.charge]\nclass = "write"\n'
@@ -375,6 +375,11 @@ def test_reconcile_needs_a_read_tool_of_the_same_server(tmp_path: Path, text: st
     assert "servers.pay.tools.charge.reconcile_tool" in refused(tmp_path, text)
 
 
+def test_a_description_that_cannot_be_pinned_is_refused(tmp_path: Path) -> None:
+    described = with_schema("{}") + 'description = "\\u0000"\n'
+    assert "servers.pay.tools.charge.description: a string holds NUL" in refused(tmp_path, described)
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
@@ -391,6 +396,7 @@ def test_reconcile_needs_a_read_tool_of_the_same_server(tmp_path: Path, text: st
         ("{ const = 2026-01-01 }", "date"),
         ("{ const = 9007199254740993 }", "an integer of that size"),
         (f'{{ description = "{"x" * INPUT_SCHEMA_BYTES_MAX}" }}', "at most"),
+        (f"{{ const = {'[' * ENCLOSED_DEPTH_MAX}{']' * ENCLOSED_DEPTH_MAX} }}", "nested too deeply"),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused(tmp_path: Path, schema: str, expected: str) -> None:

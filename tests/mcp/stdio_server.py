@@ -25,7 +25,7 @@ def say(message: dict[str, Any]) -> None:
 
 def tools() -> list[dict[str, Any]]:
     does = {"name": "does", "description": state["description"], "inputSchema": {"type": "object"}}
-    return [does, *state["more"]]
+    return [does, *state["more"]] if isinstance(state["more"], list) else state["more"]
 
 
 def note(message: dict[str, Any]) -> None:
@@ -49,6 +49,9 @@ def step(word: Any, request_id: Any, params: dict[str, Any]) -> None:
             say({"method": "notifications/progress", "params": {"progressToken": token, "progress": progress}})
         case {"describe": description}:
             state["description"] = description
+            say({"method": "notifications/tools/list_changed"})
+        case {"list_bytes": size}:
+            state["more"] = [{"name": "big", "description": "x" * size, "inputSchema": {"type": "object"}}]
             say({"method": "notifications/tools/list_changed"})
         case {"list": more}:
             state["more"] = more

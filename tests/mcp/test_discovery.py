@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp_types import ListToolsResult
 
 from app.config import ServerConfig
+from app.config.bounded_schema import TooManySteps, bounded_validator_of, first_misfit
 from app.connectors.mcp.discovery import McpTool, discover
 from app.connectors.mcp.session import Listing, Session
 from app.connectors.mcp.wire import Message, Outgoing, Reply
 from app.connectors.registry import Registry
 from app.core.errors import ArgumentsInvalid, StoreUnavailable, ToolNotFound
-from app.core.limits import MCP_PAGES_MAX, MCP_PROBLEMS_MAX
+from app.core.limits import MCP_LISTING_BYTES_MAX, MCP_PAGES_MAX, MCP_PROBLEMS_MAX
 from app.domain.tools import Tool
+from app.mcp_server.tool_catalogue import _described
 from tests.connectors.servers import until
+from tests.core.test_enclosing import EXAMPLES, near_limits
 from tests.mcp.standing import scripted, standing, structured
 
 OBJECT = {"type": "object"}
+
+
+def deep(levels: int) -> Any:
+    return {"a": deep(levels - 1)} if levels else 1
 
 
 def server(**fields: Any) -> ServerConfig:
@@ -95,6 +107,56 @@ def test_what_changes_with_every_listing_is_not_in_its_digest() -> None:
     assert found(noisy)["a"].listed == noisy
 
 
+def test_what_no_client_could_read_is_not_listed_on() -> None:
+    icons = [{"src": "x", "sizes": "48x48"}]
+    odd = tool(title=None, annotations={"readOnlyHint": "yes", "title": 7, "other": 1}, icons=icons, _meta=[])
+    assert found(odd)["a"].listed == tool(annotations={"other": 1})
+    good = [{"src": "x", "sizes": ["48x48"], "theme": "dark"}]
+    assert found(tool(icons=good, _meta={"a": 1}))["a"].listed == tool(icons=good, _meta={"a": 1})
+
+
+CLIENTS = [SimpleNamespace(is_modern=is_modern) for is_modern in (True, False)]
+
+
+def verify_readable(tools: Sequence[McpTool]) -> None:
+    """By the official client's types, and by what others ask of schemas beyond them."""
+    for client in CLIENTS:
+        described = [_described(known.tool_name, known, client) for known in tools]  # type: ignore[arg-type]
+        ListToolsResult.model_validate({"tools": described, "resultType": "complete"}, strict=True)
+        for one in described:
+            schemas = [one["inputSchema"], *([one["outputSchema"]] if "outputSchema" in one else [])]
+            assert None not in one.values()
+            assert one["inputSchema"]["type"] == "object"
+            for schema in schemas if not client.is_modern else ():
+                assert schema["type"] == "object"
+                assert all(isinstance(member, dict) for member in schema.get("properties", {}).values())
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(near_limits(), max_size=3))
+def test_whatever_a_server_lists_a_client_can_read_what_is_listed_on(listed: list[dict[str, Any]]) -> None:
+    verify_readable(discover("it", server(), Listing([*listed, tool("good")])).tools)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        tool(schema={}),
+        tool(schema={"type": ["object", "null"], "properties": {"a": True, "b": False, "c": {"type": "string"}}}),
+        tool(outputSchema={"type": "array"}),
+        tool(outputSchema={"type": "object", "properties": {"a": True}}),
+        tool(outputSchema={"type": "object", "properties": 7}),
+        tool(annotations={"title": 7, "readOnlyHint": None, "destructiveHint": "no"}, title=None, description=None),
+        tool(icons=[{}], _meta=7),
+        tool(icons=[{"src": "x", "theme": "pink"}]),
+    ],
+)
+def test_what_other_clients_would_refuse_the_whole_list_for_is_listed_as_they_read_it(odd: dict[str, Any]) -> None:
+    known = discover("it", server(), Listing([odd])).tools
+    assert len(known) == 1
+    verify_readable(known)
+
+
 # What is left out, and only that.
 
 
@@ -116,8 +178,11 @@ def test_what_changes_with_every_listing_is_not_in_its_digest() -> None:
         (tool(schema={"$ref": "#"}), "too long"),
         (tool(schema={"$schema": "http://json-schema.org/draft-03/schema#"}), "2020-12, 2019-09 or draft-07"),
         (tool(schema={"type": "object", "description": "x" * 70_000}), "cannot be recorded"),
-        (tool(description="x" * 17_000), "more than"),
-        (tool(description=7), "not text"),
+        (tool(description="x" * 17_000), "at most 16384 characters"),
+        (tool(description=7), "its description is not what MCP says"),
+        (tool(title={}), "its title is not what MCP says"),
+        (tool(annotations=[]), "its annotations is not what MCP says"),
+        (tool(outputSchema=True), "its outputSchema is not what MCP says"),
         (tool(schema={"type": "object", "maximum": float("nan")}), "cannot be recorded"),
         (tool(schema={"type": "object", "properties": {"a": {"type": "number", "x-mcp-header": "A"}}}), "x-mcp-header"),
     ],
@@ -133,6 +198,82 @@ def test_a_schema_that_doubles_at_every_step_is_given_up() -> None:
     began = time.monotonic()
     assert "takes too long" in problems(tool(schema=schema))
     assert time.monotonic() - began < 5
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+EVIL = {"pattern": "^(a+)+$"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"a": EVIL}}, {"a": "a" * 40 + "!"}),
+        ({"properties": {"a": {"$schema": DIALECT, **EVIL}}}, {"a": "a" * 40 + "!"}),
+        ({"$schema": DIALECT, "properties": {"a": {"$ref": "#"}}, "patternProperties": {"^(a+)+$": False}}, {"a": {}}),
+        ({"$defs": {"a": {"$schema": DIALECT, **EVIL}}, "properties": {"a": {"$ref": "#/$defs/a"}}}, {"a": "aaa!"}),
+        ({"properties": {"a": {"$schema": DIALECT, "patternProperties": {"^(a+)+$": False}}}}, {"a": {"a" * 40: 1}}),
+        ({"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#", **EVIL}}}, {"a": "a" * 40 + "!"}),
+    ],
+)
+def test_no_expression_of_a_server_is_run_whatever_a_part_of_its_schema_calls_itself(
+    schema: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """jsonschema goes over to its own validator where a part has a $schema; it would not come back from these."""
+    known = found(tool(schema={"type": "object", **schema}))["a"]
+    assert first_misfit(bounded_validator_of(known.input_schema), arguments) is None
+
+
+TIMES = range(700)
+COSTLY: dict[str, dict[str, Any]] = {
+    "types of many kinds": {"type": [one for n in range(4_000) for one in (n, f"a{n}")]},
+    "references to anchors": {
+        "$defs": {f"a{n}": {"$anchor": f"a{n}"} for n in TIMES},
+        "allOf": [{"$ref": f"#a{n}"} for n in TIMES],
+    },
+    "dynamic references": {
+        "$defs": {f"a{n}": {"$dynamicAnchor": f"a{n}"} for n in TIMES},
+        "allOf": [{"$dynamicRef": f"#a{n}"} for n in TIMES],
+    },
+    "alternatives": {"anyOf": [{"x": {}}] * 5_900},
+    "passes over a list": {"properties": {"a": {"allOf": [{"items": {}}] * 400}}},
+    "passes over a list for something": {"properties": {"a": {"allOf": [{"not": {"contains": {"const": 1}}}] * 300}}},
+    "passes over items to tell them apart": {"properties": {"a": {"allOf": [{"uniqueItems": True}] * 300}}},
+    "errors that nobody reads": {
+        "$defs": {
+            "one": {"anyOf": [{"type": "string"}] * 20},
+            "two": {"anyOf": [{"$ref": "#/$defs/one"}] * 20},
+            "three": {"anyOf": [{"$ref": "#/$defs/two"}] * 20},
+        },
+        "properties": {"a": {"$ref": "#/$defs/three"}},
+    },
+    "more of those": {"properties": {"a": {"items": {"anyOf": [{"enum": [n]} for n in range(400)]}}}},
+}
+STEPS_S_MAX = 7  # of CPU time for each; it takes less than one, and ten to seventy without the bounds
+LARGE: list[dict[str, Any]] = [{}, {"a": [0] * 60_000}, {"a": [[n] for n in range(20_000)]}, {"a": [[[0] * 60_000]]}]
+
+
+@pytest.mark.parametrize("what", COSTLY)
+def test_a_schema_takes_bounded_work_to_check_and_to_check_against(what: str) -> None:
+    began = time.process_time()
+    known = list(found(tool(schema=COSTLY[what])).values())
+    assert time.process_time() - began < STEPS_S_MAX
+    for arguments in LARGE if known else ():
+        began = time.process_time()
+        with contextlib.suppress(TooManySteps):
+            first_misfit(bounded_validator_of(known[0].input_schema), arguments)
+        assert time.process_time() - began < STEPS_S_MAX
+
+
+def test_a_large_schema_of_the_usual_kind_is_taken_with_large_arguments() -> None:
+    one = {"type": "object", "properties": {"x": {"type": "string"}, "y": {"$ref": "#/$defs/y"}}, "required": ["x"]}
+    more = {f"field_{n}": {"type": "string", "description": "d" * 50} for n in range(500)}
+    schema = {"type": "object", "$defs": {"y": {"type": "number"}}, "properties": {"all": {"items": one}, **more}}
+    known = found(tool(schema=schema))["a"]
+    validator = bounded_validator_of(known.input_schema)
+    arguments: dict[str, Any] = {"all": [{"x": "a", "y": 1.5}] * 2_000}
+    assert first_misfit(validator, arguments) is None
+    arguments["all"].append({"x": 7})
+    assert first_misfit(validator, arguments) is not None
 
 
 def test_a_deep_schema_is_left_out() -> None:
@@ -228,16 +369,17 @@ async def test_all_pages_are_read(tmp_path: Path) -> None:
 
 
 class Lists:
-    """A link to a server that lists so many tools on so many pages."""
+    """A link to a server that lists so many tools on so many pages, of so many bytes."""
 
-    def __init__(self, tools_per_page: int, pages: int) -> None:
+    def __init__(self, tools_per_page: int, pages: int, *, page_bytes: int = 0) -> None:
         self.tools_per_page, self.pages, self.asked = tools_per_page, pages, 0
+        self.page = bytes(page_bytes)
 
     async def request(self, outgoing: Outgoing, *, timeout_s: float | None) -> Reply:
         self.asked += 1
         listed = [tool(f"t{self.asked}-{n}") for n in range(self.tools_per_page)]
         more = {"nextCursor": "more"} if self.asked < self.pages else {}
-        return Reply(Message({"id": outgoing.request_id, "result": {"tools": listed, **more}}))
+        return Reply(Message({"id": outgoing.request_id, "result": {"tools": listed, **more}}, self.page))
 
 
 @pytest.mark.parametrize(
@@ -255,8 +397,9 @@ async def test_a_list_without_an_end_is_read_to_its_bound(tools_per_page: int, p
 async def test_a_changed_tool_is_seen_and_given_to_who_pins(tmp_path: Path, era: str) -> None:
     seen: list[Sequence[Tool]] = []
 
-    async def see(tools: Sequence[Tool]) -> None:
+    async def see(tools: Sequence[Tool]) -> Sequence[str]:
         seen.append(tools)
+        return ()
 
     async with standing(tmp_path, scripted(tmp_path, era)) as world:
         world.registry.on_discovery = see
@@ -270,8 +413,50 @@ async def test_a_changed_tool_is_seen_and_given_to_who_pins(tmp_path: Path, era:
         assert world.registry.definition(after)["description"] == "Other."
 
 
+async def test_the_bytes_of_a_list_are_bounded_over_all_its_pages() -> None:
+    link = Lists(1, 10, page_bytes=MCP_LISTING_BYTES_MAX // 2)
+    listing = await Session(link, "2025-11-25", {}, None).list_tools()  # type: ignore[arg-type]
+    assert (len(listing.tools), link.asked) == (2, 3)
+    assert f"more than {MCP_LISTING_BYTES_MAX} bytes; the rest is left out" in listing.problems[0]
+
+
+async def test_what_a_server_lists_that_is_no_tool_is_left_out_and_counted() -> None:
+    class Strange(Lists):
+        async def request(self, outgoing: Outgoing, *, timeout_s: float | None) -> Reply:
+            return Reply(Message({"result": {"tools": [7, tool(), None, "x"]}}))
+
+    listing = await Session(Strange(1, 1), "2025-11-25", {}, None).list_tools()  # type: ignore[arg-type]
+    assert listing.tools == [tool()]
+    assert listing.problems == ["3 of what it lists are no tools, and left out"]
+
+
+@pytest.mark.parametrize("listed", [{"list_bytes": 5_000_000}, {"list": "none"}])
+async def test_a_list_that_cannot_be_read_leaves_the_tools_as_they_were(tmp_path: Path, listed: Any) -> None:
+    async with standing(tmp_path, scripted(tmp_path)) as world:
+        await world.call(listed, "echo")
+        await until(lambda: world.connection().problems)
+        assert "cannot be read, and they stay as they were" in world.connection().problems[0]
+        assert structured(await world.call("echo")) == {"steps": ["echo"]}
+        assert world.connection().connects == 1
+        await world.call({"list": [tool("extra")]}, "echo")
+        await until(lambda: len(world.registry.tools()) == 2)
+        assert world.connection().problems == ()
+
+
+async def test_what_is_wrong_with_a_servers_tools_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with standing(tmp_path, scripted(tmp_path)) as world:
+        for extra in ("one", "two"):
+            await world.call({"list": [tool("deep", schema={"const": deep(55)}), tool(extra)]}, "echo")
+            await until(lambda extra=extra: extra in [known.tool_name for known in world.registry.tools()])  # type: ignore[misc]
+        told = [record.getMessage() for record in caplog.records if "deep" in record.getMessage()]
+        assert len(told) == 1
+        assert told[0].startswith("server it: tool 'deep' is left out: its description cannot be recorded: nested too")
+
+
 async def test_a_store_that_is_away_does_not_cost_the_connection(tmp_path: Path) -> None:
-    async def away(tools: Sequence[Tool]) -> None:
+    async def away(tools: Sequence[Tool]) -> Sequence[str]:
         raise StoreUnavailable("the store is away")
 
     async with standing(tmp_path, scripted(tmp_path)) as world:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from app.clock import SystemClock
+from app.core.limits import ENCLOSED_DEPTH_MAX
+from app.mcp_server.calling import Calling
 from app.postgres.database import Database
 from app.postgres.mcp_key_reservations import PostgresIntents
 from app.postgres.ownership import Executor
 from app.postgres.sessions import Sessions
 from tests.conftest import Admin
+from tests.runtime.scripted import WRITE
 
 ONE = hashlib.sha256(b"one").digest()
 WHAT = {"server_id": "bank", "tool_name": "charge"}
@@ -86,3 +92,26 @@ async def test_an_answer_of_a_call_that_is_not_over_is_owed_until_it_is(
     )
     await admin.execute(statement, "trace:x", zeros, "PENDING" if is_open else "COMPLETED", is_open)
     assert await begun(intents, "k2") == expected
+
+
+async def test_arguments_that_no_document_could_carry_are_refused_before_a_key_is_kept_for_them() -> None:
+    deep: Any = 1
+    for _ in range(ENCLOSED_DEPTH_MAX):
+        deep = [deep]
+    registry = SimpleNamespace(servers=list, verify_arguments=lambda tool, arguments: None)
+    edge: Any = SimpleNamespace(registry=registry, clock=SystemClock())
+    calling = Calling(edge, Unasked(), hold_ms=1, task_after_ms=1)
+    asked: Any = SimpleNamespace(client=SimpleNamespace(takes_tasks=False, is_modern=False))
+    meta: Any = SimpleNamespace(key=None, proposed_key=None)
+    called = await calling._called(asked, WRITE, {"a": deep}, meta)
+    assert isinstance(called.result, dict)
+    assert called.result["isError"] is True
+    assert "INPUT_TOO_LARGE" in str(called.result)
+
+
+class Unasked(PostgresIntents):
+    def __init__(self) -> None:
+        pass
+
+    async def begin(self, fingerprint: bytes, **_: Any) -> Any:
+        raise AssertionError("a key was asked for")

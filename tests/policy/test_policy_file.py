@@ -205,7 +205,13 @@ async def test_a_file_that_is_emptied_leaves_the_old_policy_in_force(path: Path)
 async def test_a_file_beyond_the_limit_or_not_text_leaves_the_old_policy_in_force(path: Path) -> None:
     policy = PolicyFile.open(path)
     too_large = "//" + "é" * POLICY_BYTES_MAX  # cut at the limit it would end within a character
-    for bad, why in ((too_large.encode(), "too large"), (PERMIT_ALL.encode() + b"\n\xff", "line 3: not UTF-8")):
+    unrecordable = PERMIT_ALL + "\n" * (POLICY_BYTES_MAX - len(PERMIT_ALL))  # on the record twice as long
+    for bad, why in (
+        (too_large.encode(), "too large"),
+        (PERMIT_ALL.encode() + b"\n\xff", "line 3: not UTF-8"),
+        (unrecordable.encode(), "cannot be recorded: the document is too large"),
+        (PERMIT_ALL.encode() + b"// \x00", "cannot be recorded: a string holds NUL"),
+    ):
         path.write_bytes(bad)
         told = await _taken(policy)
         assert told is not None

@@ -12,7 +12,10 @@ import pytest
 from app.core.canonical import parse_object
 from app.core.digest import digest_of
 from app.core.errors import RequestMismatch, ToolQuarantined
+from app.core.limits import QUARANTINED_PER_PIN_MAX
 from app.domain.identity import Principal
+from app.domain.system import pins as pins_module
+from app.domain.system.pins import Pins
 from app.domain.tools import Tool
 from app.postgres.database import Database
 from tests.conftest import Admin
@@ -168,3 +171,62 @@ async def test_each_tenant_has_its_own_pins(database: Database, admin: Admin) ->
             ("system:default", "default", None, True),
         ]
         await verify_all(scripted.sessions)
+
+
+# Whatever a server says.
+
+
+def deep(levels: int) -> Any:
+    return {"a": deep(levels - 1)} if levels else 1
+
+
+async def test_a_tool_that_cannot_be_pinned_keeps_no_other_from_it(database: Database, admin: Admin) -> None:
+    """A definition's own limit leaves room for its pin. Should it once not, that tool is refused, and none else."""
+    tools = [replace(WRITE, tool_name=name) for name in ("first", "deep", "odd", "last")]
+    said: dict[str, Any] = {"deep": deep(64), "odd": {"a": float("nan")}}
+    async with open_scripted(database.gateway_url) as scripted:
+        pinning = Pins(scripted.system.log, scripted.clock, lambda tool: said.get(tool.tool_name, {"a": 1}))
+        assert await pinning.see(tools) == [
+            "tool deep cannot be pinned: InputTooLarge",
+            "tool odd cannot be pinned: InputMalformed",
+        ]
+        assert [pin[0] for pin in await pins(admin)] == ["first", "last"]
+        with pytest.raises(ToolQuarantined, match="is not pinned"):
+            await pinning.verify(tools[1])
+        await verify_all(scripted.sessions)
+
+
+async def test_a_server_that_says_something_else_each_time_does_not_fill_the_record(
+    database: Database, admin: Admin
+) -> None:
+    changes = [definition(f"change {number}") for number in range(3 * QUARANTINED_PER_PIN_MAX)]
+    async with open_scripted(database.gateway_url) as scripted:
+        for tool in (WRITE, *changes):
+            await scripted.system.pins.see([tool])
+        assert [pin[1] for pin in await pins(admin)] == ["pinned", *["quarantined"] * QUARANTINED_PER_PIN_MAX]
+        with pytest.raises(ToolQuarantined, match="has changed"):
+            await scripted.system.pins.verify(changes[-1])
+        await accept(scripted, changes[-1])
+        await scripted.system.pins.verify(changes[-1])
+        await scripted.system.pins.see([changes[0]])
+        assert [pin[1] for pin in await pins(admin)][-2:] == ["accepted", "quarantined"]
+
+
+async def test_a_server_that_shows_new_tools_each_time_does_not_fill_the_record(
+    database: Database, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pins_module, "PINS_PER_SERVER_MAX", 5)
+    shown = [Discovered("mcp", f"tool_{number}", "write", WRITE.definition_digest) for number in range(8)]
+    others = [replace(WRITE, tool_name=f"configured_{number}") for number in range(8)]
+    async with open_scripted(database.gateway_url) as scripted:
+        unpinned = await scripted.system.pins.see([*others, *shown])
+        assert [words.split()[1] for words in unpinned] == ["tool_5", "tool_6", "tool_7"]
+        assert len(await pins(admin)) == 8 + 5
+        with pytest.raises(ToolQuarantined, match="is not pinned"):
+            await scripted.system.pins.verify(shown[7])
+        await accept(scripted, shown[7])
+        await scripted.system.pins.verify(shown[7])
+
+
+class Discovered(Tool):
+    is_discovered = True

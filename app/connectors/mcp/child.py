@@ -35,7 +35,7 @@ _CHUNK_BYTES: Final = 65_536
 
 
 class Child:
-    """A running child. `stop` ends it and all of its process group; so does the gateway's death (child_guard)."""
+    """A running child. `stop` ends it and all that it started; so does the gateway's death (child_guard)."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int, stderr: Stream) -> None:
         self._process = process

@@ -5,10 +5,11 @@ A tool that does not hold is left out, and said so; the others are there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from app.config import ServerConfig, ToolConfig
 from app.config.bounded_schema import verify_discovered_schema
@@ -17,21 +18,52 @@ from app.config.tables import ToolName, split_pointer
 from app.config.wording import shown
 from app.connectors.answers import plain
 from app.connectors.mcp.session import Listing
-from app.core.canonical import canonical_bytes
+from app.core.canonical import canonical_enclosed
 from app.core.digest import digest_of
 from app.core.errors import InputMalformed, InputTooLarge, SettingInvalid
 from app.core.limits import MCP_DEFINITION_BYTES_MAX, MCP_DESCRIPTION_CHARS_MAX, MCP_PROBLEMS_MAX
 from app.domain.tools import Tool, ToolClass
 
 _NAME: Final = TypeAdapter[str](ToolName)
+
+
+class _Said(BaseModel):
+    """Parts of a description by the types that MCP gives them. Clients read a list as a whole: one member of another
+    type would cost them all tools of all servers."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Defining(_Said):
+    title: str | None = None
+    description: Annotated[str, Field(max_length=MCP_DESCRIPTION_CHARS_MAX)] | None = None
+    inputSchema: dict[str, Any]  # noqa: N815 - MCP's own names
+    outputSchema: dict[str, Any] | None = None  # noqa: N815
+    annotations: dict[str, Any] | None = None
+
+
+class _Icon(_Said):
+    src: str
+    mimeType: str | None = None  # noqa: N815
+    sizes: list[str] | None = None
+    theme: Literal["light", "dark"] | None = None
+
+
+# What is no part of the definition: if it is wrong, the tool is listed without it.
+_DECORATING: Final[dict[str, TypeAdapter[Any]]] = {
+    "icons": TypeAdapter(list[_Icon]),
+    "_meta": TypeAdapter(dict[str, Any]),
+}
+_HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _PARAM_HEADER: Final = "x-mcp-header"
 
 
 @dataclass(frozen=True, slots=True)
 class McpTool(Tool):
-    """A tool that an MCP server described. `listed` is its description as it stood in the list, for who lists it on;
-    `definition` is what its digest is over."""
+    """A tool that an MCP server described. `listed` is its description as it stood in the list, without what no client
+    could read, for who lists it on; `definition` is what its digest is over."""
 
+    is_discovered: ClassVar[bool] = True
     listed: dict[str, Any] = field(default_factory=dict, hash=False)
     definition: dict[str, Any] = field(default_factory=dict, hash=False)
     has_param_headers: bool = False
@@ -60,7 +92,7 @@ def discover(server_id: str, server: ServerConfig, listing: Listing) -> Discover
         name = listed.get("name")
         try:
             tool = _tool(server_id, server, listed)
-        except (SettingInvalid, _Unfit) as error:
+        except Exception as error:  # of what libraries raise over what a server wrote, nobody has a list
             problems.append(plain(f"tool {shown(name)} is left out: {_said(error)}", 512))
             continue
         if tool.tool_name in tools:
@@ -69,9 +101,12 @@ def discover(server_id: str, server: ServerConfig, listing: Listing) -> Discover
         tools[tool.tool_name] = tool
     missing = [name for name in server.tools if name not in tools]
     problems += [f"tool {shown(name)} is configured, but the server has no such tool" for name in missing]
-    if len(problems) > MCP_PROBLEMS_MAX:
-        problems[MCP_PROBLEMS_MAX - 1 :] = [f"and {len(problems) - MCP_PROBLEMS_MAX + 1} more"]
-    return Discovery(tuple(tools.values()), tuple(problems))
+    return Discovery(tuple(tools.values()), bounded_problems(problems))
+
+
+def bounded_problems(problems: Sequence[str]) -> tuple[str, ...]:
+    more = len(problems) - MCP_PROBLEMS_MAX + 1
+    return tuple(problems) if more <= 1 else (*problems[: MCP_PROBLEMS_MAX - 1], f"and {more} more")
 
 
 class _Unfit(Exception):
@@ -79,10 +114,10 @@ class _Unfit(Exception):
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, SettingInvalid):
+    if isinstance(error, SettingInvalid | InputMalformed | InputTooLarge):
         parts = [str(error.what), f"expected {error.expected}" if error.expected else "", f"found {error.found}"]
         return "; ".join(part for part in parts if part and not part.endswith("None"))
-    return str(error)
+    return str(error) if isinstance(error, _Unfit) else f"it cannot be checked ({type(error).__name__})"
 
 
 def _tool(server_id: str, server: ServerConfig, listed: dict[str, Any]) -> McpTool:
@@ -91,16 +126,12 @@ def _tool(server_id: str, server: ServerConfig, listed: dict[str, Any]) -> McpTo
     except ValidationError:
         raise _Unfit("its name is not one that a log can carry") from None
     try:
-        canonical_bytes(listed, bytes_max=MCP_DEFINITION_BYTES_MAX)
+        # All of it, also what is in no pin: it is listed on to others.
+        canonical_enclosed(listed, bytes_max=MCP_DEFINITION_BYTES_MAX)
     except (InputMalformed, InputTooLarge) as error:
-        raise _Unfit(f"its description cannot be recorded: {error.what}") from None
-    description, schema = listed.get("description"), listed.get("inputSchema")
-    if description is not None and not isinstance(description, str):
-        raise _Unfit("its description is not text")
-    if len(description or "") > MCP_DESCRIPTION_CHARS_MAX:
-        raise _Unfit(f"its description has more than {MCP_DESCRIPTION_CHARS_MAX} characters")
-    if not isinstance(schema, dict):
-        raise _Unfit("it has no inputSchema")
+        raise _Unfit(f"its description cannot be recorded: {_said(error)}") from None
+    _verify_types(listed)
+    schema: dict[str, Any] = listed["inputSchema"]
     verify_discovered_schema("inputSchema", schema)
     override = server.tools.get(name)
     for pointer in override.secret_arguments if override else ():
@@ -118,9 +149,9 @@ def _tool(server_id: str, server: ServerConfig, listed: dict[str, Any]) -> McpTo
         timeout_ms=server.timeout_ms,
         max_attempts=server.max_attempts,
         tenant=server.tenant,
-        description=description,
+        description=listed.get("description"),
         input_schema=schema,
-        listed=listed,
+        listed=_readable(listed),
         definition=definition,
         has_param_headers=has_param_headers,
         **_overridden(override),
@@ -160,6 +191,37 @@ def _definition(server_id: str, name: str, tool_class: str, listed: dict[str, An
         "output_schema": listed.get("outputSchema"),
         "annotations": listed.get("annotations"),
     }
+
+
+def _verify_types(listed: dict[str, Any]) -> None:
+    try:
+        _Defining.model_validate(listed)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            raise _Unfit(f"it has no {where}") from None
+        raise _Unfit(f"its {where} is not what MCP says: {first['msg']}") from None
+
+
+def _is_hint(name: str, said: Any) -> bool:
+    if name == "title":
+        return isinstance(said, str)
+    return isinstance(said, bool) if name in _HINTS else said is not None
+
+
+def _readable(listed: dict[str, Any]) -> dict[str, Any]:
+    """Without members that are null, which some clients refuse, and without hints and decoration of another type."""
+    kept = {name: member for name, member in listed.items() if member is not None}
+    if "annotations" in kept:
+        kept["annotations"] = {name: hint for name, hint in kept["annotations"].items() if _is_hint(name, hint)}
+    for name, type_of in _DECORATING.items():
+        try:
+            if name in kept:
+                type_of.validate_python(kept[name], strict=True)
+        except ValidationError:
+            del kept[name]
+    return kept
 
 
 def _verify_param_headers(schema: dict[str, Any]) -> None:

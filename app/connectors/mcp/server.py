@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
@@ -15,9 +16,9 @@ from typing import Any, Final, Literal, Protocol
 from app.config import ServerConfig
 from app.connectors.answers import plain, traceparent_of
 from app.connectors.mcp.answers import conclude, is_session_lost
-from app.connectors.mcp.discovery import Discovery, McpTool, discover
+from app.connectors.mcp.discovery import Discovery, McpTool, bounded_problems, discover
 from app.connectors.mcp.http import HttpLink
-from app.connectors.mcp.session import NoAgreement, ProbeUnanswered, Session, open_session
+from app.connectors.mcp.session import NoAgreement, ProbeUnanswered, Session, Unlistable, open_session
 from app.connectors.mcp.wire import HANDSHAKE_VERSION, WITHHELD, Heard, Inbox, Link, ProgressWatcher, Reply, Silence
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
@@ -33,7 +34,10 @@ from app.core.limits import (
 from app.domain.tga.documents import JsonOutput, ToolCall
 from app.domain.tga.ports import Answered, Dispatched, MaySend, NotSent, Unknown, Withheld
 
-Publish = Callable[[Discovery], Awaitable[None]]
+logger = logging.getLogger("tga")
+
+# The tools are known to the registry when it returns; what it returns is why some of them cannot be called.
+Publish = Callable[[Discovery], Awaitable[Sequence[str]]]
 _CALM_TIMES: Final = 4
 
 
@@ -296,7 +300,11 @@ class McpServer:
             pause_ms = MCP_REFRESH_PAUSE_MS if is_calm else min(2 * pause_ms, MCP_REFRESH_PAUSE_MAX_MS)
             await asyncio.sleep(pause_ms / 1000)  # several changes at once are one
             self._tools_changed.clear()
-            await self._refresh(session)
+            try:
+                await self._refresh(session)
+            except Unlistable as error:
+                # The tools that it had before are still there to be called.
+                self._tell([f"the list of its tools cannot be read, and they stay as they were: {error}"])
             refreshed_at = loop.time()
 
     def _refresh_every_s(self, session: Session) -> float | None:
@@ -324,8 +332,16 @@ class McpServer:
         # In a thread: hundreds of schemas take a while, and calls to other servers go on.
         discovery = await asyncio.to_thread(discover, self.server_id, self._config, listing)
         self._tools = {tool.tool_name: tool for tool in discovery.tools}
-        self._note(problems=discovery.problems)
-        await self._publish(discovery)
+        unpinned = await self._publish(discovery)
+        self._tell([*discovery.problems, *unpinned])
+
+    def _tell(self, problems: Sequence[str]) -> None:
+        """What is wrong with its tools: for whoever asks, and in the log what was not wrong before."""
+        told = bounded_problems(problems)
+        for problem in told:
+            if problem not in self._known.problems:
+                logger.warning("server %s: %s", self.server_id, problem)
+        self._note(problems=told)
 
     def _note(self, **changes: Any) -> None:
         self._known = replace(self._known, **changes)

@@ -26,12 +26,13 @@ from app.connectors.mcp.wire import (
     Heard,
     Link,
     Outgoing,
+    Oversize,
     ProgressWatcher,
     Refusal,
     Reply,
     Silence,
 )
-from app.core.limits import MCP_ANSWER_MS, MCP_PAGES_MAX, MCP_PROBE_MS, MCP_TOOLS_MAX
+from app.core.limits import MCP_ANSWER_MS, MCP_LISTING_BYTES_MAX, MCP_PAGES_MAX, MCP_PROBE_MS, MCP_TOOLS_MAX
 from app.domain.tga.ports import MaySend
 
 CLIENT: Final = {"name": "tga-gateway", "version": __version__}
@@ -41,6 +42,10 @@ _UNPROVEN: Final = frozenset({401, 403, 407})
 
 class NoAgreement(Exception):
     """Why a server cannot be used now, in words that hold no secret."""
+
+
+class Unlistable(NoAgreement):
+    """What the server lists cannot be read; it may still be called."""
 
 
 class ProbeUnanswered(NoAgreement):
@@ -101,15 +106,21 @@ class Session:
 
     async def list_tools(self) -> Listing:
         """All pages, within bounds. Raises NoAgreement when the server does not answer with tools."""
-        listing = Listing()
+        listing, size_bytes = Listing(), 0
         cursor: str | None = None
         for _ in range(MCP_PAGES_MAX):
             params = {} if cursor is None else {"cursor": cursor}
-            result = await self._result("tools/list", params)
+            result, page_bytes = await self._page(params)
             tools = result.get("tools")
             if not isinstance(tools, list):
-                raise NoAgreement("tools/list was answered without tools")
+                raise Unlistable("tools/list was answered without tools")
+            size_bytes += page_bytes
+            if size_bytes > MCP_LISTING_BYTES_MAX:
+                listing.problems.append(f"its list has more than {MCP_LISTING_BYTES_MAX} bytes; the rest is left out")
+                return listing
             listing.tools += [tool for tool in tools if isinstance(tool, dict)]
+            if strange := sum(not isinstance(tool, dict) for tool in tools):
+                listing.problems.append(f"{strange} of what it lists are no tools, and left out")
             cursor = result.get("nextCursor")
             if len(listing.tools) > MCP_TOOLS_MAX:
                 del listing.tools[MCP_TOOLS_MAX:]
@@ -131,9 +142,13 @@ class Session:
             return await self.link.listen()
         return None
 
-    async def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        heard = await self.link.request(self.outgoing(method, params), timeout_s=MCP_ANSWER_MS / 1000)
-        return _result_of(method, heard)
+    async def _page(self, params: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """A page of the list, and how many bytes it has."""
+        heard = await self.link.request(self.outgoing("tools/list", params), timeout_s=MCP_ANSWER_MS / 1000)
+        if isinstance(heard, Oversize):
+            raise Unlistable(f"tools/list was answered with {heard.large.size_bytes} bytes, which is too much")
+        result = _result_of("tools/list", heard)
+        return result, len(heard.message.result_bytes or b"") if isinstance(heard, Reply) else 0
 
 
 async def open_session(link: Link, *, pinned_version: str | None) -> Session:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from app.core.errors import PolicyInvalid
+from app.core.canonical import canonical_enclosed
+from app.core.errors import InputMalformed, InputTooLarge, PolicyInvalid
 from app.core.limits import POLICY_BYTES_MAX, POLICY_NESTING_MAX, POLICY_OPERATORS_MAX
 
 # Every character is part of exactly one match. An unterminated string reaches to the end, as it does for Cedar.
@@ -59,6 +60,12 @@ def read_statements(text: str, *, name: str) -> list[Statement]:
         raise PolicyInvalid(f"{name} is not UTF-8 text") from None
     if size > POLICY_BYTES_MAX:
         raise PolicyInvalid(f"{name} is too large", expected=f"at most {POLICY_BYTES_MAX} bytes", found=size)
+    try:
+        canonical_enclosed(text)  # it goes on the record, where every line feed and every quote takes two bytes
+    except (InputMalformed, InputTooLarge) as error:
+        raise PolicyInvalid(
+            f"{name} cannot be recorded: {error.what}", expected=error.expected, found=error.found
+        ) from None
     statements = list(_split(text))
     for statement in statements:
         _verify_bounds(statement, name)

@@ -6,11 +6,14 @@ the record and refused from then on (`TOOL_QUARANTINED`) until an operator accep
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
-from app.core.errors import RequestMismatch, ToolQuarantined
+from app.core.errors import InputMalformed, InputTooLarge, RequestMismatch, ToolQuarantined
+from app.core.limits import PINS_AT_ONCE_MAX, PINS_PER_SERVER_MAX, QUARANTINED_PER_PIN_MAX
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.system.documents import SystemDocument, ToolPin
@@ -42,6 +45,14 @@ class PinState:
     since: str | None
 
 
+@dataclass(slots=True)
+class _Piece:
+    """Tools that are looked at together, and why some of them are not put on the record."""
+
+    tools: list[Tool]
+    unpinned: list[str] = field(default_factory=list)
+
+
 class Pins:
     """What is pinned, asked before every call; the answer comes from memory unless it would be a refusal."""
 
@@ -59,16 +70,22 @@ class Pins:
         )
         return PinState(status, pin.definition_digest, tool.definition_digest, pin.since)
 
-    async def see(self, tools: Iterable[Tool]) -> None:
-        """Pin every tool that was never seen; put on the record each that is not what it was."""
+    async def see(self, tools: Iterable[Tool]) -> list[str]:
+        """Pin every tool that was never seen; put on the record each that is not what it was.
+
+        Says what is not put on the record, and why. Such a tool is not called, and keeps no other from being pinned.
+        """
+        unpinned: list[str] = []
         by_tenant: dict[str, list[Tool]] = {}
         for tool in tools:
             by_tenant.setdefault(tool.tenant, []).append(tool)
         for tenant, of_tenant in by_tenant.items():
             # In pieces, so that no transaction grows with the configuration.
-            for start in range(0, len(of_tenant), 16):
-                piece = of_tenant[start : start + 16]
-                await self._system.append(tenant, lambda state, piece=piece: self._seen(state, piece))  # type: ignore[misc]
+            for start in range(0, len(of_tenant), PINS_AT_ONCE_MAX):
+                piece = _Piece(of_tenant[start : start + PINS_AT_ONCE_MAX])
+                await self._system.append(tenant, partial(self._seen, piece))
+                unpinned += piece.unpinned
+        return unpinned
 
     async def verify(self, tool: Tool, *, refresh_first: bool = False) -> None:
         """Raise ToolQuarantined unless the tool's definition is the pinned one. A refusal is checked with the store
@@ -84,8 +101,9 @@ class Pins:
             await self.see([tool])
         state = self.state_of(tool)
         if state.status != "pinned":
+            change = "is not pinned" if state.pinned_digest is None else "has changed"
             raise ToolQuarantined(
-                f"the definition of {tool.server_id} {tool.tool_name} has changed",
+                f"the definition of {tool.server_id} {tool.tool_name} {change}",
                 expected=state.pinned_digest,
                 found=state.found_digest,
             )
@@ -106,15 +124,36 @@ class Pins:
         await self._system.append(tool.tenant, decide)
         return self.state_of(tool)
 
-    def _seen(self, state: SystemState, tools: list[Tool]) -> list[SystemDocument]:
+    def _seen(self, piece: _Piece, state: SystemState) -> list[SystemDocument]:
         documents: list[SystemDocument] = []
-        for tool in tools:
+        piece.unpinned = []  # asked again when another gateway was faster
+        pinned = Counter(server_id for server_id, _ in state.pins)
+        for tool in piece.tools:
             pin = state.pins.get((tool.server_id, tool.tool_name))
-            if pin is None:
-                documents.append(self._pin(tool, "pinned", GATEWAY))
-            elif tool.definition_digest not in (pin.definition_digest, *pin.quarantined_digests):
-                documents.append(self._pin(tool, "quarantined", GATEWAY))
+            if pin is None and tool.is_discovered and pinned[tool.server_id] >= PINS_PER_SERVER_MAX:
+                piece.unpinned.append(
+                    f"tool {tool.tool_name} is not pinned: the server has shown {PINS_PER_SERVER_MAX} tools already; "
+                    "an operator can accept it"
+                )
+            elif pin is None:
+                documents += self._written(piece, tool, "pinned")
+                pinned[tool.server_id] += 1
+            elif (
+                tool.definition_digest not in (pin.definition_digest, *pin.quarantined_digests)
+                and len(pin.quarantined_digests) < QUARANTINED_PER_PIN_MAX
+            ):
+                documents += self._written(piece, tool, "quarantined")
         return documents
+
+    def _written(self, piece: _Piece, tool: Tool, change: Literal["pinned", "quarantined"]) -> list[SystemDocument]:
+        try:
+            pin = self._pin(tool, change, GATEWAY)
+            pin.written()
+        except (InputMalformed, InputTooLarge, ValueError) as error:
+            # A definition's own limit leaves room for this (ENCLOSING_BYTES): a defect, but one tool's and not all's.
+            piece.unpinned.append(f"tool {tool.tool_name} cannot be pinned: {type(error).__name__}")
+            return []
+        return [pin]
 
     def _pin(self, tool: Tool, change: Literal["pinned", "quarantined", "accepted"], by: str) -> ToolPin:
         return ToolPin(

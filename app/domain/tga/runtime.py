@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from app.core.canonical import canonical_enclosed
 from app.core.errors import (
     ApprovalExpired,
     ArgumentsInvalid,
@@ -98,6 +99,7 @@ class TgaRuntime:
         Waits up to `wait_ms` (None: until it is over). A call that goes on answers with its state; CallInFlight when
         it is a repeat of one that goes on. Nothing is stored when it raises before the first commit.
         """
+        canonical_enclosed(call.arguments)  # a person may approve it long after: then its documents must fit
         try:
             if call.is_trace_id_chosen and call.trace_id and await self._traces.is_known(call.trace_id):
                 # Looked at before anything is begun under it: whoever drives that trace is not disturbed.
