@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: run test soak check generate bench lock wheel clean
 
 run: $(READY)
-	@$(BIN)/python tools/run.py
+	@$(BIN)/tga demo
 
 # Most of the suite waits for processes that it kills: more workers than cores. A file stays with one worker, and what
 # takes long comes first (tests/conftest.py), not the files with the most tests.
@@ -43,13 +43,15 @@ bench: $(READY)
 	$(BIN)/python -m bench.verify
 	$(BIN)/python -m bench.load --minutes 10
 
+# Both distributions, as sdist and as wheel.
 wheel: $(READY)
-	$(BIN)/python -m hatchling build -t wheel
+	$(BIN)/python -m hatchling build --directory dist
+	cd sdk && ../$(BIN)/python -m hatchling build --directory ../dist
 
 # uv installs in seconds what takes pip minutes; it is pinned like everything else. Where it does not trust the
 # registry's certificate the system's own are tried, then pip, which follows the machine's pip configuration.
 INSTALL := uv pip install --quiet --compile-bytecode --python $(BIN)/python
-$(READY): requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml
+$(READY): requirements.lock requirements-uv.lock pyproject.toml hatch_build.py sdk/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-uv.lock
@@ -59,10 +61,10 @@ $(READY): requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.to
 	$(BIN)/$(INSTALL) --offline --no-deps --no-build-isolation --editable . --editable sdk
 	@touch $@
 
-# Only when dependencies change: rewrites the lock files. They name no download host.
-lock: $(READY)
+# Only when dependencies change: rewrites the lock files. They name no download host, nor the SDK, which is built here.
+lock: wheel
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-		--group dev pyproject.toml --output-file requirements.lock
+		--find-links dist --no-emit-package tga-sdk --group dev pyproject.toml --output-file requirements.lock
 	echo uv | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 		- --output-file requirements-uv.lock
 

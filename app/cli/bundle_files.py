@@ -6,11 +6,11 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
-from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from app.cli.installation import SCHEMAS
 from app.core.errors import BundleInvalid
 from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_STREAMS_IN_MEMORY_MAX
 from app.domain.log.bundle import MANIFEST
@@ -120,7 +120,5 @@ class DiskMemory:
 
 
 def own_schemas() -> dict[str, bytes]:
-    """This version's contracts, by file name: they come with the wheel, or stand beside the package in a clone."""
-    packaged = resources.files("app").joinpath("schemas", "tga", "v1")
-    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "schemas" / "tga" / "v1"
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(".schema.json")}
+    """This version's contracts, by file name."""
+    return {file.name: file.read_bytes() for file in SCHEMAS.iterdir() if file.name.endswith(".schema.json")}

@@ -25,6 +25,11 @@ COMMANDS: Final = (
         "Say what became of a call that is held or cannot be sent any more; or have a held one sent again.",
     ),
     ("serve", "serve", "Run the gateway on TGA_HOST and TGA_PORT until SIGINT or SIGTERM."),
+    (
+        "demo",
+        "demo",
+        "Run the gateway beside a small tool server, make one call, and say what to try; until SIGINT or SIGTERM.",
+    ),
     ("recover", "recovery", "Continue traces whose executor is gone; exit 1 if any could not be recovered."),
     (
         "verify",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.cli.bundle_files import own_schemas
+from app.cli.installation import VERIFIER, own_command
 from app.cli.running import AsJson, checked_trace_id, context_of, run
 from app.cli.showing import output, print_json
 from app.clock import SystemClock
@@ -260,7 +263,9 @@ def _tell(folder: Path, manifest: Manifest, *, unexplained: int, as_json: bool) 
             f"[bold red]✗[/] {unexplained:,} traces were erased after the head that this bundle goes up to: it will "
             "not verify. Run `tga serve`, so that the log goes on, and export again into another folder."
         )
-    output.print(f"Verify it anywhere: tga verify --file {folder} --key PUB, or python tools/verify.py.", markup=False)
+    quoted, python, verifier = (shlex.quote(str(path)) for path in (folder, sys.executable, VERIFIER))
+    output.print(f"Verify it anywhere: {own_command()} verify --file {quoted} --key PUB", markup=False)
+    output.print(f"Or with one file that has none of our code: {python} {verifier} {quoted} PUB", markup=False)
 
 
 @contextmanager

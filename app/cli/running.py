@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
@@ -115,6 +117,32 @@ def run(work: Coroutine[Any, Any, bool]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     raise typer.Exit(0 if is_fine else EXIT_WRONG)
+
+
+async def cancelled_by_signals(work: Coroutine[Any, Any, bool]) -> bool:
+    """Do it. SIGTERM and SIGHUP (a closed terminal) cancel it, as Ctrl-C does, so that what it has started is stopped
+    from its first moment on. A second signal ends the process at once.
+
+    Not for work that asks a person: a prompt would not hear the signal.
+    """
+    received: list[int] = []
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def cancel(number: signal.Signals) -> None:
+        received.append(number)
+        loop.remove_signal_handler(number)
+        if task is not None:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # `nohup`, for one, has SIGHUP ignored
+            loop.add_signal_handler(number, cancel, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise typer.Exit(128 + received[0]) from None
 
 
 def run_in_gateway(context: typer.Context, work: Callable[[Gateway], Coroutine[Any, Any, bool]]) -> NoReturn:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
-from app.cli.running import context_of, run_in_gateway
-
-if TYPE_CHECKING:
-    from app.gateway.wiring import Gateway
+from app.cli.running import cancelled_by_signals, context_of, run
 
 
 def add_to(application: typer.Typer) -> None:
@@ -27,7 +22,8 @@ def serve_command(context: typer.Context) -> None:
     # Here, because the web framework takes as long to load as all the rest: only who serves waits for it.
     from app.gateway.serving import serve
 
-    async def work(gateway: Gateway) -> bool:
-        return await serve(gateway, context_of(context).settings)
+    async def work() -> bool:
+        async with context_of(context).open_gateway() as gateway:
+            return await serve(gateway, context_of(context).settings)
 
-    run_in_gateway(context, work)
+    run(cancelled_by_signals(work()))

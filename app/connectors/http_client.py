@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import aiohappyeyeballs
 from yarl import URL
@@ -22,7 +22,9 @@ from app import __version__
 from app.connectors.http_connection import Answer, Connection, NotConnected, Sending, SendingWithheld
 from app.connectors.intake import Intake
 from app.core.limits import CONNECT_STAGGER_MS, CONNECTIONS_PER_SERVER_MAX, IDLE_CONNECTION_MS
-from app.domain.tga.ports import MaySend
+
+if TYPE_CHECKING:  # commands use this client, and a trace's documents take long to load
+    from app.domain.tga.ports import MaySend
 
 _FIELD_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET: Final = re.compile(r"/[!-~]*")

@@ -41,14 +41,17 @@ async def open_database(home: Path, url: str | None, *, database: str = EMBEDDED
         yield Database(url, url, is_embedded=False)
         return
     server = EmbeddedPostgres(home)
-    await asyncio.to_thread(server.start)
+    starting = asyncio.create_task(asyncio.to_thread(server.start))
     try:
+        # Shielded: if we are cancelled here the thread goes on, and what it starts is stopped below.
+        await asyncio.shield(starting)
         await _create_if_absent(server.url(), database)
         async with ServerKeeper(server) as keeper:
             yield Database(
                 server.url("postgres", database), server.url(GATEWAY_ROLE, database), is_embedded=True, keeper=keeper
             )
     finally:
+        await asyncio.gather(starting, return_exceptions=True)
         await asyncio.to_thread(server.stop)
 
 

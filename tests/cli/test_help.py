@@ -15,7 +15,7 @@ PROMISED = (
     *("serve", "call", "traces", "trace", "approvals", "approve", "deny", "recover", "resolve", "withdraw", "erase"),
     *("verify", "export", "receipt", "init", "doctor", "servers", "servers/accept", "db/migrate", "db/status"),
     *("keys/create", "keys/list", "keys/revoke", "keys/register", "keys/retire", "keys/make", "keys/rotate"),
-    *("tenants/create", "tenants/list", "policy/check", "policy/explain", "mcp"),
+    *("tenants/create", "tenants/list", "policy/check", "policy/explain", "mcp", "demo"),
 )
 READING = (
     *("traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),

@@ -46,6 +46,7 @@ LOADED = {
     "keys list": JUDGES,
     "tenants list": READS,
     "serve --help": RUNS,
+    "demo --help": ASKS | {"jsonschema"},
     "policy check": ASKS | MODELS | {"cedarpy", "jsonschema"},
     "doctor": ASKS | JUDGES | {"cedarpy", "jsonschema"},
 }

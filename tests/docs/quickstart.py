@@ -190,7 +190,7 @@ class Newcomer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _copy_clone(self) -> None:
-        for name in ("app", "tools", "schemas"):
+        for name in ("tga_gateway", "app", "tools", "schemas"):
             shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "Makefile", self.folder)
         (self.folder / ".venv").symlink_to(ROOT / ".venv")
