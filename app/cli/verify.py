@@ -20,6 +20,7 @@ from app.core.errors import StoreUnfit, TgaError, TraceNotFound
 from app.domain.log.forensics import STREAMS_NAMED_MAX, Diagnosis, Unlogged, examine_tree, find_unlogged
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import Report, verify_ledger
+from app.keys.keyring import Unsealer
 from app.postgres.database import open_database
 from app.postgres.migrate import load_status
 from app.postgres.reader import open_reader
@@ -77,6 +78,7 @@ async def verify(
     stream = None if trace_id is None else TRACE.stream(trace_id)
     out: _Out = _Json() if as_json else _Words()
     report, broken, diagnosis = Report(), _Broken(), None
+    unseals = Unsealer.find(settings.keys)
     keys, held = load_held(settings, heads, key) if stream is None else ([], [])
 
     def note(error: TgaError) -> None:
@@ -92,7 +94,7 @@ async def verify(
             async with open_reader(sessions, stream=stream) as reader:
                 with _progress() as progress:
                     task = progress.add_task("verifying", total=reader.count_streams())
-                    async for error in verify_ledger(reader, report):
+                    async for error in verify_ledger(reader, report, unseals=unseals):
                         out.finding(error)
                         broken.add(error)
                         progress.update(task, completed=report.streams)
@@ -158,6 +160,11 @@ class _Words:
                 f"[bold red]✗[/] {looked_at}: {_count(report.findings, 'finding')} in "
                 f"{_count(report.broken_streams, 'stream')}. Keep the database as it is; see SECURITY.md."
             )
+        if report.seals_unopened:
+            self._console.print(
+                f"    - {_count(report.seals_unopened, 'sealed salt')} could not be opened: there is no sealing key in "
+                "TGA_KEYS. Whether they are the right ones is not known."
+            )
         if diagnosis is not None:
             self._tell(diagnosis)
 
@@ -203,6 +210,8 @@ class _Json:
             "entries": report.entries,
             "broken_streams": report.broken_streams,
         }
+        if report.seals_unopened:
+            counts["seals_unopened"] = report.seals_unopened
         if diagnosis is not None:
             counts["tree"] = asdict(diagnosis)
         print(f"{opening}], " + json.dumps(counts)[1:])  # noqa: T201

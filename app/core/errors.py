@@ -74,6 +74,14 @@ class ChecksumMismatch(TgaError):
     remedy = "Nothing was dispatched or changed. Run `tga verify` and treat the stored log as tampered with."
 
 
+class CheckpointMissing(TgaError):
+    code = "CHECKPOINT_MISSING"
+    meaning = "An execution checkpoint that is written together with its entry is not there: someone removed it."
+    remedy = (
+        "Nothing is lost: the log says the same. Keep the database as it is, and find out who could delete the row."
+    )
+
+
 class RecoveryFailed(TgaError):
     code = "STATE_RECOVERY_FAILED"
     meaning = "The chain is sound, but the trace cannot go on: what it needs is missing, or claim and log disagree."
@@ -419,6 +427,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     InvalidTransition,
     SequenceGap,
     ChecksumMismatch,
+    CheckpointMissing,
     RecoveryFailed,
     LockAcquireFailed,
     ConcurrentExecution,

@@ -17,8 +17,8 @@ import base64
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -47,23 +47,72 @@ _TAG_BYTES = 16
 _HEADER_BYTES = len(_VERSION) + _KEY_ID_BYTES
 
 
-class Keyring:
+class Unsealer:
+    """Opens what was sealed with the keys that are in the folder or in the environment; makes none."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._given_openers: dict[bytes, AESGCM] = {}
+        if environment.get(SEALING_VARIABLE):
+            given = decoded(environment[SEALING_VARIABLE], SEALING_VARIABLE)
+            self._given_openers = {_sealing_key_id(given): AESGCM(given)}
+        self._openers = self._load_openers()
+
+    @classmethod
+    def find(cls, folder: Path, environment: Mapping[str, str] | None = None) -> Unsealer | None:
+        """None where there is no sealing key. SettingInvalid when others could read or replace one."""
+        with _files_explained(folder):
+            found = Unsealer(folder, os.environ if environment is None else environment)
+        return found if found._openers else None
+
+    def unseal(self, sealed: bytes, *, context: str) -> bytes:
+        """What was sealed in this context, whole, or SecretMissing."""
+        version, key_id = sealed[: len(_VERSION)], sealed[len(_VERSION) : _HEADER_BYTES]
+        if version != _VERSION or len(sealed) < _HEADER_BYTES + _NONCE_BYTES + _TAG_BYTES:
+            raise SecretMissing("not a sealed value of this version", found=f"{len(sealed)} bytes")
+        opener = self._openers.get(key_id) or self._reloaded_openers().get(key_id)
+        if opener is None:
+            raise SecretMissing("the key that sealed the value is not in the folder", expected=f"key {key_id.hex()}")
+        nonce, ciphertext = sealed[_HEADER_BYTES : _HEADER_BYTES + _NONCE_BYTES], sealed[_HEADER_BYTES + _NONCE_BYTES :]
+        try:
+            return opener.decrypt(nonce, ciphertext, context.encode("utf-8"))
+        except InvalidTag:
+            raise SecretMissing(
+                "the sealed value was changed, or was sealed for another place",
+                remedy="Restore the row from a backup; the key is the right one.",
+            ) from None
+
+    def _load_openers(self) -> dict[bytes, AESGCM]:
+        openers = dict(self._given_openers)
+        if self._folder.is_dir():
+            verify_private(self._folder)
+            for file in (self._folder / _SEALING_FILE, *sorted(self._folder.glob(_RETIRED_SEALING))):
+                raw = read_key(file)
+                if raw is not None:
+                    openers[_sealing_key_id(raw)] = AESGCM(raw)
+        return openers
+
+    def _reloaded_openers(self) -> dict[bytes, AESGCM]:
+        # Keys that were once read stay: a folder that is away for a moment must not take them.
+        with suppress(OSError):
+            self._openers = {**self._openers, **self._load_openers()}
+        return self._openers
+
+
+class Keyring(Unsealer):
     """Signs, seals and opens. One process may rotate while others run: they go on with the keys they have, and read
     the folder again when they meet a value that was sealed with a newer one."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self._folder = folder
+        super().__init__(folder, environment)
         self._signing_is_given = bool(environment.get(SIGNING_VARIABLE))
-        self._sealing_is_given = bool(environment.get(SEALING_VARIABLE))
-        self._given_openers: dict[bytes, AESGCM] = {}
+        self._sealing_is_given = bool(self._given_openers)
         if self._signing_is_given:
             self._use_signing(decoded(environment[SIGNING_VARIABLE], SIGNING_VARIABLE))
         else:
             self._use_signing(load_or_make(folder, _SIGNING_FILE))
         if self._sealing_is_given:
-            given = decoded(environment[SEALING_VARIABLE], SEALING_VARIABLE)
-            self._sealing_id = _sealing_key_id(given)
-            self._given_openers = {self._sealing_id: AESGCM(given)}
+            (self._sealing_id,) = self._given_openers
         else:
             self._sealing_id = _sealing_key_id(load_or_make(folder, _SEALING_FILE))
         self._openers = self._load_openers()
@@ -74,14 +123,8 @@ class Keyring:
 
         SettingInvalid when others could read or replace a key, or when what is there is none.
         """
-        try:
+        with _files_explained(folder):
             return cls(folder, os.environ if environment is None else environment)
-        except OSError as error:
-            raise SettingInvalid(
-                "the keys cannot be read or made",
-                found=f"{error.filename or folder}: {error.strerror}",
-                remedy="Name a folder of your own in TGA_KEYS, or give the keys in the environment.",
-            ) from None
 
     def __repr__(self) -> str:
         return f"Keyring(signing={self._key_id}, sealing={self._sealing_id.hex()})"
@@ -112,23 +155,6 @@ class Keyring:
         sealed = self._openers[self._sealing_id].encrypt(nonce, plaintext, context.encode("utf-8"))
         return _VERSION + self._sealing_id + nonce + sealed
 
-    def unseal(self, sealed: bytes, *, context: str) -> bytes:
-        """What was sealed in this context, whole, or SecretMissing."""
-        version, key_id = sealed[: len(_VERSION)], sealed[len(_VERSION) : _HEADER_BYTES]
-        if version != _VERSION or len(sealed) < _HEADER_BYTES + _NONCE_BYTES + _TAG_BYTES:
-            raise SecretMissing("not a sealed value of this version", found=f"{len(sealed)} bytes")
-        opener = self._openers.get(key_id) or self._reloaded_openers().get(key_id)
-        if opener is None:
-            raise SecretMissing("the key that sealed the value is not in the folder", expected=f"key {key_id.hex()}")
-        nonce, ciphertext = sealed[_HEADER_BYTES : _HEADER_BYTES + _NONCE_BYTES], sealed[_HEADER_BYTES + _NONCE_BYTES :]
-        try:
-            return opener.decrypt(nonce, ciphertext, context.encode("utf-8"))
-        except InvalidTag:
-            raise SecretMissing(
-                "the sealed value was changed, or was sealed for another place",
-                remedy="Restore the row from a backup; the key is the right one.",
-            ) from None
-
     def rotate_signing(self) -> str:
         """A new signing key; the old one is kept as retired. Returns the new key id, which is not yet announced."""
         if self._signing_is_given:
@@ -151,21 +177,17 @@ class Keyring:
         self._public_key = self._signing.public_key().public_bytes_raw()
         self._key_id = key_id_of(self._public_key)
 
-    def _load_openers(self) -> dict[bytes, AESGCM]:
-        openers = dict(self._given_openers)
-        if self._folder.is_dir():
-            verify_private(self._folder)
-            for file in (self._folder / _SEALING_FILE, *sorted(self._folder.glob(_RETIRED_SEALING))):
-                raw = read_key(file)
-                if raw is not None:
-                    openers[_sealing_key_id(raw)] = AESGCM(raw)
-        return openers
 
-    def _reloaded_openers(self) -> dict[bytes, AESGCM]:
-        # Keys that were once read stay: a folder that is away for a moment must not take them.
-        with suppress(OSError):
-            self._openers = {**self._openers, **self._load_openers()}
-        return self._openers
+@contextmanager
+def _files_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingInvalid(
+            "the keys cannot be read or made",
+            found=f"{error.filename or folder}: {error.strerror}",
+            remedy="Name a folder of your own in TGA_KEYS, or give the keys in the environment.",
+        ) from None
 
 
 def _public_of(raw: bytes) -> bytes:

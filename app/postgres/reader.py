@@ -1,6 +1,6 @@
 """Everything stored, stream by stream, from one snapshot and in flat memory: the LedgerReader of PostgreSQL.
 
-Eight cursors, each in the order of its index, are merged here like sorted files: the server sorts nothing.
+Nine cursors, each in the order of its index, are merged here like sorted files: the server sorts nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from app.domain.ledger.stored import (
     StoredCheckpoint,
     StoredEntry,
     StoredErasure,
+    StoredSeal,
     StoredStream,
     Summary,
 )
@@ -40,6 +41,7 @@ SELECT e.stream, e.system_stream, e.sequence_number, e.claim_salt, a.artifact
   LEFT JOIN tga.artifacts a ON a.stream = e.system_stream AND a.sequence_number = e.sequence_number
  {where} ORDER BY e.stream
 """
+_SEALED = "SELECT * FROM tga.sealed {where} ORDER BY stream"
 _ATTEMPTS = "SELECT stream, attempt FROM tga.dispatch_attempts {where} ORDER BY stream, attempt"
 # Along the primary key of claims; where someone has dropped it the server sorts, in bounded memory.
 _CLAIMED_KEYS = """
@@ -108,17 +110,18 @@ class PostgresLedgerReader:
                     )
                 )
             )
-            for query in (_ENTRIES, _ARTIFACTS, _HEADS, _CHECKPOINTS, _CLAIMS, _EFFECTS, _ATTEMPTS, _ERASURES)
+            for query in (_ENTRIES, _ARTIFACTS, _HEADS, _CHECKPOINTS, _CLAIMS, _EFFECTS, _ATTEMPTS, _ERASURES, _SEALED)
         ]
         for cursor in cursors:
             await cursor.advance()
-        entries, artifacts, heads, checkpoints, claims, effects, attempts, erasures = cursors
+        entries, artifacts, heads, checkpoints, claims, effects, attempts, erasures, sealed = cursors
         while waiting := [cursor.next_row["stream"] for cursor in cursors if cursor.next_row is not None]:
             stream = min(waiting)
             head = [row async for row in heads.of(stream)]
             claim = [row async for row in claims.of(stream)]
             effect = [row async for row in effects.of(stream)]
             erasure = [row async for row in erasures.of(stream)]
+            seal = [row async for row in sealed.of(stream)]
             stored = StoredStream(
                 stream=stream,
                 head=_head(head[0]) if head else None,
@@ -130,6 +133,7 @@ class PostgresLedgerReader:
                 dispatch_attempts=[row["attempt"] async for row in attempts.of(stream)],
                 erasure=_erasure(erasure[0]) if erasure else None,
                 summary=_summary(head[0]) if head else None,
+                sealed=StoredSeal(seal[0]["sealed_salt"], seal[0]["sealed_values"]) if seal else None,
                 rows_repeated=[
                     table
                     for table, rows in (
@@ -137,6 +141,7 @@ class PostgresLedgerReader:
                         ("claims", claim),
                         ("claim_effects", effect),
                         ("erasures", erasure),
+                        ("sealed", seal),
                     )
                     if len(rows) > 1
                 ],

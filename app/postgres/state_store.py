@@ -7,6 +7,7 @@ from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, ConcurrentExecution, SequenceGap, TgaError, TraceNotFound
 from app.core.limits import LIST_ENTRIES_MAX, LOCK_TIMEOUT_MS
 from app.domain.ledger.plans import Ledger, Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.tga.checkpoints import is_checkpoint_due
 from app.domain.tga.documents import ExecutionCheckpoint, ExecutionState, TraceId
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import (
@@ -79,8 +80,22 @@ class PostgresStateStore:
                 owner_after=owner_after,
                 entries=[PlannedEntry(_stated_bytes(entry), entry.artifact.to_bytes())],
                 claim=decide_claim([entry]),
+                checkpoint=await self._due_checkpoint(entry),
             )
         )
+
+    async def _due_checkpoint(self, record: LogRecord) -> PlannedCheckpoint | None:
+        """The checkpoint that belongs to this entry. None also where the log does not lead to it: then the ledger says
+        what is wrong with the entry."""
+        if not is_checkpoint_due(record.entry.to_state):
+            return None
+        async with self._sessions.reading() as connection:
+            before = await _load_records(connection, record.stream, 0)
+        try:
+            state = fold([*before, record])
+        except TgaError:
+            return None
+        return None if state is None else PlannedCheckpoint(state.to_bytes(), record.entry.recorded_at)
 
     async def list_log_entries(self, trace_id: TraceId, after_seq: int) -> list[LogRecord]:
         async with self._sessions.reading() as connection:

@@ -22,11 +22,11 @@ from app.core.errors import (
 )
 from app.core.limits import BACKOFF_FIRST_MS, LOCK_TIMEOUT_MS, OWNER_BEAT_MS, RECONNECT_MAX_MS
 from app.domain.ledger.stored import StoredCheckpoint
+from app.domain.tga.checkpoints import verify_stored_checkpoint
 from app.domain.tga.documents import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
 from app.domain.tga.replay import LogRecord, fold, record_from_bytes
 from app.domain.tga.transitions import TRACE
-from app.domain.tga.verification import verify_stored_checkpoint
 from app.postgres.ownership import Executor, acquire_stream, release_stream
 from app.postgres.sessions import Closing, Sessions
 from app.postgres.state_store import verify_head

@@ -6,13 +6,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from app.core.canonical import canonical_bytes, parse_object
 from app.core.errors import SecretMissing
 from app.core.limits import REDACTION_SALT_BYTES
 from app.domain.ledger.plans import Sealed
 from app.domain.tga.documents import TraceId
 from app.domain.tga.ports import Salt
-from app.domain.tga.secrets import sealed_document, values_from
+from app.domain.tga.secrets import salt_document, salt_from, seal_context, sealed_document, values_from
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Sessions
 
@@ -39,10 +38,10 @@ class PostgresVault:
         return Salt(secrets.token_bytes(REDACTION_SALT_BYTES), tuple(pointers))
 
     def seal(self, trace_id: TraceId, salt: Salt, values: dict[str, Any]) -> Sealed:
-        written = canonical_bytes({"salt": salt.salt.hex(), "pointers": list(salt.pointers)})
+        stream = TRACE.stream(trace_id)
         return Sealed(
-            self._seals.seal(written, context=_context(trace_id, "salt")),
-            self._seals.seal(sealed_document(values), context=_context(trace_id, "values")),
+            self._seals.seal(salt_document(salt.salt, salt.pointers), context=seal_context(stream, "salt")),
+            self._seals.seal(sealed_document(values), context=seal_context(stream, "values")),
         )
 
     async def load_salt(self, trace_id: TraceId) -> Salt | None:
@@ -53,16 +52,12 @@ class PostgresVault:
         rows = await self._sessions.fetch(_SEALED, TRACE.stream(trace_id))
         if not rows or rows[0]["sealed_values"] is None:
             raise SecretMissing("the call's secret values are gone", stream=TRACE.stream(trace_id))
-        values = self._seals.unseal(rows[0]["sealed_values"], context=_context(trace_id, "values"))
+        values = self._seals.unseal(rows[0]["sealed_values"], context=seal_context(TRACE.stream(trace_id), "values"))
         return self._salt(trace_id, rows[0]["sealed_salt"]), values_from(values)
 
     def _salt(self, trace_id: TraceId, sealed: bytes) -> Salt:
-        read = parse_object(self._seals.unseal(sealed, context=_context(trace_id, "salt")))
-        match read:
-            case {"salt": str(salt), "pointers": list(pointers)}:
-                return Salt(bytes.fromhex(salt), [str(pointer) for pointer in pointers])
-        raise SecretMissing("the sealed salt cannot be read", stream=TRACE.stream(trace_id))
-
-
-def _context(trace_id: TraceId, field: str) -> str:
-    return f"{TRACE.stream(trace_id)} {field}"
+        stream = TRACE.stream(trace_id)
+        try:
+            return Salt(*salt_from(self._seals.unseal(sealed, context=seal_context(stream, "salt"))))
+        except SecretMissing as error:
+            raise error.at(stream=stream) from None

@@ -224,14 +224,29 @@ async def a_key_is_claimed_once_and_its_loser_stores_nothing(stores: Stores) -> 
 async def a_checkpoint_is_kept_and_a_state_is_loaded_from_it(stores: Stores) -> None:
     store = await stores.open()
     records = completed_trace(1)
-    await append_all(store, records[:3])
-    state = fold(records[:3])
+    await append_all(store, records[:2])
+    state = fold(records[:2])
     assert state is not None
     checkpoint = ExecutionCheckpoint.of(state, created_at=time_at(9))
     await store.write_checkpoint(checkpoint)
     await store.write_checkpoint(checkpoint)
-    await store.append_log_entry(records[3])
     assert await store.load_latest_checkpoint(trace_id(1)) == checkpoint
+    assert await store.load_state(trace_id(1)) == state
+    await append_all(store, records[2:])
+    assert await store.load_state(trace_id(1)) == fold(records)
+
+
+@scenario
+async def the_entry_that_makes_a_trace_executing_brings_its_checkpoint(stores: Stores) -> None:
+    store = await stores.open()
+    records = completed_trace(1)
+    await append_all(store, records[:2])
+    assert await store.load_latest_checkpoint(trace_id(1)) is None
+    await append_all(store, records[2:])
+    state = fold(records[:3])
+    assert state is not None
+    due = ExecutionCheckpoint.of(state, created_at=records[2].entry.recorded_at)
+    assert await store.load_latest_checkpoint(trace_id(1)) == due
     assert await store.load_state(trace_id(1)) == fold(records)
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import asyncpg
 
 from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.tga.documents import ExecutionState
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.verification import Report, verify_ledger
@@ -25,8 +26,11 @@ def plan_of(
     owner_after: str | None = None,
     with_checkpoint: bool = False,
 ) -> Plan:
-    """The plan that appends these records, with the claim that belongs to them."""
-    folded = fold(records) if with_checkpoint else None
+    """The plan that appends these records, with the claim and the checkpoint that belong to them.
+
+    `with_checkpoint`: one that stands on the last of them instead.
+    """
+    folded = fold(records) if with_checkpoint else _executing(records)
     return Plan(
         stream=records[0].stream,
         executor_id=executor_id,
@@ -35,6 +39,14 @@ def plan_of(
         claim=decide_claim(records),
         checkpoint=None if folded is None else PlannedCheckpoint(folded.to_bytes(), time_at(3)),
     )
+
+
+def _executing(records: Sequence[LogRecord]) -> ExecutionState | None:
+    """The state at the entry with which a checkpoint is due, if these records lead there from the beginning."""
+    states = [record.entry.to_state for record in records]
+    if records[0].entry.sequence_number != 1 or "EXECUTING" not in states:
+        return None
+    return fold(records[: states.index("EXECUTING") + 1])
 
 
 def planned(record: LogRecord) -> PlannedEntry:

@@ -39,6 +39,14 @@ class StoredErasure:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredSeal:
+    """What is sealed beside a stream; the values go when it is finished."""
+
+    salt: bytes
+    values: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What a head says of its stream's birth, for lists and for expiry."""
 
@@ -64,6 +72,7 @@ class StoredStream:
     entries: AsyncIterator[StoredEntry]
     erasure: StoredErasure | None = None
     summary: Summary | None = None
+    sealed: StoredSeal | None = None
     rows_repeated: Sequence[str] = ()  # tables with more than one row where one stream has at most one
 
 

@@ -38,6 +38,7 @@ from app.domain.tga.attempts import (
     effect_of_exhaustion,
     effect_of_reconciliation,
 )
+from app.domain.tga.checkpoints import is_checkpoint_due
 from app.domain.tga.documents import (
     ActionRequest,
     ArtifactDocument,
@@ -367,7 +368,7 @@ class Driver:
         state, entries = drive.head.state, drive.pending
         is_birth = drive.pending_after.sequence_number == 0
         checkpoint = None
-        if entries and state == "EXECUTING":
+        if entries and is_checkpoint_due(state):
             checkpoint = PlannedCheckpoint(known(drive.state).write(), self._clock.now())
         plan = Plan(
             stream=TRACE.stream(drive.trace_id),

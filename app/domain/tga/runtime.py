@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,7 +41,7 @@ from app.domain.tga.attempts import effect_of_resolution
 from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest
 from app.domain.tga.executor import NO_ANSWER, Answer, Drive, Driver, known, request_of
 from app.domain.tga.ports import Output, Ports, StoredClaim, StoredTrace
-from app.domain.tga.secrets import find_secrets, redact
+from app.domain.tga.secrets import find_secrets, redact, verify_redactions
 from app.domain.tga.supervision import Ruling, Supervision
 from app.domain.tga.transitions import TRACE, State
 from app.domain.tools import Tool
@@ -257,7 +257,7 @@ class TgaRuntime:
 
     def _fresh(self, call: CheckedCall, tool: Tool) -> Drive:
         trace_id = call.trace_id or TraceId(self._clock.new_id())
-        arguments, sealed = self._without_secrets(trace_id, call.arguments, tool)
+        arguments, sealed, secret_places = self._without_secrets(trace_id, call.arguments, tool)
         asked = {
             "trace_id": trace_id,
             "requested_at": self._clock.now(),
@@ -274,6 +274,7 @@ class TgaRuntime:
         if call.traceparent is not None:
             asked["traceparent"] = call.traceparent
         request = ActionRequest.asked(asked)
+        verify_redactions(arguments, request.written()[0], secret_places)
         drive = Drive(trace_id, self._traces.executor_id(), request)
         if sealed is not None:
             drive.sealed, drive.true_arguments = sealed, call.arguments
@@ -282,13 +283,13 @@ class TgaRuntime:
 
     def _without_secrets(
         self, trace_id: TraceId, arguments: dict[str, Any], tool: Tool
-    ) -> tuple[dict[str, Any], Sealed | None]:
-        """The arguments as they are recorded, and what is sealed beside the record."""
+    ) -> tuple[dict[str, Any], Sealed | None, Collection[str]]:
+        """The arguments as they are recorded, what is sealed beside the record, and the places of the secrets."""
         secrets = find_secrets(arguments, tool.secret_arguments) if tool.secret_arguments else {}
         if not secrets:
-            return arguments, None
+            return arguments, None, ()
         salt = self._vault.new_salt(list(secrets))
-        return redact(arguments, secrets, salt=salt.salt), self._vault.seal(trace_id, salt, secrets)
+        return redact(arguments, secrets, salt=salt.salt), self._vault.seal(trace_id, salt, secrets), secrets
 
     @contextlib.asynccontextmanager
     async def _taken(self, trace_id: TraceId) -> AsyncIterator[Drive]:

@@ -17,10 +17,10 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from app.core.canonical import JsonValue, canonical_bytes, parse_object
-from app.core.errors import SecretMissing, SettingInvalid
+from app.core.errors import ArgumentsInvalid, SecretMissing, SettingInvalid
 from app.core.limits import ARTIFACT_BYTES_MAX, REDACTION_SALT_BYTES
 from app.domain.tools import REDACTED
 
@@ -29,6 +29,7 @@ COMMITMENT: Final = "commitment"
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*", re.DOTALL)
 _INDEX = re.compile(r"0|[1-9][0-9]*")
 _INDEX_CHARS_MAX = 10
+_MARKER = b'{"$redacted":{"commitment":"'  # as RFC 8785 writes one; in a string the quotation marks would be escaped
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -95,6 +96,52 @@ def find_commitments(redacted: dict[str, JsonValue], pointers: Iterable[str]) ->
     return [pointer for pointer in pointers if _committed_at(redacted, _tokens(pointer)) is not None]
 
 
+def find_redactions(value: JsonValue) -> list[str]:
+    """Every place at which a commitment stands, and not a value."""
+    found: list[str] = []
+    waiting: list[tuple[tuple[str, ...], JsonValue]] = [((), value)]
+    while waiting:
+        tokens, one = waiting.pop()
+        if _commitment_in(one) is not None:
+            found.append("".join(f"/{token.replace('~', '~0').replace('/', '~1')}" for token in tokens))
+        elif isinstance(one, dict):
+            waiting += [((*tokens, name), member) for name, member in one.items()]
+        elif isinstance(one, list):
+            waiting += [((*tokens, str(index)), member) for index, member in enumerate(one)]
+    return sorted(found)
+
+
+def verify_redactions(recorded: dict[str, JsonValue], written: bytes, secrets: Iterable[str]) -> None:
+    """Raise ArgumentsInvalid where a caller's own argument looks like a commitment: a record must not be able to claim
+    that something is sealed which is not. `written` are canonical bytes in which `recorded` stands."""
+    if _MARKER not in written:
+        return
+    if others := [place for place in find_redactions(recorded) if place not in set(secrets)]:
+        raise ArgumentsInvalid(
+            f"{REDACTED} is what the record shows in place of a secret argument",
+            expected="another value, or the path among the tool's secret_arguments",
+            found=others[0][:128],
+        )
+
+
+def seal_context(stream: str, what: Literal["salt", "values"]) -> str:
+    """What a sealed thing is sealed as: it opens in no other place."""
+    return f"{stream} {what}"
+
+
+def salt_document(salt: bytes, pointers: Iterable[str]) -> bytes:
+    """What is sealed beside the values: the salt, and the places where commitments under it stand."""
+    return canonical_bytes({"salt": salt.hex(), "pointers": list(pointers)})
+
+
+def salt_from(document: bytes) -> tuple[bytes, list[str]]:
+    """The salt and the places of what `salt_document` wrote."""
+    match parse_object(document):
+        case {"salt": str(salt), "pointers": list(pointers)}:
+            return bytes.fromhex(salt), [str(pointer) for pointer in pointers]
+    raise SecretMissing("the sealed salt cannot be read")
+
+
 def sealed_document(values: Mapping[str, JsonValue]) -> bytes:
     """What is sealed: canonical JSON of values by pointer."""
     return canonical_bytes(dict(values))
@@ -157,9 +204,12 @@ def _index(token: str) -> int:
 
 def _committed_at(redacted: JsonValue, tokens: tuple[str, ...]) -> str | None:
     try:
-        marker = _value_at(redacted, tokens)
+        return _commitment_in(_value_at(redacted, tokens))
     except LookupError:
         return None
+
+
+def _commitment_in(marker: JsonValue) -> str | None:
     inner = marker[REDACTED] if isinstance(marker, dict) and marker.keys() == {REDACTED} else None
     commitment = inner[COMMITMENT] if isinstance(inner, dict) and inner.keys() == {COMMITMENT} else None
     return commitment if isinstance(commitment, str) and _HEX.fullmatch(commitment) else None

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
-from app.core.canonical import parse_object
 from app.core.chain import Head
-from app.core.digest import Digest, digest_of_bytes
+from app.core.digest import Digest
 from app.core.errors import (
+    CheckpointMissing,
     ChecksumMismatch,
     InvalidTransition,
     RecoveryFailed,
@@ -35,9 +35,11 @@ from app.domain.ledger.stored import (
 from app.domain.system.decision_signer import verify_decision_signature
 from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import KnownKey, SystemState, fold_system
+from app.domain.tga.checkpoints import is_checkpoint_due, verify_erased_checkpoint, verify_stored_checkpoint
 from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision, ToolEffect
 from app.domain.tga.idempotency import claim_of_request, compare_claim, may_lack_claim
 from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verify_next
+from app.domain.tga.seals import Unseals, seal_errors
 from app.domain.tga.transitions import TRACE
 
 _WAITS_FOR = {"PENDING": "supervisor", "EXECUTING": "operator"}
@@ -53,6 +55,7 @@ class Report:
     findings: int = 0
     erased_streams: int = 0
     signatures: int = 0
+    seals_unopened: int = 0  # there, but without their key nobody can tell whether they are the right ones
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class _Walk:
     stored: StoredStream
     keys: Keys
     report: Report
+    unseals: Unseals | None = None
     request: ActionRequest | None = None
     head: Head = field(default_factory=lambda: Head.unborn(TRACE))
     state: ExecutionState | None = None
@@ -103,12 +107,14 @@ class _Walk:
         return error.at(stream=self.stored.stream, sequence_number=sequence_number)
 
 
-async def verify_ledger(reader: LedgerReader, report: Report) -> AsyncIterator[TgaError]:
-    """Every finding, as it is found; `report` counts along."""
+async def verify_ledger(
+    reader: LedgerReader, report: Report, *, unseals: Unseals | None = None
+) -> AsyncIterator[TgaError]:
+    """Every finding, as it is found; `report` counts along. Without `unseals` sealed secrets are not opened."""
     keys = Keys()
     async for stored in reader.streams():
         found = 0
-        async for error in verify_stream(stored, report, keys):
+        async for error in verify_stream(stored, report, keys, unseals):
             found += 1
             yield error
         report.streams += reader.is_asked_for(stored.stream)
@@ -135,13 +141,15 @@ async def _verify_keys_once(reader: LedgerReader) -> AsyncIterator[TgaError]:
         before = claimed
 
 
-async def verify_stream(stored: StoredStream, report: Report, keys: Keys) -> AsyncIterator[TgaError]:
+async def verify_stream(
+    stored: StoredStream, report: Report, keys: Keys, unseals: Unseals | None = None
+) -> AsyncIterator[TgaError]:
     """Every finding about one stream, each naming the entry where it is, what was expected and what was found."""
     for table in stored.rows_repeated:
         yield RecoveryFailed("the stream has more than one row", expected="one", found=table, stream=stored.stream)
     match stored.stream.partition(":")[0]:
         case TRACE.name:
-            verified = _verify_trace(stored, report, keys)
+            verified = _verify_trace(_Walk(stored, keys, report, unseals))
         case SYSTEM.name:
             verified = _verify_system(stored, report, keys)
         case _:
@@ -178,10 +186,9 @@ async def _verify_system(stored: StoredStream, report: Report, keys: Keys) -> As
     keys.of_tenant[state.system_id] = state.keys
 
 
-async def _verify_trace(stored: StoredStream, report: Report, keys: Keys) -> AsyncIterator[TgaError]:
-    walk = _Walk(stored, keys, report)
-    async for row in stored.entries:
-        report.entries += row.entry is not None
+async def _verify_trace(walk: _Walk) -> AsyncIterator[TgaError]:
+    async for row in walk.stored.entries:
+        walk.report.entries += row.entry is not None
         for error in _verify_row(walk, row):
             yield error
     for error in _verify_end(walk):
@@ -262,31 +269,22 @@ def _note_claim(walk: _Walk, record: LogRecord) -> None:
 
 
 def _verify_checkpoints(walk: _Walk) -> Iterator[TgaError]:
-    """I4: every checkpoint up to here hashes to its digest and says what the log folds to at its entry."""
-    while walk.next_checkpoint is not None and walk.next_checkpoint.sequence_number <= walk.head.sequence_number:
+    """I4: every checkpoint up to here hashes to its digest and says what the log folds to at its entry; where one is
+    due, there is one."""
+    place, stands = walk.head.sequence_number, False
+    while walk.next_checkpoint is not None and walk.next_checkpoint.sequence_number <= place:
         checkpoint, walk.next_checkpoint = walk.next_checkpoint, next(walk.checkpoints, None)
+        stands |= checkpoint.sequence_number == place
         try:
-            verify_stored_checkpoint(checkpoint, walk.state if walk.is_sound else None)
+            state = verify_stored_checkpoint(checkpoint, walk.state if walk.is_sound else None)
+            if walk.stored.erasure is not None and walk.is_sound:
+                verify_erased_checkpoint(state, walk.head, walk.artifact_digests, walk.stored.claim)
         except TgaError as error:
             yield error.at(stream=walk.stored.stream, sequence_number=checkpoint.sequence_number)
-
-
-def verify_stored_checkpoint(checkpoint: StoredCheckpoint, folded: ExecutionState | None) -> None:
-    """Raise unless its bytes hash to its digest and are what the log folds to at its entry (None: not known)."""
-    found = digest_of_bytes(checkpoint.state)
-    if found != checkpoint.checkpoint_digest:  # I4
-        raise ChecksumMismatch(
-            "the checkpoint's state does not hash to its digest", expected=checkpoint.checkpoint_digest, found=found
-        )
-    state = ExecutionState.from_json(parse_object(checkpoint.state))
-    if state.sequence_number != checkpoint.sequence_number:
-        raise SequenceGap(
-            "the checkpoint stands in another's place", expected=checkpoint.sequence_number, found=state.sequence_number
-        )
-    if folded is not None and state != folded:  # I4
-        raise ChecksumMismatch(
-            "the checkpoint is not what the log folds to", expected=folded.digest(), found=checkpoint.checkpoint_digest
-        )
+    if not stands and walk.is_sound and is_checkpoint_due(walk.head.state):
+        yield CheckpointMissing(
+            "the execution checkpoint of the entry is missing", expected=f"one that stands on entry {place}"
+        ).at(stream=walk.stored.stream, sequence_number=place)
 
 
 def _verify_end(walk: _Walk) -> Iterator[TgaError]:
@@ -294,7 +292,8 @@ def _verify_end(walk: _Walk) -> Iterator[TgaError]:
     last_place = walk.head.sequence_number or None
     for error in _head_errors(walk):
         yield walk.error(error, last_place)
-    for error in (*_leftover_checkpoints(walk), *_claim_errors(walk), *_summary_errors(walk), *_erasure_errors(walk)):
+    beside = (_leftover_checkpoints, _claim_errors, _summary_errors, _seal_errors, _erasure_errors)
+    for error in (error for errors_of in beside for error in errors_of(walk)):
         yield error.at(stream=stored.stream, sequence_number=last_place)
     listed = walk.attempts_listed
     attempts = 1 + len(stored.dispatch_attempts)
@@ -357,6 +356,23 @@ def _summary_errors(walk: _Walk) -> Iterator[TgaError]:
     if found != expected:
         yield RecoveryFailed(
             "the head says another thing of the trace than its request", expected=expected, found=found
+        )
+
+
+def _seal_errors(walk: _Walk) -> Iterator[TgaError]:
+    sealed = walk.stored.sealed
+    if sealed is not None and walk.unseals is None:
+        walk.report.seals_unopened += 1
+    if walk.stored.erasure is not None:
+        if sealed is not None:
+            yield RecoveryFailed("secrets stand that were erased", expected="nothing")
+    elif walk.is_sound and walk.request is not None:
+        yield from seal_errors(
+            walk.request,
+            sealed,
+            is_finished=walk.head.state in TRACE.terminal_states,
+            may_lack=walk.claim_may_lack,
+            unseals=walk.unseals,
         )
 
 
