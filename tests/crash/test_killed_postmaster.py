@@ -172,9 +172,8 @@ def test_a_killed_postmaster_is_started_again_and_everything_goes_on(alone: Worl
     assert postmaster_of(world) != killed
     assert world.gateway is gateway
     assert not world.gateway_is_gone()
-    told = world.told.read_text()
-    assert "the embedded PostgreSQL ended; it is started again now" in told
-    assert "the embedded PostgreSQL runs again" in told
+    assert "the embedded PostgreSQL ended; it is started again now" in world.told.read_text()
+    wait_for(lambda: "the embedded PostgreSQL runs again" in world.told.read_text())
     assert executor_of(world, before) != executor_of(world, after), "a lost session is a dead id"
     # What was in flight is settled: its answer was read, and is recorded, not asked for again.
     repeat = ("call", "bank", "slow_charge", "-a", "amount=7", "-a", "ms=1500", "-k", "in flight")
@@ -221,7 +220,7 @@ def test_one_that_is_killed_again_and_again_is_started_after_pauses_and_readyz_s
         "the embedded PostgreSQL ended, the 3. time in a row; it is started again in 1 s",
         "the embedded PostgreSQL ended, the 4. time in a row; it is started again in 2 s",
     ]
-    assert alone.told.read_text().count("the embedded PostgreSQL runs again") == 4
+    wait_for(lambda: alone.told.read_text().count("the embedded PostgreSQL runs again") == 4)
 
 
 def test_a_shutdown_right_after_a_kill_leaves_no_process_behind(alone: World) -> None:
