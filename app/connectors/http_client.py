@@ -96,6 +96,8 @@ class HttpPool:
             try:
                 if may_send is not None and not await may_send():
                     raise SendingWithheld("it was not to be sent")
+                if may_send is not None and not connection.is_fresh():
+                    raise NotConnected("the server spoke unasked, or left, before anything was sent")
                 answer = connection.ask(written, sending, self.intake)
                 await answer.head()
                 yield answer

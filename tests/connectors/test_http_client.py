@@ -277,6 +277,29 @@ def test_a_connection_that_the_server_closed_is_not_written_to(run: Any) -> None
     run(work)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_comes_while_it_is_asked_whether_to_send_is_no_answer_and_nothing_is_sent(run: Any, leaves: bool) -> None:
+    async def work() -> None:
+        async with raw_server(always(response("200 OK", b"1"))) as raw:
+            pool = HttpPool()
+            assert await read(pool, raw.url) == (200, b"1")
+
+            async def may_send() -> bool:
+                raw.writers[-1].write(response("200 OK", b"unasked"))
+                if leaves:
+                    raw.writers[-1].close()
+                return True
+
+            sending = Sending()
+            with pytest.raises(NotConnected):
+                await read(pool, raw.url, sending=sending, may_send=may_send)
+            assert not sending.may_be_sent
+            assert len(raw.requests) == 1
+            await pool.close()
+
+    run(work)
+
+
 class Sending:
     may_be_sent = False
 
