@@ -150,9 +150,10 @@ class Streams:
         need(is_trace or number == expected, GAP, f"entry {expected} is missing")
         entry = self.document(raw, ("system", "execution")[is_trace] + "_log_entry", 262_144, entry_digest=digest)
         name, committed = entry["artifact_type"], entry["artifact_digest"]
-        may_lack = is_trace or (self.is_covered and self.tenant not in (None, identity))  # erased; withheld
-        need(may_lack or payload is not None, CHECKSUM, "the artifact is missing")
-        if payload is not None:
+        if payload is None:  # erased, or withheld from another tenant
+            may_lack = is_trace or (self.is_covered and self.tenant not in (None, identity))
+            need(may_lack, CHECKSUM, "the artifact is missing")
+        else:
             need(sha256(payload) == committed, CHECKSUM, "the artifact is not what the entry commits to")
             artifact = self.document(payload, name, 524_288)
         need(entry[f"{kind}_id"] == identity, SCHEMA, "the entry is of another stream")
@@ -166,7 +167,7 @@ class Streams:
         if artifact is not None:
             need(artifact[f"{kind}_id"] == identity, CHECKSUM, "the artifact names another stream")
             is_bound = not binds or artifact[f"{binds}_digest"] == known["artifact"]
-            is_call = name != "tool_call" or known["call"] in (None, self.call_of(artifact))
+            is_call = name != "tool_call" or known["call"] in (None, sha256(written([artifact[f] for f in CALL])))
             is_effect = name != "tool_effect" or known["call_id"] in (None, artifact["tool_call_id"])
             need(is_bound and is_call and is_effect, CHECKSUM, "the artifact does not go with the ones before it")
             self.note(stream, number, name, artifact, known)
@@ -180,7 +181,7 @@ class Streams:
         """What an artifact rests on, and what it means for what comes later."""
         match name:
             case "action_request":
-                known.update(tenant=artifact["principal"]["tenant"], call=self.call_of(artifact))
+                known.update(tenant=artifact["principal"]["tenant"], call=sha256(written([artifact[f] for f in CALL])))
                 need(self.tenant in (None, known["tenant"]), BUNDLE, "a trace of another tenant than the bundle's")
             case "tool_call" if known["call"] is not None:
                 known["call_id"], claim = artifact["tool_call_id"], sha256(written({f: artifact[f] for f in CALL[:3]}))
@@ -197,8 +198,6 @@ class Streams:
                     self.keys[artifact["system_id"], key_id] = artifact
             case "erasure" if self.is_covered:
                 self.erasures.append((stream, number, artifact))
-    def call_of(self, artifact: Json) -> str:
-        return sha256(written([artifact[field] for field in CALL]))
     def verify_decision(self, decision: Json, tenant: str) -> None:
         """Signed by a key that a covered entry announced before: a gateway's, or that of whoever decided."""
         nobody, signature = {"principal_id": "", "public_key": ""}, decision["signature"] or {"key_id": "", "value": ""}
@@ -312,8 +311,8 @@ class Bundle:
             if name != "keys.json":
                 schemas[name.removeprefix("schemas/").removesuffix(".schema.json")] = parse(raw, SMALL_BYTES_MAX)
                 listed += f"{sha256(raw)}  {name}\n"
-        need("keys.json" in self.files, BUNDLE, "the manifest lacks keys.json")
-        need(sha256(listed.encode()) == SCHEMAS, BUNDLE, "the schemas are not those that are pinned here")
+        is_pinned = sha256(listed.encode()) == SCHEMAS and "keys.json" in self.files
+        need(is_pinned, BUNDLE, "the schemas are not those that are pinned here, or keys.json is missing")
         self.streams = Streams(schemas, self.complete, self.tenant, self.counts)
     def verify_kept(self) -> None:
         """Heads from elsewhere: without them an old backup, or a history that was rewritten, looks sound."""
@@ -390,7 +389,8 @@ def main() -> int:
         return 2
     bundle.verify()
     found, after = ([vars(wrong) for wrong in wrongs] for wrongs in (bundle.findings, bundle.after_head))
-    said = {"sound": not found + after, "checked": bundle.counts, "findings": found, "findings_after_head": after}
+    after_head = {"entries": bundle.counts["entries after the head"], "findings": after}
+    said = {"sound": not found + after, "checked": bundle.counts, "findings": found, "after_head": after_head}
     print(json.dumps(said, indent=None if "--json" in sys.argv else 2))
     return 1 if found + after else 0
 

@@ -245,9 +245,9 @@ async def open_export(sessions: Sessions, wanted: Filter, *, size: int | None = 
                 expected=None if size is None else f"one of size {size}",
                 remedy="Run `tga serve`: a head follows the first entry within a second.",
             )
-        if wanted.trace_id is not None and wanted.tenant is None:
+        if wanted.trace_id is not None:
             row = await connection.fetchrow(_TENANT, TRACE.stream(wanted.trace_id))
-            if row is None:
+            if row is None or wanted.tenant not in (None, row["tenant"]):
                 raise TraceNotFound("nothing is stored about it", stream=TRACE.stream(wanted.trace_id))
             wanted = replace(wanted, tenant=row["tenant"])
         signed = SignedHead.from_note(note)

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.core.digest import digest_of_bytes
 from app.core.ed25519 import key_id_of
+from app.core.errors import TraceNotFound
 from app.domain.log.bundle import ENTRIES, Filter
 from app.domain.system.documents import PolicySet, ToolPin
 from tests.export.changing import change_manifest, lines_of, write_lines
@@ -95,6 +96,13 @@ async def test_a_tenant_s_bundle_holds_nothing_of_another_but_digests_and_gatewa
     assert verdict.report.manifest.filter.tenant == "acme"
     assert verdict.report.streams.payloads_withheld == 2
     assert any("2 system entries of other tenants than acme" in sentence for sentence in verdict.report.unknown)
+
+
+async def test_a_trace_is_exported_for_its_own_tenant_only(world: World, tmp_path: Path) -> None:
+    await _two_tenants(world)
+    for wanted in (Filter(tenant="acme", trace_id=trace_id(6)), Filter(tenant="acme", trace_id=trace_id(999))):
+        with pytest.raises(TraceNotFound):
+            await world.export(tmp_path / "bundle", wanted)
 
 
 async def test_the_default_tenant_s_own_bundle_is_whole(world: World, tmp_path: Path) -> None:

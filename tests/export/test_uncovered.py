@@ -101,7 +101,7 @@ async def test_uncovered_entries_are_judged_and_told_apart(world: World, tmp_pat
         assert "✓" not in tga(world, "verify", "--file", folder, "--key", key.to_text()).stdout
         code, alone = run_alone(folder, key.to_text())
         assert (code, alone["sound"], alone["findings"]) == (1, False, [])
-        assert [finding["code"] for finding in alone["findings_after_head"]] == [found[0]]
+        assert [finding["code"] for finding in alone["after_head"]["findings"]] == [found[0]]
 
 
 def _mismatch(lines: list[Line]) -> Finding:

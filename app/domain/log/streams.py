@@ -146,7 +146,7 @@ class StreamJudge:
             yield error
 
     def end(self) -> Iterator[TgaError]:
-        """What can be said only when all entries were seen."""
+        """What can be said only when all covered entries were seen."""
         self.report.system_streams = len(self.systems)
         for erased in self.memory.erasures():
             for error in self._verify_erasure(erased):
@@ -158,8 +158,8 @@ class StreamJudge:
                 self.report.payloads_erased += standing.payloads_missing
             elif standing.payloads_missing and not standing.is_broken:
                 yield RecoveryFailed(
-                    "payloads are missing, and no erasure says so",
-                    expected="an erasure on a system stream",
+                    "payloads are missing, and no covered erasure says so",
+                    expected="an erasure on a system stream, covered by the signed head",
                     found="nothing",
                     stream=stream,
                     sequence_number=standing.head.sequence_number,
