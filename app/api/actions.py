@@ -15,8 +15,8 @@ from app.api.openapi import DECISION_EXAMPLE, MOVED, PIN_STATE, request_body
 from app.api.tool_calls import WaitMs
 from app.core import errors
 from app.core.canonical import canonical_enclosed
-from app.core.errors import InputMalformed, OutcomeUnknown, SchemaViolation
-from app.core.limits import CALL_WAIT_MS, DOCUMENT_BYTES_MAX
+from app.core.errors import InputMalformed, OutcomeUnknown, SchemaViolation, StoreUnavailable
+from app.core.limits import CALL_WAIT_MS, DOCUMENT_BYTES_MAX, STORE_ANSWER_MS
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Name, Part, Sha256, Signature, Text, Time
 from app.domain.tga.documents import JsonOutput, TraceId
@@ -108,14 +108,14 @@ class Actions:
         async with self._edge.admitted(request) as principal:
             trace = await self._visible(request, principal, "withdraw")
             body = await read_body(request.scope, request.receive, WithdrawalBody, is_optional=True)
-            answering = self._edge.runtime.withdraw(trace, principal, rationale=body.rationale)
+            answering = self._edge.runtime.withdraw(trace, principal, rationale=body.rationale, wait_ms=CALL_WAIT_MS)
             return await self._moved(trace, answering)
 
     async def recover(self, request: Request) -> Response:
         async with self._edge.admitted(request) as principal:
             trace = await self._visible(request, principal, "recover")
             body = await read_body(request.scope, request.receive, RecoveryBody, is_optional=True)
-            return await self._moved(trace, self._recovered(trace, body.wait_ms))
+            return await self._moved(trace, self._edge.runtime.recover(trace, wait_ms=body.wait_ms))
 
     async def resolve(self, request: Request) -> Response:
         async with self._edge.admitted(request) as principal:
@@ -155,20 +155,17 @@ class Actions:
             }
             return Response(orjson.dumps(document), media_type="application/json")
 
-    async def _recovered(self, trace_id: TraceId, wait_ms: int) -> Answer:
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                return await self._edge.runtime.recover(trace_id)
-        except TimeoutError:  # the drive goes on without us
-            return await self._as_it_stands(trace_id)
-
     async def _as_it_stands(self, trace_id: TraceId) -> Answer:
         stored = await self._edge.traces.load_trace(trace_id)
         return Answer(trace_id, stored.state.state, stored.state.tool_call_id, None, None, stored.waiting)
 
     async def _visible(self, request: Request, principal: Principal, action: Action) -> TraceId:
         """The id of a trace that the principal sees and may do this to; a foreign one is as good as none."""
-        trace_id = await trace_seen_by(self._edge, principal, request)
+        try:
+            async with asyncio.timeout(STORE_ANSWER_MS / 1000):
+                trace_id = await trace_seen_by(self._edge, principal, request)
+        except TimeoutError:
+            raise StoreUnavailable("the store did not answer in time; nothing was changed") from None
         require(principal, action)
         return trace_id
 

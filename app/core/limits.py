@@ -40,6 +40,11 @@ ATTEMPTS_LISTED_MAX: Final = 100
 ATTEMPTS_MAX: Final = 1_000  # of one call, those that operators ordered among them
 LIST_ENTRIES_MAX: Final = 1_000
 LOCK_TIMEOUT_MS: Final = 5_000
+READ_LOCK_TIMEOUT_MS: Final = 2_000  # a read waits for a lock only if someone changes or locks the table itself
+# A batch that did not get its locks is committed plan by plan, and each plan has waited already. When so many of them
+# do not get theirs either, it is no stream's lock but a table's, and the rest is refused untried.
+SINGLE_LOCK_TIMEOUT_MS: Final = 100
+SINGLE_LOCK_FAILURES_MAX: Final = 5
 
 # Ownership. A call is sent if the proof of ownership before it was asked for at most the first of these ago. An
 # executor asks for one of its own accord every so often, and sends nothing while an answer is overdue: together the two
@@ -55,6 +60,7 @@ RECONNECT_MAX_MS: Final = 1_000  # of the few sessions that everything waits for
 FOLLOW_POLL_MS: Final = 50
 FOLLOW_POLL_MAX_MS: Final = 1_000
 UNSETTLED_WAIT_MS: Final = 10_000
+STORE_ANSWER_MS: Final = 2_000  # beyond a caller's `wait_ms`: for the store to make durable, or to show, what is told
 RECOVERIES_AT_ONCE_MAX: Final = 32
 RECOVERY_PAGE_TRACES: Final = 500
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from app.core.errors import CallInFlight, ConcurrentExecution, ShuttingDown, TgaError, TraceNotFound
@@ -60,10 +61,21 @@ class Calls:
         raise ShuttingDown("the gateway is stopping")
 
     async def as_it_stands(self, trace_id: TraceId) -> Answer:
-        return (await self._load(trace_id)).answer(replayed=True)
+        """Of a trace that the caller is known to have asked for: an error names it."""
+        with naming(trace_id):
+            return (await self._load(trace_id)).answer(replayed=True)
 
     async def _load(self, trace_id: TraceId) -> Drive:
         return Drive.of(await self._edge.traces.load_trace(trace_id), executor_id="")
+
+
+@contextlib.contextmanager
+def naming(trace_id: TraceId) -> Iterator[None]:
+    """Whatever goes wrong from here on, the caller is told the trace: what was asked for is on the record."""
+    try:
+        yield
+    except TgaError as error:
+        raise error.at(stream=TRACE.stream(trace_id)) from None
 
 
 def checked_traceparent(given: object) -> str | None:

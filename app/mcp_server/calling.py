@@ -31,7 +31,7 @@ from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool
 from app.edge.body import checked
-from app.edge.calls import Calls, checked_traceparent, trace_of
+from app.edge.calls import Calls, checked_traceparent, naming, trace_of
 from app.edge.handover import HandedOver
 from app.edge.permissions import require
 from app.edge.services import Edge
@@ -135,7 +135,7 @@ class Calling:
             return Called(RpcError.of(error), intent, is_final=False)
         except TgaError as error:
             key = intent.key if intent is not None else meta.key
-            return Called(refusal(error, asked.client, key=key), intent, is_final=_is_an_end(error))
+            return Called(refusal(error, asked.client, key=key), intent, is_final=_is_an_end(error, intent))
         except BaseException:
             if intent is not None:
                 await intent.conclude(None)
@@ -180,8 +180,8 @@ class Calling:
             intent.begun = fresh.begun
             return await self._answered(asked, tool, arguments, meta, intent, deadline)
         if wants_task or (asked.client.takes_tasks and not answer.is_final):
-            task = await created_task(self._edge, answer.trace_id, asked.client)
-            return Called(task, intent)
+            with naming(answer.trace_id):
+                return Called(await created_task(self._edge, answer.trace_id, asked.client), intent)
         if not answer.is_final:
             unfinished = not_over(answer, asked.client, call.idempotency_key, waited_ms=self._hold_ms)
             return Called(unfinished, intent, is_final=False)
@@ -237,15 +237,17 @@ class Calling:
         while loop.time() < deadline:
             await asyncio.sleep(min(pause_ms / 1000, max(0.0, deadline - loop.time())))
             pause_ms = min(pause_ms * 2, FOLLOW_POLL_MAX_MS)
-            head = await load_head(self._edge.sessions, answer.trace_id)
+            with naming(answer.trace_id):
+                head = await load_head(self._edge.sessions, answer.trace_id)
             if head is not None and head.state in TRACE.terminal_states:
                 break
         return (await self._calls.as_it_stands(answer.trace_id))._replace(replayed=answer.replayed)
 
 
-def _is_an_end(error: TgaError) -> bool:
-    """Whether nothing more comes of the call. If it may have been made durable, its answer is still owed."""
-    return error.stream is None and not isinstance(error, CallInFlight)
+def _is_an_end(error: TgaError, intent: Intent | None) -> bool:
+    """Whether nothing more comes of the call. If it may have been made durable, its answer is still owed; that of a
+    call that came again is owed from the first time, whatever went wrong this time."""
+    return error.stream is None and not isinstance(error, CallInFlight) and (intent is None or not intent.is_again)
 
 
 def _traceparent(asked: Asked) -> str | None:

@@ -21,7 +21,7 @@ from app.core.errors import (
     ToolNotFound,
     TraceNotFound,
 )
-from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, MCP_POLL_INTERVAL_MS
+from app.core.limits import CALL_WAIT_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, MCP_POLL_INTERVAL_MS
 from app.domain.identity import Principal
 from app.domain.tga.documents import TraceId
 from app.domain.tga.executor import Answer, Drive, request_of
@@ -84,7 +84,9 @@ class Tasks:
         if stored.waiting == "supervisor":
             # If somebody was faster, what became of it is what the task says.
             with contextlib.suppress(AlreadyDecided, ApprovalExpired, ConcurrentExecution):
-                await self._edge.runtime.withdraw(trace_id, principal, rationale="cancelled by its caller over MCP")
+                await self._edge.runtime.withdraw(
+                    trace_id, principal, rationale="cancelled by its caller over MCP", wait_ms=CALL_WAIT_MS
+                )
         elif stored.state.state not in TRACE.terminal_states:
             is_told = self._edge.registry.cancel(trace_id)
         now = _task(await self._edge.traces.load_trace(trace_id), client)

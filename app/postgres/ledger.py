@@ -8,10 +8,16 @@ from typing import Any
 import asyncpg
 
 from app.core.digest import Digest
-from app.core.errors import BY_CODE, KeyClaimed, OutcomeUnknown, StoreUnavailable, TgaError
-from app.core.limits import BATCH_BYTES_MAX, BATCH_PLANS_MAX, LOCK_TIMEOUT_MS
+from app.core.errors import BY_CODE, KeyClaimed, LockAcquireFailed, OutcomeUnknown, StoreUnavailable, TgaError
+from app.core.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_PLANS_MAX,
+    LOCK_TIMEOUT_MS,
+    SINGLE_LOCK_FAILURES_MAX,
+    SINGLE_LOCK_TIMEOUT_MS,
+)
 from app.domain.ledger.plans import Plan
-from app.postgres.sessions import Sessions
+from app.postgres.sessions import Record, Sessions
 
 _APPEND = """
 SELECT * FROM tga.append($1, $2::text[], $3::uuid[], $4::uuid[], $5::text[],
@@ -39,19 +45,46 @@ class PostgresLedger:
     async def commit_batch(self, plans: Sequence[Plan]) -> list[TgaError | None]:
         """All plans in one transaction; for each its error, or None when it is durable.
 
-        The loser of one does not fail the others. A batch that the server refuses as a whole is retried singly.
+        The loser of one does not fail the others. A batch that the server refuses as a whole is retried singly, which
+        takes little longer than the batch did, whatever is locked.
         """
         if len(plans) > BATCH_PLANS_MAX or (len(plans) > 1 and sum(p.size_bytes() for p in plans) > BATCH_BYTES_MAX):
             raise ValueError(f"a batch is at most {BATCH_PLANS_MAX} plans and {BATCH_BYTES_MAX} bytes")
         try:
-            rows = await self._sessions.commit(_APPEND, self._lock_timeout_ms, *_columns(plans))
+            rows = await self._append(plans, self._lock_timeout_ms)
         except (OutcomeUnknown, StoreUnavailable) as error:
             return [_copy(error).at(stream=plan.stream) for plan in plans]
         except TgaError as error:
             if len(plans) == 1:
                 return [error.at(stream=plans[0].stream)]
-            return [(await self.commit_batch([plan]))[0] for plan in plans]
+            return await self._commit_singly(plans, error)
         return [_error_of(row, plan) for row, plan in zip(rows, plans, strict=True)]
+
+    async def _commit_singly(self, plans: Sequence[Plan], refusal: TgaError) -> list[TgaError | None]:
+        lock_timeout_ms = self._lock_timeout_ms
+        if isinstance(refusal, LockAcquireFailed):
+            lock_timeout_ms = min(SINGLE_LOCK_TIMEOUT_MS, lock_timeout_ms)
+        results: list[TgaError | None] = []
+        lock_failures = 0
+        reason: TgaError | None = None  # why the rest is not tried
+        for plan in plans:
+            if reason is not None:
+                results.append(_copy(reason).at(stream=plan.stream))
+                continue
+            try:
+                (row,) = await self._append([plan], lock_timeout_ms)
+                results.append(_error_of(row, plan))
+            except TgaError as error:
+                results.append(error.at(stream=plan.stream))
+                lock_failures += isinstance(error, LockAcquireFailed)
+                if lock_failures == SINGLE_LOCK_FAILURES_MAX:
+                    reason = error
+                elif isinstance(error, (OutcomeUnknown, StoreUnavailable)):
+                    reason = StoreUnavailable("PostgreSQL went away before it was asked")
+        return results
+
+    async def _append(self, plans: Sequence[Plan], lock_timeout_ms: int) -> list[Record]:
+        return await self._sessions.commit(_APPEND, lock_timeout_ms, *_columns(plans))
 
 
 def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:

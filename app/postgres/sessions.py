@@ -20,7 +20,7 @@ from app.core.errors import (
     StoreUnfit,
     TgaError,
 )
-from app.core.limits import WRITER_FLUSHERS_FROM_PLANS
+from app.core.limits import READ_LOCK_TIMEOUT_MS, WRITER_FLUSHERS_FROM_PLANS
 
 Record: TypeAlias = asyncpg.Record
 _Pooled: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
@@ -83,6 +83,7 @@ class Sessions(Closing):
         self._pool = pool
         self._at_hand: list[_Pooled] = []
         self._waiting = 0
+        self._releasing: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
     @classmethod
@@ -98,7 +99,8 @@ class Sessions(Closing):
                 reset=keep,
                 command_timeout=COMMAND_TIMEOUT_S,
                 timeout=10.0,
-                server_settings={**_SETTINGS, "role": GATEWAY_ROLE},
+                # Functions that write set one of their own.
+                server_settings={**_SETTINGS, "role": GATEWAY_ROLE, "lock_timeout": str(READ_LOCK_TIMEOUT_MS)},
             )
         except (*LOST, asyncpg.PostgresError, ValueError) as error:
             raise unavailable(error) from error
@@ -150,7 +152,7 @@ class Sessions(Closing):
         except BaseException as error:
             if isinstance(error.__cause__, asyncpg.InternalClientError):
                 connection.terminate()  # it would be handed out again, and fail again
-            await self._release(connection)
+            self._release_later(connection)
             raise
         # Whoever waits for one waits at the pool.
         if self._waiting or self._is_closing or len(self._at_hand) >= _AT_HAND_MAX:
@@ -171,6 +173,13 @@ class Sessions(Closing):
             raise unavailable(error) from error
         finally:
             self._waiting -= 1
+
+    def _release_later(self, connection: _Pooled) -> None:
+        """A statement that was given up must first be cancelled at the server, which may not answer. A caller that has
+        run out of time must not wait for that."""
+        releasing = asyncio.get_running_loop().create_task(self._release(connection))
+        self._releasing.add(releasing)
+        releasing.add_done_callback(self._releasing.discard)
 
     async def _release(self, connection: _Pooled) -> None:
         try:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tests.cli.world import World, wait_for
@@ -105,6 +106,24 @@ async def test_a_call_that_ended_after_its_connection_broke_is_answered_from_the
         await asyncio.to_thread(wait_for, lambda: executed(world, amount) == 1)
         again = await raw.call("bank__slow_charge", arguments)
         assert again["structuredContent"]["amount"] == amount
+        assert again["_meta"]["tga/replayed"] is True
+        assert executed(world, amount) == 1
+
+
+async def test_an_answer_that_could_not_be_read_the_second_time_is_still_owed(world: World, amount: int) -> None:
+    """The call came again while the store could not show what is recorded of it: the third time it is the same call."""
+    arguments = {"amount": amount, "ms": 200}
+    async with raw_of(world) as raw:
+        await broken_off(raw, "bank__slow_charge", arguments, "slow_charge")
+        await asyncio.to_thread(wait_for, lambda: executed(world, amount) == 1)
+        session = await asyncpg.connect(world.admin_url)
+        try:
+            # Looked at when a trace is read, and not when one is written.
+            await session.execute("BEGIN; LOCK TABLE tga.erasures IN ACCESS EXCLUSIVE MODE")
+            assert (await raw.call("bank__slow_charge", arguments))["isError"]
+        finally:
+            await session.close()
+        again = await raw.call("bank__slow_charge", arguments)
         assert again["_meta"]["tga/replayed"] is True
         assert executed(world, amount) == 1
 

@@ -35,6 +35,7 @@ class Relay:
     directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tga-test-")))
     lines: list[Line] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    is_silent: bool = False  # new sessions are, from their beginning
 
     @property
     def url(self) -> str:
@@ -53,7 +54,8 @@ class Relay:
     async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         from_server, to_server = await self._connect()
         line = Line(to_client, to_server, asyncio.Event())
-        line.is_open.set()
+        if not self.is_silent:
+            line.is_open.set()
         self.lines.append(line)
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -132,6 +132,10 @@ class Drive:
             self.head, self.updated_at, self.request, self.decision, self.call, self.effect
         )
 
+    def begin_anew(self) -> None:
+        """A person, or time, has ended the wait. Until that is durable there is nothing that may be told."""
+        self.waiting = self.committed = None
+
     def keep(self, artifact: ArtifactDocument | None) -> None:
         # isinstance would ask pydantic's metaclass, in Python, each time that it is something else.
         if type(artifact) is SupervisorDecision:

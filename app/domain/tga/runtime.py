@@ -33,7 +33,6 @@ from app.core.limits import (
     FOLLOW_POLL_MS,
     RECOVERIES_AT_ONCE_MAX,
     RECOVERY_PAGE_TRACES,
-    UNSETTLED_WAIT_MS,
 )
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Sealed
@@ -44,6 +43,7 @@ from app.domain.tga.ports import Output, Ports, StoredClaim, StoredTrace
 from app.domain.tga.secrets import find_secrets, redact, verify_redactions
 from app.domain.tga.supervision import Ruling, Supervision
 from app.domain.tga.transitions import TRACE, State
+from app.domain.tga.waiting import Patience
 from app.domain.tools import Tool
 
 
@@ -91,6 +91,7 @@ class TgaRuntime:
         # I6: the process-local table; the store takes two tasks of one executor for the same owner.
         self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}
         self._being_taken: set[TraceId] = set()
+        self._being_given_back: dict[TraceId, asyncio.Task[None]] = {}
         self._at_work: Counter[str] = Counter()
 
     async def call(self, call: CheckedCall, *, wait_ms: int | None = None) -> Answer:
@@ -100,6 +101,10 @@ class TgaRuntime:
         it is a repeat of one that goes on. Nothing is stored when it raises before the first commit.
         """
         canonical_enclosed(call.arguments)  # a person may approve it long after: then its documents must fit
+        async with self._patience(wait_ms) as patience:
+            return await self._call(call, patience)
+
+    async def _call(self, call: CheckedCall, patience: Patience) -> Answer:
         try:
             if call.is_trace_id_chosen and call.trace_id and await self._traces.is_known(call.trace_id):
                 # Looked at before anything is begun under it: whoever drives that trace is not disturbed.
@@ -114,14 +119,14 @@ class TgaRuntime:
             drive = self._fresh(call, tool)
             if await self._driver.judge(drive, tool) == "deny" and call.idempotency_key is not None:
                 # A repeat of a recorded call is no new call, and makes no new trace: it is answered, or refused.
-                repeat = await self._answer_repeat(call, wait_ms)
+                repeat = await self._answer_repeat(call, patience)
                 if repeat is not None:
                     return repeat
-            return await self._wait(drive, self._start(drive), wait_ms)
+            return await patience.wait(drive, self._start(drive))
         except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ToolQuarantined, ConcurrentExecution):
             # A finished call's repeat is answered even if its tool has changed since, or is gone; a claim that was
             # lost, and a trace that another executor took over, are answered from what is recorded.
-            repeat = await self._answer_repeat(call, wait_ms)
+            repeat = await self._answer_repeat(call, patience)
             if repeat is None:
                 raise
             return repeat
@@ -132,31 +137,35 @@ class TgaRuntime:
         A decision that comes too late is refused by the store's clock (ApprovalExpired), and the expiry recorded.
         """
         try:
-            async with self._taken(trace_id) as drive:
-                self._driver.advance(drive, await self._supervision.decide(drive, ruling))
-                drive.waiting = None
-                task = self._start(drive)
-            return await self._wait(drive, task, wait_ms)
+            async with self._patience(wait_ms) as patience:
+                async with self._taken(trace_id) as drive:
+                    self._driver.advance(drive, await self._supervision.decide(drive, ruling))
+                    drive.begin_anew()
+                    task = self._start(drive)
+                return await patience.wait(drive, task)
         except ApprovalExpired:
             with contextlib.suppress(TgaError):  # the sweep comes by, too
                 await self.expire(trace_id)
             raise
 
-    async def withdraw(self, trace_id: TraceId, principal: Principal, *, rationale: str | None = None) -> Answer:
+    async def withdraw(
+        self, trace_id: TraceId, principal: Principal, *, rationale: str | None = None, wait_ms: int | None = None
+    ) -> Answer:
         """The caller takes back its own request, which is DENIED then."""
-        async with self._taken(trace_id) as drive:
-            self._driver.advance(drive, self._supervision.withdraw(drive, principal, rationale))
-            drive.waiting = None
-            task = self._start(drive)
-        return await self._wait(drive, task, None)
+        async with self._patience(wait_ms) as patience:
+            async with self._taken(trace_id) as drive:
+                self._driver.advance(drive, self._supervision.withdraw(drive, principal, rationale))
+                drive.begin_anew()
+                task = self._start(drive)
+            return await patience.wait(drive, task)
 
     async def expire(self, trace_id: TraceId) -> Answer:
         """Record that nobody decided in time; ApprovalNotExpired when, by the store's clock, there is still time."""
         async with self._taken(trace_id) as drive:
             self._driver.advance(drive, self._supervision.expire(drive))
-            drive.waiting = None
+            drive.begin_anew()
             task = self._start(drive)
-        return await self._wait(drive, task, None)
+        return await self._patience(None).wait(drive, task)
 
     async def expire_all(self) -> int:
         """Every request whose time is over becomes DENIED; how many. One that cannot be does not stop the others."""
@@ -185,41 +194,45 @@ class TgaRuntime:
         wait_ms: int | None = None,
     ) -> Answer:
         """An operator's word on a trace that is held, or that cannot be sent any more, about exactly this tool call."""
-        async with self._taken(trace_id) as drive:
-            state = known(drive.state)
-            is_open = drive.waiting == "operator" or (
-                action != "redispatch" and await self._driver.is_unsendable(drive)
-            )
-            if not is_open or state.tool_call_digest != tool_call_digest:
-                raise TraceNotHeld(
-                    "nothing to resolve",
-                    expected="a trace that waits for an operator or cannot be sent any more, and its tool_call_digest",
-                    found=f"{state.state}, waiting for {drive.waiting or 'nobody'}, tool call {state.tool_call_digest}",
+        async with self._patience(wait_ms) as patience:
+            async with self._taken(trace_id) as drive:
+                await self._verify_resolvable(drive, action, tool_call_digest)
+                now = self._clock.now()
+                resolution = Resolution.made(
+                    action=action, resolved_by=resolved_by, rationale=rationale, resolved_at=now
                 )
-            if action == "redispatch" and drive.attempts.count >= ATTEMPTS_MAX:
-                raise TraceNotHeld(
-                    "the call was sent too often", expected="succeeded or failed", found=f"{ATTEMPTS_MAX} attempts"
-                )
-            resolution = Resolution.made(
-                action=action, resolved_by=resolved_by, rationale=rationale, resolved_at=self._clock.now()
-            )
-            drive.waiting = None
-            if action == "redispatch":
-                drive.redispatch = resolution
-            else:
-                effect = effect_of_resolution(known(drive.call), resolution, output, drive.attempts, self._clock.now())
-                self._driver.advance(drive, effect)
-            task = self._start(drive)
-        return await self._wait(drive, task, wait_ms)
+                drive.begin_anew()
+                if action == "redispatch":
+                    drive.redispatch = resolution
+                else:
+                    effect = effect_of_resolution(known(drive.call), resolution, output, drive.attempts, now)
+                    self._driver.advance(drive, effect)
+                task = self._start(drive)
+            return await patience.wait(drive, task)
 
-    async def recover(self, trace_id: TraceId) -> Answer:
+    async def _verify_resolvable(self, drive: Drive, action: str, tool_call_digest: str) -> None:
+        state = known(drive.state)
+        is_open = drive.waiting == "operator" or (action != "redispatch" and await self._driver.is_unsendable(drive))
+        if not is_open or state.tool_call_digest != tool_call_digest:
+            raise TraceNotHeld(
+                "nothing to resolve",
+                expected="a trace that waits for an operator or cannot be sent any more, and its tool_call_digest",
+                found=f"{state.state}, waiting for {drive.waiting or 'nobody'}, tool call {state.tool_call_digest}",
+            )
+        if action == "redispatch" and drive.attempts.count >= ATTEMPTS_MAX:
+            raise TraceNotHeld(
+                "the call was sent too often", expected="succeeded or failed", found=f"{ATTEMPTS_MAX} attempts"
+            )
+
+    async def recover(self, trace_id: TraceId, *, wait_ms: int | None = None) -> Answer:
         """The six steps: own the trace, validate its checkpoint, replay and verify its log, go on from its state.
 
         A broken chain is never dispatched; a living executor's trace is left alone (ConcurrentExecution).
         """
-        async with self._taken(trace_id) as drive:
-            task = self._start(drive)
-        return await self._wait(drive, task, None)
+        async with self._patience(wait_ms) as patience:
+            async with self._taken(trace_id) as drive:
+                task = self._start(drive)
+            return await patience.wait(drive, task)
 
     async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncGenerator[Recovered, None]:
         """Every trace that nobody drives and that waits for nobody, oldest first, a bounded number at a time.
@@ -232,7 +245,7 @@ class TgaRuntime:
             after = page[-1]
             for trace_id in page:
                 # The list holds what this process owns and has lost sight of, and what it is driving.
-                if trace_id in self._driven or trace_id in self._being_taken:
+                if self._is_busy_with(trace_id):
                     continue
                 if len(running) >= at_once:
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -252,7 +265,7 @@ class TgaRuntime:
                 break
             await asyncio.wait(tasks, timeout=step_ms / 1000)
             waited_ms += step_ms
-        for _, task in list(self._driven.values()):
+        for task in [*(task for _, task in self._driven.values()), *self._being_given_back.values()]:
             task.cancel()
 
     def _fresh(self, call: CheckedCall, tool: Tool) -> Drive:
@@ -294,7 +307,7 @@ class TgaRuntime:
     @contextlib.asynccontextmanager
     async def _taken(self, trace_id: TraceId) -> AsyncIterator[Drive]:
         """Own the trace and load it, one task at a time; given back if it is not started."""
-        if trace_id in self._driven or trace_id in self._being_taken:
+        if self._is_busy_with(trace_id):
             raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(trace_id))
         self._being_taken.add(trace_id)
         try:
@@ -302,7 +315,7 @@ class TgaRuntime:
             try:
                 yield Drive.of(await self._traces.load_trace(trace_id), executor_id)
             except BaseException as error:
-                await self._driver.give_back(trace_id, executor_id)
+                await self._give_back(trace_id, executor_id, after=error)
                 if isinstance(error, TgaError):
                     error.at(stream=TRACE.stream(trace_id))
                 raise
@@ -313,16 +326,29 @@ class TgaRuntime:
         executor_id = self._traces.executor_id()
         try:
             return await self._traces.acquire(trace_id)
-        except (OutcomeUnknown, asyncio.CancelledError):
+        except (OutcomeUnknown, asyncio.CancelledError) as error:
             # It may be ours now, and nobody would drive it. If this does not get through either, the sweep finds it.
-            await self._driver.give_back(trace_id, executor_id)
+            await self._give_back(trace_id, executor_id, after=error)
             raise
+
+    async def _give_back(self, trace_id: TraceId, executor_id: str, *, after: BaseException) -> None:
+        """A caller that is cancelled does not wait for it. Until it is done nobody here takes the trace: it would be
+        given away while it is driven."""
+        giving = self._loop.create_task(self._driver.give_back(trace_id, executor_id))
+        self._being_given_back[trace_id] = giving
+        giving.add_done_callback(lambda _: self._being_given_back.pop(trace_id, None))
+        if not isinstance(after, asyncio.CancelledError):
+            await asyncio.shield(giving)
+
+    def _is_busy_with(self, trace_id: TraceId) -> bool:
+        return trace_id in self._driven or trace_id in self._being_taken or trace_id in self._being_given_back
 
     def _start(self, drive: Drive) -> asyncio.Task[Answer]:
         if drive.trace_id in self._driven:
             raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(drive.trace_id))
         # A task of its own: a caller who gives up does not interrupt a call that is under way.
         task = self._loop.create_task(self._driven_to_the_end(drive))
+        task.add_done_callback(_seen)
         self._driven[drive.trace_id] = (drive, task)
         self._at_work[drive.request.server_id] += 1
         return task
@@ -337,7 +363,7 @@ class TgaRuntime:
         except ConcurrentExecution:
             raise  # nothing of ours is there to give back
         except Exception as error:
-            if drive.committed is not None or drive.is_unsettled:
+            if drive.stored is not None or drive.committed is not None or drive.is_unsettled:
                 await self._driver.give_back(drive.trace_id, drive.executor_id)
             if isinstance(error, TgaError) and not isinstance(error, KeyClaimed):
                 error.at(stream=TRACE.stream(drive.trace_id))
@@ -349,38 +375,10 @@ class TgaRuntime:
             if not self._at_work[server_id]:
                 del self._at_work[server_id]
 
-    async def _wait(self, drive: Drive, task: asyncio.Task[Answer], wait_ms: int | None) -> Answer:
-        """The answer, waited for without holding on to it: whoever is cancelled here does not cancel the drive."""
-        step_ms = UNSETTLED_WAIT_MS if wait_ms is None else wait_ms
-        while True:
-            if await self._is_done_within(task, step_ms / 1000):
-                return task.result()
-            if drive.is_unsettled:
-                raise OutcomeUnknown("the store did not answer in time", stream=TRACE.stream(drive.trace_id))
-            if wait_ms is not None:
-                if drive.committed is not None:
-                    return drive.committed  # never more than what is durable
-                step_ms = FOLLOW_POLL_MS
+    def _patience(self, wait_ms: int | None) -> Patience:
+        return Patience(self._clock, wait_ms, self._loop)
 
-    async def _is_done_within(self, task: asyncio.Task[Answer], seconds: float) -> bool:
-        """asyncio.wait for one task, at half its cost."""
-        if not task.done():
-            woken: asyncio.Future[None] = self._loop.create_future()
-
-            def wake(_: object = None) -> None:
-                if not woken.done():
-                    woken.set_result(None)
-
-            task.add_done_callback(wake)
-            timer = self._loop.call_later(seconds, wake)
-            try:
-                await woken
-            finally:
-                timer.cancel()
-                task.remove_done_callback(wake)
-        return task.done()
-
-    async def _answer_repeat(self, call: CheckedCall, wait_ms: int | None) -> Answer | None:
+    async def _answer_repeat(self, call: CheckedCall, patience: Patience) -> Answer | None:
         """What is recorded of the trace that has this key; None when no trace has it."""
         if call.idempotency_key is None:
             return None
@@ -393,7 +391,7 @@ class TgaRuntime:
             raise KeyReused("the key belongs to another call")
         if (await self._supervision.verify_reader(request, call.principal)).answer == "deny":
             raise CallDenied("the policy does not allow this call any more")
-        return await self._follow(claim.trace_id, wait_ms)
+        return await self._follow(claim.trace_id, patience)
 
     async def _is_same_payload(self, call: CheckedCall, claim: StoredClaim) -> bool:
         """Whether these are the arguments that the claim was made with; secret ones by their commitments."""
@@ -404,14 +402,14 @@ class TgaRuntime:
             arguments = redact(arguments, secrets, salt=salt.salt)
         return claim.payload_digest == payload_digest(call.server_id, call.tool_name, arguments)
 
-    async def _follow(self, trace_id: TraceId, wait_ms: int | None) -> Answer:
+    async def _follow(self, trace_id: TraceId, patience: Patience) -> Answer:
         """The trace's answer, waited for; a trace whose executor is dead is driven here."""
-        waited_ms, poll_ms = 0, FOLLOW_POLL_MS
+        poll_ms = FOLLOW_POLL_MS
         while True:
             driven = self._driven.get(trace_id)
             if driven is not None:
                 with contextlib.suppress(ConcurrentExecution):  # it was fenced: another drives it on
-                    answer = await self._wait(*driven, None if wait_ms is None else max(0, wait_ms - waited_ms))
+                    answer = await patience.wait(*driven)
                     if not answer.is_final and answer.waiting is None:
                         break
             stored = await self._traces.load_trace(trace_id)
@@ -423,10 +421,10 @@ class TgaRuntime:
                 async with self._taken(trace_id) as drive:
                     self._start(drive)
                 continue
-            if wait_ms is not None and waited_ms >= wait_ms:
+            if patience.is_over:
                 break
             await self._clock.sleep(poll_ms / 1000)
-            waited_ms, poll_ms = waited_ms + poll_ms, min(poll_ms * 2, FOLLOW_POLL_MAX_MS)
+            poll_ms = min(poll_ms * 2, FOLLOW_POLL_MAX_MS)
         raise CallInFlight("the call is still being executed", stream=TRACE.stream(trace_id))
 
     async def _recovered(self, trace_id: TraceId) -> Recovered:
@@ -435,7 +433,7 @@ class TgaRuntime:
             async with self._taken(trace_id) as drive:
                 found = known(drive.state).state
                 task = self._start(drive)
-            return Recovered(trace_id, found, await self._wait(drive, task, None))
+            return Recovered(trace_id, found, await self._patience(None).wait(drive, task))
         except TgaError as error:
             return Recovered(trace_id, found, None, error)
         except Exception as error:  # whatever is wrong with one trace must not stop the others
@@ -443,6 +441,12 @@ class TgaRuntime:
                 "the trace cannot be driven", found=f"{type(error).__name__}: {error}", stream=TRACE.stream(trace_id)
             )
             return Recovered(trace_id, found, None, wrong)
+
+
+def _seen(task: asyncio.Task[Answer]) -> None:
+    """How it failed is for who waits for it. If nobody does any more, the next sweep finds what is on the record."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _answer_of(stored: StoredTrace) -> Answer:

@@ -1,0 +1,103 @@
+"""How long a caller waits, and what it is told when its time is over. What it waits for goes on without it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import TracebackType
+from typing import Self
+
+from app.core.errors import KeyClaimed, OutcomeUnknown, StoreUnavailable, TgaError
+from app.core.limits import FOLLOW_POLL_MS, STORE_ANSWER_MS, UNSETTLED_WAIT_MS
+from app.domain.clock import Clock
+from app.domain.tga.executor import Answer, Drive
+from app.domain.tga.transitions import TRACE
+
+
+class Patience:
+    """A caller's `wait_ms`; None: until it is over. Inside it stands all that is done before the caller is answered.
+
+    The answer comes by then, and if the store does not answer, STORE_ANSWER_MS later at the latest: with OutcomeUnknown
+    if a drive was begun, whose commits may still happen, else with StoreUnavailable, and nothing was changed.
+    """
+
+    __slots__ = ("_began_ms", "_clock", "_drive", "_ends_ms", "_limit", "_loop")
+
+    def __init__(self, clock: Clock, wait_ms: int | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._began_ms = clock.monotonic_ms()
+        self._ends_ms = math.inf if wait_ms is None else self._began_ms + wait_ms
+        self._limit = asyncio.timeout(None if wait_ms is None else (wait_ms + STORE_ANSWER_MS) / 1000)
+        self._drive: Drive | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise self._overdue() from None
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock.monotonic_ms() >= self._ends_ms
+
+    async def wait(self, drive: Drive, task: asyncio.Task[Answer]) -> Answer:
+        """The drive's answer, or where it durably stands when the time is over.
+
+        Whoever is cancelled here does not cancel the drive. A call that is not durable yet is given STORE_ANSWER_MS,
+        however impatient its caller: without that nothing could be said about it.
+        """
+        self._drive = drive
+        is_bounded = self._ends_ms < math.inf
+        step_ms = max(0.0, self._ends_ms - self._clock.monotonic_ms()) if is_bounded else UNSETTLED_WAIT_MS
+        while True:
+            if await self._is_done_within(task, step_ms / 1000):
+                return self._result_of(task)
+            if drive.is_unsettled:
+                raise self._overdue()
+            if is_bounded:
+                if drive.committed is not None:
+                    return drive.committed  # never more than what is durable
+                if self._clock.monotonic_ms() >= max(self._ends_ms, self._began_ms + STORE_ANSWER_MS):
+                    raise self._overdue()
+                step_ms = FOLLOW_POLL_MS
+
+    def _result_of(self, task: asyncio.Task[Answer]) -> Answer:
+        try:
+            return task.result()
+        except KeyClaimed:
+            self._drive = None  # nothing of it was stored
+            raise
+
+    async def _is_done_within(self, task: asyncio.Task[Answer], seconds: float) -> bool:
+        """asyncio.wait for one task, at half its cost."""
+        if not task.done():
+            woken: asyncio.Future[None] = self._loop.create_future()
+
+            def wake(_: object = None) -> None:
+                if not woken.done():
+                    woken.set_result(None)
+
+            task.add_done_callback(wake)
+            timer = self._loop.call_later(seconds, wake)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                task.remove_done_callback(wake)
+        return task.done()
+
+    def _overdue(self) -> TgaError:
+        if self._drive is None:
+            return StoreUnavailable("the store did not answer in time; nothing was changed")
+        return OutcomeUnknown(
+            "the store did not answer in time",
+            remedy="Look at the trace, or make the call again with its key: what was asked for may still happen.",
+            stream=TRACE.stream(self._drive.trace_id),
+        )
