@@ -23,32 +23,36 @@ from app.postgres.sessions import Connection, Sessions
 from app.postgres.tree import KEPT_LEVEL, PostgresTree
 
 _ROWS: Final = """
-SELECT l.leaf_index, l.stream, l.sequence_number, e.entry, a.artifact
-  FROM tga.leaves l
-  LEFT JOIN tga.entries e ON e.stream = l.stream AND e.sequence_number = l.sequence_number
-  LEFT JOIN tga.artifacts a ON a.stream = l.stream AND a.sequence_number = l.sequence_number
- WHERE l.leaf_index >= $1 AND l.leaf_index < $2 {filter}
- ORDER BY l.leaf_index
+SELECT s.first_index + i AS leaf_index, coalesce(l.stream, s.stream, n.stream, '') AS stream,
+       s.sequence_number + i AS sequence_number,
+       e.entry, e.artifact
+  FROM tga.leaf_spans s
+ CROSS JOIN LATERAL generate_series(0, s.leaves - 1) AS i
+  LEFT JOIN tga.heads l ON l.stream_no = s.stream_no
+  LEFT JOIN tga.leaf_spans n ON n.stream_no = s.stream_no AND n.sequence_number = 1 AND l.stream IS NULL
+  LEFT JOIN tga.records e ON e.stream_no = s.stream_no AND e.sequence_number = s.sequence_number + i
+ WHERE s.first_index < $2 AND s.first_index + i >= $1 AND s.first_index + i < $2
+   AND s.first_index >= coalesce((SELECT max(m.first_index) FROM tga.leaf_spans m WHERE m.first_index <= $1), 0)
+   {filter}
+ ORDER BY s.first_index, i
 """
 # A trace is wanted whole: by its birth, which says when it began, and by its head, which says whose it is.
 _WANTED: Final = """
    AND (l.stream = ANY ($3) OR $4::text IS NULL AND $6::text IS NULL AND l.stream >= 'system:' AND l.stream < 'system;'
         OR l.stream >= 'trace:' AND l.stream < 'trace;' AND ($6::text IS NULL OR l.stream = $6)
-           AND ($4::text IS NULL OR EXISTS (SELECT FROM tga.heads h WHERE h.stream = l.stream AND h.tenant = $4))
+           AND ($4::text IS NULL OR l.tenant = $4)
            AND ($5::text[] IS NULL OR EXISTS (
-               SELECT FROM tga.entries f, LATERAL (
-                   SELECT convert_from(f.entry, 'UTF8')::jsonb ->> 'recorded_at' COLLATE "C" AS began) AS b
-                WHERE f.stream = l.stream AND f.sequence_number = 1
-                  AND b.began >= coalesce(($5::text[])[1], '') COLLATE "C"
-                  AND (($5::text[])[2] IS NULL OR b.began < ($5::text[])[2] COLLATE "C"))))
+               SELECT FROM tga.links f
+                WHERE f.stream_no = l.stream_no AND f.sequence_number = 1
+                  AND f.recorded_at COLLATE "C" >= coalesce(($5::text[])[1], '')
+                  AND (($5::text[])[2] IS NULL OR f.recorded_at COLLATE "C" < ($5::text[])[2]))))
 """
 _AFTER_HEAD: Final = """
-SELECT e.stream, e.sequence_number, e.entry, a.artifact
-  FROM tga.entries e
-  LEFT JOIN tga.artifacts a ON a.stream = e.stream AND a.sequence_number = e.sequence_number
-  LEFT JOIN tga.leaves l ON l.stream = e.stream AND l.sequence_number = e.sequence_number
- WHERE e.stream >= 'system:' AND e.stream < 'system;' AND (l.leaf_index IS NULL OR l.leaf_index >= $1)
-   AND ($2::text[] IS NULL OR e.stream = ANY ($2))
+SELECT e.stream, e.sequence_number, e.entry, e.artifact
+  FROM tga.records e
+  LEFT JOIN tga.leaf_spans s ON s.stream_no = e.stream_no AND s.sequence_number = e.sequence_number - e.place + 1
+ WHERE e.stream >= 'system:' AND e.stream < 'system;'
+   AND (s.first_index IS NULL OR s.first_index + e.place - 1 >= $1) AND ($2::text[] IS NULL OR e.stream = ANY ($2))
  ORDER BY e.stream, e.sequence_number
 """
 _HEADS: Final = "SELECT size, note FROM tga.tree_heads WHERE size <= $1 ORDER BY size"
@@ -60,8 +64,10 @@ SELECT size, note FROM (
  WHERE place % greatest(1, (heads + $2 - 1) / $2) = 0 ORDER BY size
 """
 _KEYS: Final = """
-SELECT a.artifact FROM tga.artifacts a JOIN tga.entries e USING (stream, sequence_number)
- WHERE a.stream = $1 AND position('"artifact_type":"signing_key"'::bytea in e.entry) > 0 ORDER BY a.sequence_number
+SELECT r.artifact FROM tga.records r
+ WHERE r.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND r.artifact_type = 'signing_key'
+   AND r.artifact IS NOT NULL
+ ORDER BY r.sequence_number
 """
 _TENANT: Final = "SELECT tenant FROM tga.heads WHERE stream = $1 AND sequence_number > 0"
 

@@ -196,6 +196,8 @@ def _refused(error: BaseException) -> TgaError:
         return OutcomeUnknown("the commit's answer was lost", found=f"{type(error).__name__}: {error}")
     if isinstance(error, (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)):
         return LockAcquireFailed("the stream's lock was not obtained in time", found=error)
+    if isinstance(error, asyncpg.StringDataRightTruncationError):
+        return InputTooLarge("a value is beyond what its column holds", found=error)
     if isinstance(error, (asyncpg.DataError, asyncpg.NotNullViolationError)):
         return SchemaViolation("the database cannot read the documents", found=error)
     if isinstance(error, asyncpg.CheckViolationError):

@@ -21,15 +21,15 @@ from app.postgres.ownership import Executor, acquire_stream, release_stream
 from app.postgres.sessions import Connection, Sessions
 
 _ENTRIES = """
-SELECT e.sequence_number, e.entry, e.entry_digest, a.artifact
-  FROM tga.entries e LEFT JOIN tga.artifacts a USING (stream, sequence_number)
- WHERE e.stream = $1 AND e.sequence_number > $2 ORDER BY e.sequence_number LIMIT $3
+SELECT e.sequence_number, e.entry, e.entry_digest, e.artifact
+  FROM tga.records e
+ WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND e.sequence_number > $2
+ ORDER BY e.sequence_number LIMIT $3
 """
 _LATEST_CHECKPOINT = """
-SELECT k.checkpoint_state, k.checkpoint_digest, k.created_at, k.sequence_number, e.entry, e.entry_digest, a.artifact
+SELECT k.checkpoint_state, k.checkpoint_digest, k.created_at, k.sequence_number, e.entry, e.entry_digest, e.artifact
   FROM tga.execution_checkpoints k
-  LEFT JOIN tga.entries e USING (stream, sequence_number)
-  LEFT JOIN tga.artifacts a USING (stream, sequence_number)
+  LEFT JOIN tga.records e USING (stream, sequence_number)
  WHERE k.stream = $1 ORDER BY k.sequence_number DESC LIMIT 1
 """
 _HEAD = "SELECT sequence_number, entry_digest, state FROM tga.heads WHERE stream = $1"

@@ -56,15 +56,17 @@ async def contents(admin: Admin) -> dict[str, list[str]]:
 
 
 async def tables_naming(admin: Admin, stream: str) -> dict[str, int]:
-    """How many rows each table holds about a stream; tables without any are left out."""
+    """How many rows each table holds about a stream, by its name or its number; tables without any are left out."""
     counts = {}
+    number = await admin.fetchval("SELECT stream_no FROM tga.heads WHERE stream = $1", stream)
     for row in await admin.fetch(
-        "SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attname = 'stream'"
-        " WHERE relnamespace = 'tga'::regnamespace AND relkind = 'r'"
+        "SELECT relname, bool_or(attname = 'stream') AS by_name"
+        "  FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attname IN ('stream', 'stream_no')"
+        " WHERE relnamespace = 'tga'::regnamespace AND relkind = 'r' AND relname <> 'tree_cursor' GROUP BY relname"
     ):
-        name = row["relname"]
-        if count := await admin.fetchval(f"SELECT count(*) FROM tga.{name} WHERE stream = $1", stream):
-            counts[name] = count
+        column, wanted = ("stream", stream) if row["by_name"] else ("stream_no", number)
+        if count := await admin.fetchval(f"SELECT count(*) FROM tga.{row['relname']} WHERE {column} = $1", wanted):
+            counts[row["relname"]] = count
     return counts
 
 

@@ -25,6 +25,7 @@ from app.domain.tga.verification import Keys, Report, verify_ledger, verify_stre
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
+from tests.attacker import attacking
 from tests.conftest import Admin
 from tests.traces import completed_trace, denied_trace, executing_trace, time_at, trace_id, traces
 
@@ -110,14 +111,9 @@ async def fill(store: PostgresStateStore) -> list[LogRecord]:
 
 
 async def tamper(admin: Admin, *statements: str) -> None:
-    tables = ("entries", "artifacts", "execution_checkpoints", "claims", "claim_effects", "dispatch_attempts", "heads")
-    for table in tables:
-        await admin.execute(f"ALTER TABLE tga.{table} DISABLE TRIGGER ALL")
-    for statement in statements:
-        await admin.execute(statement)
-    for table in tables:
-        await admin.execute(f"ALTER TABLE tga.{table} ENABLE ALWAYS TRIGGER append_only")
-    await admin.execute("ALTER TABLE tga.heads ENABLE ALWAYS TRIGGER head_guard")
+    async with attacking(admin):
+        for statement in statements:
+            await admin.execute(statement)
 
 
 def places(findings: list[TgaError]) -> list[tuple[str | None, int | None, str]]:
@@ -142,9 +138,10 @@ TAMPERINGS: dict[str, tuple[list[str], set[tuple[str, int | None, str]]]] = {
         {(STREAM, 1, GAP)},
     ),
     "all_but_the_claim_dropped": (
-        [
-            f"DELETE FROM tga.{table} {OF_STREAM}"
-            for table in ("entries", "artifacts", "heads", "execution_checkpoints")
+        [f"DELETE FROM tga.{table} {OF_STREAM}" for table in ("entries", "artifacts", "execution_checkpoints")]
+        + [
+            f"UPDATE tga.heads SET sequence_number = 0, artifact_digest = NULL, is_open = false, state = 'PENDING',"
+            f" entry_digest = decode(repeat('00', 32), 'hex') {OF_STREAM}"
         ],
         {(STREAM, 1, GAP)},
     ),

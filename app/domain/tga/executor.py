@@ -30,7 +30,7 @@ from app.core.errors import (
 )
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, OWNERSHIP_BELIEVED_MS
 from app.domain.ledger.documents import Signature
-from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry, Sealed
+from app.domain.ledger.plans import Plan, PlannedEntry, Sealed
 from app.domain.policy.question import Verdict
 from app.domain.tga.attempts import (
     Attempts,
@@ -366,9 +366,6 @@ class Driver:
         """Commit what is collected, in one transaction; an unknown commit is settled before anything else happens."""
         state, entries = drive.head.state, drive.pending
         is_birth = drive.pending_after.sequence_number == 0
-        checkpoint = None
-        if entries and state == "EXECUTING":
-            checkpoint = PlannedCheckpoint(known(drive.state).write(), self._clock.now())
         plan = Plan(
             stream=TRACE.stream(drive.trace_id),
             executor_id=drive.executor_id,
@@ -376,7 +373,6 @@ class Driver:
             waiting_after=drive.waiting,
             entries=entries,
             claim=claim_at_birth(drive.request, state) if is_birth else None,
-            checkpoint=checkpoint,
             dispatch_attempt=attempt,
             resolution=None if drive.redispatch is None else canonical_bytes(drive.redispatch.to_json()),
             # A call that is denied at once needs its secrets no more.
