@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import httptools
@@ -30,6 +31,7 @@ from app.core.limits import (
     HEADER_BYTES_MAX,
     HEADERS_WAIT_MS,
     LINGER_MS,
+    LINGER_MS_MAX,
     PIPELINED_REQUESTS_MAX,
 )
 from app.edge.problems import problem
@@ -62,6 +64,8 @@ class BoundedProtocol(HttpToolsProtocol):
     # Class attributes, so that whoever needs other times derives a class.
     headers_wait_ms = HEADERS_WAIT_MS
     body_wait_ms = BODY_WAIT_MS
+    linger_ms = LINGER_MS
+    linger_ms_max = LINGER_MS_MAX
     connections_max = CONNECTIONS_MAX
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -72,6 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # received while headers were incomplete
         self._idle_bytes = 0  # received since the last byte of a body: trailers, and what stands between chunks
         self._discarded_bytes = 0
+        self._discarded_at = 0.0  # when something was, last
         self._refusal: TgaError | None = None
         self._last_words: bytes | None = None
         self._is_over = False  # whatever still comes is not looked at
@@ -276,14 +281,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Say that no more comes, and read on for a while without looking, so that the answer arrives: bounded in time
-        (LINGER_MS) and in bytes (DISCARDED_BYTES_MAX)."""
+        """Say that no more comes, and read on without looking until the client closes, so that the answer arrives. It
+        has as long as any body has to arrive, if it does not fall silent (`linger_ms`), and DISCARDED_BYTES_MAX."""
         if not self.transport.can_write_eof():
             self.transport.close()
             return
         self.transport.write_eof()
         self.flow.resume_reading()
-        self._arrival = self.loop.call_later(LINGER_MS / 1000, self._hang_up)
+        self._discarded_at = self.loop.time()
+        self._listen_on(until=self._discarded_at + self.linger_ms_max / 1000)
+
+    def _listen_on(self, *, until: float) -> None:
+        at = min(self._discarded_at + self.linger_ms / 1000, until)
+        if self.loop.time() >= at:
+            self._hang_up()
+        else:
+            self._arrival = self.loop.call_at(at, partial(self._listen_on, until=until))
 
     def _hang_up(self) -> None:
         """Close; and a little later for good, also when the client does not take what is still buffered."""
@@ -293,6 +306,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size
+        self._discarded_at = self.loop.time()
         if self._discarded_bytes > DISCARDED_BYTES_MAX:
             self._hang_up()
 
