@@ -143,7 +143,8 @@ class _Words:
 
     def _tell_after_head(self, after: AfterHead) -> None:
         """Apart from the verdict: whoever handed the bundle over may have written these entries."""
-        output.print(f"After the signed head: {after.entries:,} entries that no signature covers.", markup=False)
+        counted = "1 entry" if after.entries == 1 else f"{after.entries:,} entries"
+        output.print(f"After the signed head: {counted} that no signature covers.", markup=False)
         for error in after.findings:
             self.finding(error)
         if after.findings:

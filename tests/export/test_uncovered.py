@@ -80,7 +80,7 @@ async def test_uncovered_entries_are_judged_and_told_apart(world: World, tmp_pat
         assert verdict.entries_after_head == 1
     ended = tga(world, "verify", "--file", whole, "--key", key.to_text())
     assert ended.returncode == 0
-    sound, after = (ended.stdout.index(words) for words in ("Sound", "After the signed head: 1 entries"))
+    sound, after = (ended.stdout.index(words) for words in ("Sound", "After the signed head: 1 entry"))
     assert sound < after
 
     lines = lines_of(whole, ENTRIES)

@@ -69,8 +69,13 @@ class Rows:
         assert isinstance(request, ActionRequest)
         claim = claim_of_request(request)
         effect = None if state.tool_effect_digest is None or claim is None else Digest(state.tool_effect_digest)
-        checkpoint = StoredCheckpoint(state.sequence_number, state.to_bytes(), state.digest())
-        return cls(records[0].stream, entries, head_of(state), claim, effect, [checkpoint])
+        states = [fold(records[:end]) for end in range(1, len(records) + 1)]
+        checkpoints = [
+            StoredCheckpoint(one.sequence_number, one.to_bytes(), one.digest())
+            for one in states
+            if one is not None and (one.state == "EXECUTING" or one == state)
+        ]
+        return cls(records[0].stream, entries, head_of(state), claim, effect, checkpoints)
 
     async def findings(self) -> list[TgaError]:
         async def rows() -> AsyncIterator[StoredEntry]:
@@ -221,7 +226,11 @@ TAMPERINGS: dict[str, tuple[list[str], set[tuple[str, int | None, str]]]] = {
     ),
     "a_checkpoint_beyond_the_log": (
         [f"UPDATE tga.execution_checkpoints SET sequence_number = 9 {OF_STREAM}"],
-        {(STREAM, 5, GAP)},
+        {(STREAM, 3, "CHECKPOINT_MISSING")},
+    ),
+    "a_deleted_checkpoint": (
+        [f"DELETE FROM tga.execution_checkpoints {OF_STREAM}"],
+        {(STREAM, 3, "CHECKPOINT_MISSING")},
     ),
     "a_missing_attempt_of_an_unfinished_trace": (
         [f"INSERT INTO tga.dispatch_attempts VALUES ('{UNFINISHED}', 3, gen_random_uuid(), now())"],

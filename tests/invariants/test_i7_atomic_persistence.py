@@ -80,7 +80,7 @@ def effect(n: int) -> Plan:
 
 def wait(n: int) -> Plan:
     """A request that waits for a person, with its secrets, and a webhook to be told."""
-    born = plan_of(pending_trace(n))
+    born = plan_of(pending_trace(n, arguments={"card": {"$redacted": {"commitment": "ab" * 32}}}))
     return born._replace(waiting_after="supervisor", sealed=Sealed(b"salt", b"values"), announce_to=["people"])
 
 

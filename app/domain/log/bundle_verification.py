@@ -365,8 +365,8 @@ def _unknown(walk: _Verification) -> Iterator[str]:
         yield "Whether more traces fit the filter, or a trace has more entries: a partial bundle cannot show that."
     if report.after_head.entries:
         yield (
-            f"Whether the {report.after_head.entries} entries after the head are genuine: no signature covers them, "
-            "and nothing above rests on them."
+            f"Whether what stands after the head ({report.after_head.entries} system entries) is genuine: no signature "
+            "covers it, and nothing above rests on it."
         )
     if report.streams.payloads_withheld:
         yield (
