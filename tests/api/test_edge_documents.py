@@ -113,6 +113,7 @@ async def test_the_pages_bring_nothing_from_elsewhere(lasting_front: Front) -> N
 async def test_every_error_that_a_request_can_meet_has_a_status() -> None:
     # Only commands meet these. Whoever adds an error decides: here, or in `STATUS`.
     local = {
+        "CHECKPOINT_MISSING",
         "CONFIRMATION_NEEDED",
         "MIGRATION_REFUSED",
         "EMBEDDED_POSTGRES_FAILED",
