@@ -128,3 +128,11 @@ def test_every_dependency_has_a_lower_bound_and_uvicorn_an_upper_one() -> None:
     assert [text for text in dependencies if not re.search(r"[>=]=", text)] == []
     (uvicorn,) = [text for text in dependencies if text.startswith("uvicorn")]
     assert "<" in uvicorn  # app/edge/protocol.py subclasses what uvicorn promises nobody
+
+
+def test_a_commit_a_push_and_a_pull_request_are_checked_by_the_commands_of_this_clone() -> None:
+    """Not by a list of their own, which would soon be another."""
+    assert "- run: .ci/run\n" in (ROOT / ".github" / "workflows" / "check.yml").read_text("utf-8")
+    assert "entry: make check\n" in (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    commands = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    assert {"make check", "make test"} <= set(commands)
