@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.limits import DOCUMENT_BYTES_MAX
+from app.core.limits import DISCARDED_BYTES_MAX, DOCUMENT_BYTES_MAX
 from tests.api.wire import CALL, Front, request
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,11 +107,11 @@ async def test_an_endless_chunked_body_is_refused_and_hung_up_on(front: Front) -
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         with suppress(OSError):  # reset, or a broken pipe
-            while sent < 256 * 65_536:
+            while sent < 4 * DISCARDED_BYTES_MAX:
                 await wire.send(piece)
                 sent += 65_536
                 await asyncio.sleep(0)
-        assert sent < 128 * 65_536
+        assert sent < 2 * DISCARDED_BYTES_MAX
     async with await front.open() as wire:
         await wire.send(
             b"POST /v1/tool-calls HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer agent\r\n"

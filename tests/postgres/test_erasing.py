@@ -472,9 +472,9 @@ async def test_a_claim_of_an_erased_trace_that_is_not_what_it_was_is_found(
         found = await find(scripted.sessions)
         assert [error.stream for error in found if CLAIM_FINDINGS[damage] in error.what] == [stream]
         # The trace's checkpoint, which says of the claim what it was, may contradict the row too.
-    codes = {error.code for error in found}
-    assert RecoveryFailed.code in codes
-    assert codes <= {RecoveryFailed.code, ChecksumMismatch.code}
+        codes = {error.code for error in found}
+        assert RecoveryFailed.code in codes
+        assert codes <= {RecoveryFailed.code, ChecksumMismatch.code}
         salt = await admin.fetchval("SELECT claim_salt FROM tga.erasures")
         shown = " ".join(str(error) for error in found)
         assert salt is None or salt.hex() not in shown, "nobody who reads the findings can open the commitment"
