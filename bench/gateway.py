@@ -127,7 +127,7 @@ async def open_gateway(url: str, connector: Connector, *, sessions_max: int = 8)
                 supervisor=PolicyFile.open(None),
                 pins=system.pins,
                 vault=system.vault,
-                signatory=system.signatory,
+                decision_signer=system.decision_signer,
                 clock=clock,
             )
         )

@@ -21,7 +21,7 @@ from app.connectors.registry import Registry
 from app.core import canonical, digest
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.protocol import BoundedProtocol
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.gateway.policy_file import PolicyFile
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
@@ -73,7 +73,7 @@ class Phases:
     def watch(self) -> None:
         """Put borders around the parts of this process."""
         self._around(TgaRuntime, "call", "runtime")
-        self._around(Edge, "authenticated", "admission")
+        self._around(Services, "authenticated", "admission")
         self._around(PolicyFile, "judge", "policy")
         self._around(Writer, "commit", "database")
         self._around(PostgresTraces, "find_claim", "database")
@@ -81,7 +81,7 @@ class Phases:
         self._around(Registry, "verify_arguments", "arguments")
         self._around(tool_calls, "read_body", "parse")
         self._around(tool_calls, "send_effect", "response")
-        self._around(line.Line, "place", "dispatch")
+        self._around(line.ServerSlots, "place", "dispatch")
         self._around(line._Watched, "dispatch", "dispatch")
         self._around(BoundedProtocol, "data_received", "parse", is_outside=True)
         self._around(tool_calls.ToolCalls, "__call__", "edge", is_call=True)

@@ -77,7 +77,7 @@ async def plans_of_calls(count: int) -> AsyncIterator[tuple[Plan, Plan]]:
             supervisor=PolicyFile.open(None),
             pins=_Unpinned(),  # type: ignore[arg-type]
             vault=nothing,  # type: ignore[arg-type]
-            signatory=nothing,  # type: ignore[arg-type]
+            decision_signer=nothing,  # type: ignore[arg-type]
             clock=SystemClock(),
         )
     )

@@ -331,7 +331,7 @@ class Bundle:
         self.roots[self.size] = self.root, PROOF
     def verify_entries(self) -> None:
         """Covered lines: in the tree, then in their streams. When they have ended, step 6; then the others."""
-        self.edge: list[tuple[int, bytes]] = []  # the complete subtrees at the right edge of the tree
+        self.services: list[tuple[int, bytes]] = []  # the complete subtrees at the right edge of the tree
         self.last, self.is_known = -1, True
         try:
             for raw in self.lines("entries.jsonl"):
@@ -368,14 +368,14 @@ class Bundle:
             need(index > before, GAP, "leaves are repeated or out of order")
             need(proven(index, self.size, proof, leaf) == self.root, PROOF, "the proof does not lead to the root")
             return
-        self.edge.append((1, leaf))
-        while len(self.edge) > 1 and self.edge[-1][0] == self.edge[-2][0]:
-            (_, right), (size, left) = self.edge.pop(), self.edge.pop()
-            self.edge.append((2 * size, node(left, right)))
+        self.services.append((1, leaf))
+        while len(self.services) > 1 and self.services[-1][0] == self.services[-2][0]:
+            (_, right), (size, left) = self.services.pop(), self.services.pop()
+            self.services.append((2 * size, node(left, right)))
         was_known, self.is_known = self.is_known, self.is_known and index == before + 1
         need(self.is_known or not was_known, GAP, "leaves are missing, repeated or out of order")
         if self.is_known and index + 1 in self.roots:  # after the first that does not fit, no root can be right
-            root = reduce(lambda right, left: node(left[1], right), self.edge[-2::-1], self.edge[-1][1])
+            root = reduce(lambda right, left: node(left[1], right), self.services[-2::-1], self.services[-1][1])
             self.is_known = root == self.roots[index + 1][0]
             need(self.is_known, self.roots[index + 1][1], f"an entry up to leaf {index} is not what was signed")
 

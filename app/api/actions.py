@@ -29,7 +29,7 @@ from app.edge.handover import HandedOver
 from app.edge.parameters import trace_seen_by
 from app.edge.permissions import Action, require
 from app.edge.problems import documented
-from app.edge.services import Edge
+from app.edge.services import Services
 
 _OF_TRACES: Final = (
     errors.TraceNotFound,
@@ -87,11 +87,11 @@ class PinBody(Part):
 class Actions:
     """Each looks first whether the principal can see the trace at all, then whether it may do this."""
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def decide(self, request: Request) -> Response:
-        async with self._edge.admitted(request) as principal:
+        async with self._services.admitted(request) as principal:
             trace = await self._visible(request, principal, "decide")
             body = await read_body(request.scope, request.receive, DecisionBody)
             ruling = Ruling(
@@ -102,23 +102,25 @@ class Actions:
                 signature=_signature(body),
                 decided_at=body.decided_at,
             )
-            return await self._moved(trace, self._edge.runtime.decide(trace, ruling, wait_ms=body.wait_ms))
+            return await self._moved(trace, self._services.runtime.decide(trace, ruling, wait_ms=body.wait_ms))
 
     async def withdraw(self, request: Request) -> Response:
-        async with self._edge.admitted(request) as principal:
+        async with self._services.admitted(request) as principal:
             trace = await self._visible(request, principal, "withdraw")
             body = await read_body(request.scope, request.receive, WithdrawalBody, is_optional=True)
-            answering = self._edge.runtime.withdraw(trace, principal, rationale=body.rationale, wait_ms=CALL_WAIT_MS)
+            answering = self._services.runtime.withdraw(
+                trace, principal, rationale=body.rationale, wait_ms=CALL_WAIT_MS
+            )
             return await self._moved(trace, answering)
 
     async def recover(self, request: Request) -> Response:
-        async with self._edge.admitted(request) as principal:
+        async with self._services.admitted(request) as principal:
             trace = await self._visible(request, principal, "recover")
             body = await read_body(request.scope, request.receive, RecoveryBody, is_optional=True)
-            return await self._moved(trace, self._edge.runtime.recover(trace, wait_ms=body.wait_ms))
+            return await self._moved(trace, self._services.runtime.recover(trace, wait_ms=body.wait_ms))
 
     async def resolve(self, request: Request) -> Response:
-        async with self._edge.admitted(request) as principal:
+        async with self._services.admitted(request) as principal:
             trace = await self._visible(request, principal, "resolve")
             body = await read_body(request.scope, request.receive, ResolutionBody)
             has_output = "output" in body.model_fields_set
@@ -127,7 +129,7 @@ class Actions:
                     "the body at /output", expected="an output only with `succeeded`", found=body.action
                 )
             canonical_enclosed(body.output, bytes_max=DOCUMENT_BYTES_MAX)  # the effect's documents stand around it
-            answering = self._edge.runtime.resolve(
+            answering = self._services.runtime.resolve(
                 trace,
                 action=body.action,
                 tool_call_digest=body.tool_call_digest,
@@ -140,11 +142,13 @@ class Actions:
 
     async def accept_pin(self, request: Request) -> Response:
         server_id, tool_name = request.path_params["server_id"], request.path_params["tool_name"]
-        async with self._edge.admitted(request) as principal:
+        async with self._services.admitted(request) as principal:
             require(principal, "pin")
             body = await read_body(request.scope, request.receive, PinBody)
-            tool = self._edge.registry.resolve_for(principal.tenant, server_id, tool_name)
-            state = await self._edge.pins.accept(tool, definition_digest=body.definition_digest, accepted_by=principal)
+            tool = self._services.registry.resolve_for(principal.tenant, server_id, tool_name)
+            state = await self._services.pins.accept(
+                tool, definition_digest=body.definition_digest, accepted_by=principal
+            )
             document = {
                 "server_id": server_id,
                 "tool_name": tool_name,
@@ -156,14 +160,14 @@ class Actions:
             return Response(orjson.dumps(document), media_type="application/json")
 
     async def _as_it_stands(self, trace_id: TraceId) -> Answer:
-        stored = await self._edge.traces.load_trace(trace_id)
+        stored = await self._services.traces.load_trace(trace_id)
         return Answer(trace_id, stored.state.state, stored.state.tool_call_id, None, None, stored.waiting)
 
     async def _visible(self, request: Request, principal: Principal, action: Action) -> TraceId:
         """The id of a trace that the principal sees and may do this to; a foreign one is as good as none."""
         try:
             async with asyncio.timeout(STORE_ANSWER_MS / 1000):
-                trace_id = await trace_seen_by(self._edge, principal, request)
+                trace_id = await trace_seen_by(self._services, principal, request)
         except TimeoutError:
             raise StoreUnavailable("the store did not answer in time; nothing was changed") from None
         require(principal, action)
@@ -171,7 +175,7 @@ class Actions:
 
     async def _moved(self, trace_id: TraceId, answering: Awaitable[Answer]) -> Response:
         try:
-            return moved(await self._edge.handover.wait(answering))
+            return moved(await self._services.handover.wait(answering))
         except HandedOver:
             answer = await self._as_it_stands(trace_id)
             if answer.waiting is not None:  # what was asked for may still come to pass, or not
@@ -195,8 +199,8 @@ def _signature(body: DecisionBody) -> Signature | None:
         raise SchemaViolation("the body at /signature", expected="an Ed25519 signature in base64") from None
 
 
-def router(edge: Edge) -> APIRouter:
-    actions, made = Actions(edge), APIRouter()
+def router(services: Services) -> APIRouter:
+    actions, made = Actions(services), APIRouter()
     of_trace = "/v1/traces/{trace_id}"
 
     def add(

@@ -14,11 +14,11 @@ from app.edge.cursors import list_cursor, list_position
 from app.edge.parameters import documented_parameters, limit_in, own_name, parameters
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.postgres.listing import list_approvals
 
 
-def router(edge: Edge) -> APIRouter:
+def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["approvals"])
 
     @routes.get(
@@ -29,11 +29,11 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("cursor", "limit"),
     )
     async def list_of_approvals(request: Request) -> Response:
-        async with edge.admitted(request) as principal:
+        async with services.admitted(request) as principal:
             require(principal, "read")
             given = parameters(request, "cursor", "limit")
             page = await list_approvals(
-                edge.sessions,
+                services.sessions,
                 scope_of(principal),
                 after=list_position("approvals", given.get("cursor")),
                 limit=limit_in(given),

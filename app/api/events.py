@@ -22,11 +22,11 @@ from app.edge.entries import entry_items, feed_item
 from app.edge.parameters import documented_parameters, limit_in, parameters, sequence_in, trace_seen_by
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
-from app.edge.services import Edge, header_of
+from app.edge.services import Services, header_of
 from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event, mark
 from app.edge.watching import FeedWatch, TraceWatch
 from app.postgres.feed import Position, load_feed
-from app.postgres.listing import EntryPage, Scope, load_entries
+from app.postgres.listing import EntryPage, Visibility, load_entries
 from app.postgres.sessions import Sessions
 
 _ENTRY: Final = "entry"
@@ -70,10 +70,10 @@ _FEED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def router(
-    edge: Edge, *, heartbeat_ms: int = EVENTS_HEARTBEAT_MS, send_wait_ms: int = EVENTS_SEND_WAIT_MS
+    services: Services, *, heartbeat_ms: int = EVENTS_HEARTBEAT_MS, send_wait_ms: int = EVENTS_SEND_WAIT_MS
 ) -> APIRouter:
     routes = APIRouter(tags=["events"])
-    traces, feed = TraceWatch(edge.sessions), FeedWatch(edge.sessions)
+    traces, feed = TraceWatch(services.sessions), FeedWatch(services.sessions)
     times = {"heartbeat_ms": heartbeat_ms, "send_wait_ms": send_wait_ms}
 
     @routes.get(
@@ -86,18 +86,18 @@ def router(
     )
     async def events_of_trace(request: Request) -> Response:
         async def opens(principal: Principal) -> Events | None:
-            trace_id = await trace_seen_by(edge, principal, request)
+            trace_id = await trace_seen_by(services, principal, request)
             after_seq = sequence_in(request, parameters(request, "after_seq"))
-            page = await _entries(edge.sessions, trace_id, after_seq)
+            page = await _entries(services.sessions, trace_id, after_seq)
             if page is None:
                 raise TraceNotFound("no such trace")
             if after_seq > page.head:
                 raise InputMalformed("the trace has not come so far", expected=f"at most {page.head}", found=after_seq)
             if after_seq == page.head and not page.is_open:
                 return None
-            return _trace_events(edge.sessions, traces, trace_id, page, after_seq)
+            return _trace_events(services.sessions, traces, trace_id, page, after_seq)
 
-        return EventStream(edge, request, opens, **times)
+        return EventStream(services, request, opens, **times)
 
     @routes.get(
         "/v1/events",
@@ -114,14 +114,14 @@ def router(
                 given = parameters(request, "after", "limit")
                 last = header_of(request.scope, b"last-event-id")
                 after = feed_position(given.get("after") if last is None else last)
-                return _feed_events(edge.sessions, feed, scope_of(principal), after, limit_in(given))
+                return _feed_events(services.sessions, feed, scope_of(principal), after, limit_in(given))
 
-            return EventStream(edge, request, opens, **times)
-        async with edge.admitted(request) as principal:
+            return EventStream(services, request, opens, **times)
+        async with services.admitted(request) as principal:
             require(principal, "read")
             given = parameters(request, "after", "limit")
             after = feed_position(given.get("after"))
-            page = await load_feed(edge.sessions, scope_of(principal), after=after, limit=limit_in(given))
+            page = await load_feed(services.sessions, scope_of(principal), after=after, limit=limit_in(given))
             items = [feed_item(item.stored) for item in page.items]
             return json_answer({"items": items, "next": feed_cursor(page.next)})
 
@@ -162,7 +162,7 @@ async def _trace_events(
 
 
 async def _feed_events(
-    sessions: Sessions, watch: FeedWatch, scope: Scope, after: Position, limit: int
+    sessions: Sessions, watch: FeedWatch, scope: Visibility, after: Position, limit: int
 ) -> AsyncGenerator[bytes, None]:
     while True:
         page = await load_feed(sessions, scope, after=after, limit=limit, bytes_max=EVENTS_PAGE_BYTES_MAX)

@@ -14,7 +14,7 @@ from app.core import errors
 from app.core.errors import ShuttingDown, StoreUnavailable, TgaError
 from app.core.limits import READY_BELIEVED_MS, READY_CHECK_MS
 from app.edge.problems import documented_alone, problem
-from app.edge.services import Edge
+from app.edge.services import Services
 
 _JSON: Final = "application/json"
 
@@ -23,15 +23,15 @@ class Readiness:
     """Whether the store answers and this executor can own traces. Looked up at most every so often, however often
     it is asked: the question needs no authentication, and must not be a way to keep the store busy."""
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._looking: asyncio.Task[TgaError | None] | None = None
         self._found: TgaError | None = None
         self._believed_until = 0.0
 
     async def verify(self) -> None:
         """Raise what stands in the way."""
-        if self._edge.stopping.is_set():
+        if self._services.stopping.is_set():
             raise ShuttingDown("the gateway is stopping")
         if time.monotonic() >= self._believed_until:
             if self._looking is None:
@@ -42,14 +42,14 @@ class Readiness:
 
     async def _look(self) -> TgaError | None:
         try:
-            self._found = None if self._edge.store is None else self._edge.store.fault
+            self._found = None if self._services.store is None else self._services.store.fault
             if self._found is None:
                 async with asyncio.timeout(READY_CHECK_MS / 1000):
-                    self._edge.traces.executor_id()
-                    await self._edge.sessions.fetch("SELECT FROM tga.heads LIMIT 1")
-                self._found = self._edge.log.fault
+                    self._services.traces.executor_id()
+                    await self._services.sessions.fetch("SELECT FROM tga.heads LIMIT 1")
+                self._found = self._services.log.fault
         except TgaError as error:
-            self._found = (self._edge.store and self._edge.store.fault) or error  # which says more, by now
+            self._found = (self._services.store and self._services.store.fault) or error  # which says more, by now
         except TimeoutError:
             self._found = StoreUnavailable("the store did not answer in time")
         finally:
@@ -58,8 +58,8 @@ class Readiness:
         return self._found
 
 
-def router(edge: Edge) -> APIRouter:
-    made, readiness = APIRouter(), Readiness(edge)
+def router(services: Services) -> APIRouter:
+    made, readiness = APIRouter(), Readiness(services)
     fine = {"content": {_JSON: {"example": {"status": "ok"}}}}
     broken = (errors.InputMalformed, errors.RequestTimeout, errors.HeadersTooLarge)
 
@@ -94,7 +94,7 @@ def router(edge: Edge) -> APIRouter:
             await readiness.verify()
         except TgaError as error:
             return problem(error)
-        log = edge.log.condition
+        log = services.log.condition
         said = {"status": "ok", "log": log.state, **({} if log.reason is None else {"reason": log.reason})}
         return Response(orjson.dumps(said), media_type=_JSON)
 

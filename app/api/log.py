@@ -25,7 +25,7 @@ from app.domain.log.heads import SignedHead
 from app.domain.tga.transitions import TRACE
 from app.edge.parameters import documented_parameters, number_in, parameters, trace_seen_by
 from app.edge.problems import documented
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.postgres.tree import Place, PostgresTree
 
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -59,8 +59,8 @@ class ConsistencyProof(BaseModel):
     hashes: list[HashText]
 
 
-def router(edge: Edge) -> APIRouter:
-    routes, tree = APIRouter(tags=["log"]), PostgresTree(edge.sessions)
+def router(services: Services) -> APIRouter:
+    routes, tree = APIRouter(tags=["log"]), PostgresTree(services.sessions)
 
     @routes.get(
         "/v1/log/checkpoint",
@@ -69,7 +69,7 @@ def router(edge: Edge) -> APIRouter:
         responses={200: _text("The note.", _NOTE_EXAMPLE), **documented(NotYetLogged)},
     )
     async def checkpoint(request: Request) -> Response:
-        async with edge.admitted(request):
+        async with services.admitted(request):
             parameters(request)
             return _text_answer((await _latest(tree)).note)
 
@@ -83,9 +83,9 @@ def router(edge: Edge) -> APIRouter:
         },
     )
     async def key(request: Request) -> Response:
-        async with edge.admitted(request):
+        async with services.admitted(request):
             parameters(request)
-            return _text_answer(edge.log.verifier_key.to_text() + "\n")
+            return _text_answer(services.log.verifier_key.to_text() + "\n")
 
     @routes.get(
         "/v1/log/proof/inclusion",
@@ -95,7 +95,7 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("index", "size"),
     )
     async def inclusion(request: Request) -> Response:
-        async with edge.admitted(request):
+        async with services.admitted(request):
             given = parameters(request, "index", "size")
             index, size = number_in(given, "index"), number_in(given, "size")
             _expect("size", size, at_most=(await _latest(tree)).head.size)
@@ -111,7 +111,7 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("old", "new"),
     )
     async def consistency(request: Request) -> Response:
-        async with edge.admitted(request):
+        async with services.admitted(request):
             given = parameters(request, "old", "new")
             old, new = number_in(given, "old"), number_in(given, "new")
             _expect("new", new, at_most=(await _latest(tree)).head.size)
@@ -132,8 +132,8 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("trace_id"),
     )
     async def receipt(request: Request) -> Response:
-        async with edge.admitted(request) as principal:
-            trace_id = await trace_seen_by(edge, principal, request)
+        async with services.admitted(request) as principal:
+            trace_id = await trace_seen_by(services, principal, request)
             parameters(request)
             place = await _place_in_time(tree, TRACE.stream(trace_id))
             hashes = await tree.inclusion_proof(place.index, place.signed.head.size)

@@ -17,10 +17,10 @@ from app.domain.tools import Tool
 from app.edge.parameters import documented_parameters, name_in, own_name, parameters
 from app.edge.permissions import may, require
 from app.edge.problems import documented
-from app.edge.services import Edge
+from app.edge.services import Services
 
 
-def router(edge: Edge) -> APIRouter:
+def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["tools"])
 
     @routes.get(
@@ -30,11 +30,11 @@ def router(edge: Edge) -> APIRouter:
         responses={200: {"model": ServerPage}, **documented()},
     )
     async def list_of_servers(request: Request) -> Response:
-        async with edge.admitted(request) as principal:
+        async with services.admitted(request) as principal:
             require(principal, "read")
             parameters(request)
             sees_addresses = may(principal, "read_tenant")
-            tools = edge.registry.tools(principal.tenant)
+            tools = services.registry.tools(principal.tenant)
             items = [
                 {
                     "server_id": server.name,
@@ -48,7 +48,7 @@ def router(edge: Edge) -> APIRouter:
                     "health": asdict(server.health),
                     "connection": _connection(server, sees_all=sees_addresses),
                 }
-                for server in edge.registry.servers(principal.tenant)
+                for server in services.registry.servers(principal.tenant)
             ]
             return json_answer({"items": items, "next": None})
 
@@ -60,12 +60,12 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("server_id"),
     )
     async def list_of_tools(request: Request) -> Response:
-        async with edge.admitted(request) as principal:
+        async with services.admitted(request) as principal:
             require(principal, "read")
             server_id = name_in(parameters(request, "server_id"), "server_id")
             wanted = None if server_id is None else qualify(principal.tenant, server_id)
-            tools = [tool for tool in edge.registry.tools(principal.tenant) if wanted in (None, tool.server_id)]
-            return json_answer({"items": [_tool(edge, tool) for tool in tools], "next": None})
+            tools = [tool for tool in services.registry.tools(principal.tenant) if wanted in (None, tool.server_id)]
+            return json_answer({"items": [_tool(services, tool) for tool in tools], "next": None})
 
     return routes
 
@@ -78,7 +78,7 @@ def _connection(server: ServerInfo, *, sees_all: bool) -> dict[str, Any] | None:
     return said if sees_all else said | {"stderr": "", "last_error": None}
 
 
-def _tool(edge: Edge, tool: Tool) -> dict[str, Any]:
+def _tool(services: Services, tool: Tool) -> dict[str, Any]:
     return {
         "server_id": own_name(tool.tenant, tool.server_id),
         "tool_name": tool.tool_name,
@@ -92,5 +92,5 @@ def _tool(edge: Edge, tool: Tool) -> dict[str, Any]:
         "max_attempts": tool.max_attempts,
         "approval_timeout_ms": tool.approval_timeout_ms,
         "definition_digest": tool.definition_digest,
-        "pin": asdict(edge.pins.state_of(tool)),
+        "pin": asdict(services.pins.state_of(tool)),
     }

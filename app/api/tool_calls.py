@@ -22,7 +22,7 @@ from app.edge.body import checked, read_body
 from app.edge.calls import Calls, checked_traceparent
 from app.edge.handover import HandedOver
 from app.edge.permissions import require
-from app.edge.services import Edge, header_of
+from app.edge.services import Services, header_of
 
 PATH: Final = "/v1/tool-calls"
 
@@ -48,12 +48,12 @@ class _KeyHeader(Part):
 class ToolCalls:
     """Plain ASGI: what a framework adds to a route costs more than all that is done here."""
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._calls = Calls(edge)
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._calls = Calls(services)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._edge.admitted(_Scoped(scope)) as principal:
+        async with self._services.admitted(_Scoped(scope)) as principal:
             require(principal, "call")
             body = await read_body(scope, receive, ToolCallBody)
             call = self._checked_call(scope, body, principal)
@@ -79,15 +79,15 @@ class ToolCalls:
             principal=principal,
             intent=body.intent,
             # Chosen here, so that a call without a key can be found again when the gateway has to stop.
-            trace_id=TraceId(body.trace_id or self._edge.clock.new_id()),
+            trace_id=TraceId(body.trace_id or self._services.clock.new_id()),
             traceparent=checked_traceparent(traceparent),
             is_trace_id_chosen=body.trace_id is not None,
         )
 
     async def _answer(self, call: CheckedCall, body: ToolCallBody) -> Answer:
         try:
-            with self._edge.turns.behind():
-                return await self._edge.handover.wait(self._calls.in_line(call, wait_ms=body.wait_ms))
+            with self._services.read_scheduler.behind():
+                return await self._services.handover.wait(self._calls.in_line(call, wait_ms=body.wait_ms))
         except (SequenceGap, ConcurrentExecution) as error:
             if body.trace_id is None or error.stream not in (None, TRACE.stream(body.trace_id)):
                 raise
@@ -106,8 +106,8 @@ class _Scoped:
         self.scope = scope
 
 
-def routes(edge: Edge) -> list[BaseRoute]:
-    return [Route(PATH, ToolCalls(edge), methods=["POST"], name="call_tool")]
+def routes(services: Services) -> list[BaseRoute]:
+    return [Route(PATH, ToolCalls(services), methods=["POST"], name="call_tool")]
 
 
 def _key(scope: Scope, body: ToolCallBody) -> str | None:

@@ -45,7 +45,7 @@ from app.edge.parameters import (
 )
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.postgres.listing import list_traces, load_entries, load_head
 from app.postgres.sessions import Sessions
 
@@ -56,7 +56,7 @@ def json_answer(document: Any) -> Response:
     return Response(orjson.dumps(document), media_type="application/json")
 
 
-def router(edge: Edge) -> APIRouter:
+def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["traces"])
 
     @routes.get(
@@ -67,12 +67,12 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("state", "server_id", "tool_name", "principal_id", "cursor", "limit"),
     )
     async def list_of_traces(request: Request) -> Response:
-        async with edge.admitted(request) as principal:
+        async with services.admitted(request) as principal:
             require(principal, "read")
             given = parameters(request, "state", "server_id", "tool_name", "principal_id", "cursor", "limit")
             server_id = name_in(given, "server_id")
             page = await list_traces(
-                edge.sessions,
+                services.sessions,
                 scope_of(principal),
                 state=state_in(given),
                 server_id=None if server_id is None else qualify(principal.tenant, server_id),
@@ -92,11 +92,11 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("trace_id"),
     )
     async def one_trace(request: Request) -> Response:
-        async with edge.admitted(request) as principal:
-            trace_id = await trace_seen_by(edge, principal, request)
+        async with services.admitted(request) as principal:
+            trace_id = await trace_seen_by(services, principal, request)
             parameters(request)
             try:
-                document = await _loaded(edge, trace_id)
+                document = await _loaded(services, trace_id)
             except (SchemaViolation, InputMalformed, InputTooLarge) as error:  # what is stored, not what was asked
                 raise ChecksumMismatch(
                     "a stored document cannot be read",
@@ -114,11 +114,11 @@ def router(edge: Edge) -> APIRouter:
         openapi_extra=documented_parameters("trace_id", "after_seq", "limit"),
     )
     async def entries_of_trace(request: Request) -> Response:
-        async with edge.admitted(request) as principal:
-            trace_id = await trace_seen_by(edge, principal, request)
+        async with services.admitted(request) as principal:
+            trace_id = await trace_seen_by(services, principal, request)
             given = parameters(request, "after_seq", "limit")
             after_seq = sequence_in(request, given)
-            page = await load_entries(edge.sessions, trace_id, after_seq=after_seq, limit=limit_in(given))
+            page = await load_entries(services.sessions, trace_id, after_seq=after_seq, limit=limit_in(given))
             if page is None:
                 raise TraceNotFound("no such trace")
             if not page.items and page.head > after_seq:
@@ -132,12 +132,12 @@ def router(edge: Edge) -> APIRouter:
     return routes
 
 
-async def _loaded(edge: Edge, trace_id: TraceId) -> dict[str, Any]:
+async def _loaded(services: Services, trace_id: TraceId) -> dict[str, Any]:
     try:
-        async with edge.turns.taken():
-            stored = await edge.traces.load_trace(trace_id)
+        async with services.read_scheduler.taken():
+            stored = await services.traces.load_trace(trace_id)
     except TraceErased:
-        return await _erased(edge.sessions, trace_id)
+        return await _erased(services.sessions, trace_id)
     return _document(stored)
 
 

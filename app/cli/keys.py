@@ -23,7 +23,7 @@ from app.cli.tenants import open_access
 from app.core.errors import AccessNotFound, TgaError
 from app.core.limits import API_KEY_LIFE_DAYS_MAX
 from app.domain.identity import DEFAULT_TENANT, ListedKey, Principal, Role
-from app.domain.system.decision_signer import SystemSignatory
+from app.domain.system.decision_signer import SystemDecisionSigner
 from app.domain.system.log_keys import announce_log_key
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
@@ -206,16 +206,16 @@ async def register_key(gateway: Gateway, settings: Settings, principal: str, pub
     # Only what the database says: a stream for a tenant that nobody made would be nobody's.
     if not await PostgresAccess(gateway.sessions, "").has_tenant(named.tenant):
         raise AccessNotFound(f"there is no tenant {named.tenant}", remedy="See `tga tenants list`.")
-    signatory = SystemSignatory(gateway.system, Keyring.open(settings.keys), gateway.clock)
-    key_id = await signatory.register(named.tenant, named.principal_id, raw, by=_BY)
+    decision_signer = SystemDecisionSigner(gateway.system, Keyring.open(settings.keys), gateway.clock)
+    key_id = await decision_signer.register(named.tenant, named.principal_id, raw, by=_BY)
     output.print(f"{key_id} signs for {named.principal_id} of tenant {named.tenant}.", markup=False)
     return True
 
 
 async def retire_key(gateway: Gateway, settings: Settings, key_id: str, tenant: str) -> bool:
-    signatory = SystemSignatory(gateway.system, Keyring.open(settings.keys), gateway.clock)
+    decision_signer = SystemDecisionSigner(gateway.system, Keyring.open(settings.keys), gateway.clock)
     await gateway.system.refresh(tenant)
-    await signatory.retire(tenant, key_id, by=_BY)
+    await decision_signer.retire(tenant, key_id, by=_BY)
     output.print(f"{key_id} signs nothing new from here on; what it signed stays good.", markup=False)
     return True
 
@@ -226,13 +226,13 @@ async def rotate_signing(gateway: Gateway, settings: Settings) -> bool:
     keyring = Keyring.open(settings.keys)
     old = keyring.key_id
     new = keyring.rotate_signing()
-    signatory = SystemSignatory(gateway.system, keyring, gateway.clock)
-    await signatory.announce()
+    decision_signer = SystemDecisionSigner(gateway.system, keyring, gateway.clock)
+    await decision_signer.announce()
     output.print(f"{new} is the gateway's signing key now.", markup=False)
     if await _is_running(settings):
         notes.print(f"A gateway is running with {old}. Restart it, then: tga keys retire {old}", markup=False)
         return True
-    await signatory.retire(DEFAULT_TENANT, old, by=_BY)
+    await decision_signer.retire(DEFAULT_TENANT, old, by=_BY)
     output.print(f"{old} is retired.", markup=False)
     return True
 

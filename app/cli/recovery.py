@@ -54,7 +54,7 @@ async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_j
             return one.error is None
         async for result in gateway.runtime.recover_all():
             if isinstance(result.error, ConcurrentExecution):
-                continue  # another executor was faster: it is being driven, which is all that is wanted
+                continue  # another executor was faster: it is being executed, which is all that is wanted
             recovered += result.error is None
             failed += result.error is not None
             progress.update(task, advance=1, description=f"recovering, {recovered} done, {failed} failed")

@@ -27,9 +27,9 @@ from app.connectors.http_client import HttpPool
 from app.connectors.mcp.child_guard import ends_all_descendants
 from app.connectors.mcp.discovery import Discovery, McpTool
 from app.connectors.mcp.server import Connection, McpServer, Watchers
-from app.connectors.mcp.transport import way_to
+from app.connectors.mcp.transport import transport_of
 from app.connectors.mcp.wire import ProgressWatcher
-from app.connectors.server_slots import Health, Line
+from app.connectors.server_slots import Health, ServerSlots
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, TgaError, ToolNotFound
 from app.core.limits import MCP_START_WAIT_MS
@@ -70,7 +70,7 @@ class Registry:
         self,
         servers: Mapping[str, tuple[str, ServerConfig]],
         tools: Iterable[Tool],
-        lines: Mapping[str, Line],
+        slots: Mapping[str, ServerSlots],
         *,
         pool: HttpPool,
         mcp: Mapping[str, McpServer] | None = None,
@@ -79,7 +79,7 @@ class Registry:
         self._servers = dict(servers)  # qualified id to own name and table
         self._tools = {(tool.server_id, tool.tool_name): tool for tool in tools}
         self._validators = {key: _validator(tool) for key, tool in self._tools.items()}
-        self._lines = dict(lines)
+        self._slots = dict(slots)
         self._pool = pool
         self._mcp: dict[str, McpServer] = dict(mcp or {})
         self._watchers = watchers or Watchers()
@@ -87,7 +87,7 @@ class Registry:
     @classmethod
     def from_config(cls, config: Config, *, environment: Mapping[str, str] | None = None) -> Self:
         """Raises SettingInvalid when a credential is not where the configuration says."""
-        # No server waits for another's connections: its line bounds its own.
+        # No server waits for another's connections: its slots bound its own.
         pool = HttpPool(connections_per_server=sum(server.max_concurrency for server in config.servers.values()) or 1)
         now = SystemClock().now
         registry = cls({}, [], {}, pool=pool)
@@ -101,7 +101,7 @@ class Registry:
                 credentials = Credentials.open(_at(config, name, "credentials"), server.credentials, environment)
                 connector = HttpConnector(server.base_url or "", pool=pool, credentials=credentials)
                 registry._replace(server_id, [_tool(server_id, server, *named) for named in server.tools.items()])
-            registry._lines[server_id] = Line(connector, concurrency=server.max_concurrency, now=now)
+            registry._slots[server_id] = ServerSlots(connector, concurrency=server.max_concurrency, now=now)
         return registry
 
     async def start(self, *, wait_ms: int = MCP_START_WAIT_MS) -> None:
@@ -139,7 +139,7 @@ class Registry:
     def servers(self, tenant: str | None = None) -> list[ServerInfo]:
         """Of one tenant, or all."""
         return [
-            _info(server_id, name, server, self._lines[server_id].health(), self._mcp.get(server_id))
+            _info(server_id, name, server, self._slots[server_id].health(), self._mcp.get(server_id))
             for server_id, (name, server) in self._servers.items()
             if tenant is None or server.tenant == tenant
         ]
@@ -185,13 +185,13 @@ class Registry:
             at, expected, found = _misfit(tool, error)
             raise ArgumentsInvalid(f"{what} at {at}", expected=expected, found=found)
 
-    def of(self, server_id: str) -> Line:
-        """The line to the server of the qualified id."""
-        line = self._lines.get(server_id)
-        if line is None:
+    def of(self, server_id: str) -> ServerSlots:
+        """The slots of the server of the qualified id."""
+        slots = self._slots.get(server_id)
+        if slots is None:
             tenant, _, _ = server_id.rpartition("/")
             raise self._not_found(tenant or DEFAULT_TENANT, server_id, server_id, "")
-        return line
+        return slots
 
     def place(self, server_id: str) -> AbstractAsyncContextManager[Connector]:
         return self.of(server_id).place()
@@ -219,8 +219,8 @@ class Registry:
             return ()
 
         server = config.servers[name]
-        way = way_to(config, name, server, pool=self._pool, environment=environment)
-        return McpServer(server_id, server, way, publish=publish, watchers=self._watchers)
+        transport = transport_of(config, name, server, pool=self._pool, environment=environment)
+        return McpServer(server_id, server, transport, publish=publish, watchers=self._watchers)
 
     def _not_found(self, tenant: str, qualified: str, server_id: str, tool_name: str) -> ToolNotFound:
         own = {name for name, server in self._servers.values() if server.tenant == tenant}

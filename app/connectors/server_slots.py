@@ -1,4 +1,4 @@
-"""The line to one tool server: so many calls at once and no more, and what is known of the server's health."""
+"""The slots of one tool server: so many calls at once and no more, and what is known of the server's health."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FailureKind = Literal["not_sent", "timed_out", "disconnected", "retryable_answer
 class Health:
     """What the last dispatches showed, since the gateway started. Nothing that a server said is in it.
 
-    `dispatching` calls are at the server, `waiting` ones wait for a place in the line. An answer is a definite one.
+    `dispatching` calls are at the server, `waiting` ones wait for a slot. An answer is a definite one.
     """
 
     dispatching: int = 0
@@ -30,7 +30,7 @@ class Health:
     last_failure_kind: FailureKind | None = None
 
 
-class Line:
+class ServerSlots:
     """A connector that lets at most `concurrency` dispatches of the one within be under way, first come, first served.
 
     Whoever waits has sent nothing, and waiting takes nothing of `timeout_ms`. A place is given back however the

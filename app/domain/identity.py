@@ -95,7 +95,7 @@ class StoredKey:
         return Principal(principal_id=self.principal_id, tenant=self.tenant, roles=list(self.roles))
 
 
-class Keys(Protocol):
+class ApiKeyLookup(Protocol):
     """Where keys are looked up."""
 
     def cached_key(self, key_id: str) -> StoredKey | None:

@@ -1,4 +1,4 @@
-"""Back-pressure at the door: who sends too fast or has too much under way is told so at once, and nothing is stored.
+"""Back-pressure: who sends too fast or has too much under way is told so at once, and nothing is stored.
 
 Everything here counts; nothing waits. Bounds of principals hold within this process; several gateways each have
 their own.
@@ -64,7 +64,7 @@ class TokenBucket:
             self._at = now
 
 
-class _Line:
+class _PrincipalLoad:
     """What one principal has under way."""
 
     __slots__ = ("bucket", "in_flight", "subscribed")
@@ -87,7 +87,7 @@ class Admission:
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._now = now
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._loads: dict[tuple[str, str], _PrincipalLoad] = {}
         self._sweep_at = PRINCIPALS_REMEMBERED
         self._in_flight = 0
         self._subscribed = 0
@@ -103,7 +103,7 @@ class Admission:
         return self._subscribed
 
     def begin(self) -> None:
-        """Count a request before anything of it is looked at; GatewayBusy when all lines are full."""
+        """Count a request before anything of it is looked at; GatewayBusy when the gateway is full."""
         if self._in_flight >= self._limits.in_flight:
             raise GatewayBusy("the gateway has as many requests in flight as it takes", expected=self._limits.in_flight)
         self._in_flight += 1
@@ -111,41 +111,41 @@ class Admission:
     def end(self) -> None:
         self._in_flight -= 1
 
-    def enter(self, principal: Principal) -> _Line:
+    def enter(self, principal: Principal) -> _PrincipalLoad:
         """Count one request of a principal: its rate, then what it has in flight. `leave` gives the place back."""
-        line = self._paid(principal)
-        if line.in_flight >= self._limits.in_flight_per_principal:
+        load = self._paid(principal)
+        if load.in_flight >= self._limits.in_flight_per_principal:
             raise TooManyInFlight("too many requests in flight", expected=self._limits.in_flight_per_principal)
-        line.in_flight += 1
-        return line
+        load.in_flight += 1
+        return load
 
-    def leave(self, line: _Line) -> None:
-        line.in_flight -= 1
+    def leave(self, load: _PrincipalLoad) -> None:
+        load.in_flight -= 1
 
     @contextmanager
     def subscription(self, principal: Principal) -> Iterator[None]:
         """A request that follows events: counted apart, because it stays; its place among requests is free then."""
-        line = self._paid(principal)
-        if line.subscribed >= self._limits.event_subscribers:
+        load = self._paid(principal)
+        if load.subscribed >= self._limits.event_subscribers:
             raise TooManyInFlight("too many streams of events open", expected=self._limits.event_subscribers)
         if self._subscribed >= self._limits.in_flight:
             raise GatewayBusy("the gateway has as many streams of events open as it takes")
-        line.subscribed += 1
+        load.subscribed += 1
         self._subscribed += 1
         self._in_flight -= 1
         try:
             yield
         finally:
-            line.subscribed -= 1
+            load.subscribed -= 1
             self._subscribed -= 1
             self._in_flight += 1
 
     def enter_server(self, server_id: str, in_flight_max: int, *, at_work: int = 0) -> None:
-        """Count one call for a tool server; GatewayBusy when its line is full. `leave_server` gives the place back.
-        `at_work`: how many of its calls are being driven, whoever waits for them."""
+        """Count one call for a tool server; GatewayBusy when its load is full. `leave_server` gives the place back.
+        `at_work`: how many of its calls are being executed, whoever waits for them."""
         waiting = self._of_server.get(server_id, 0)
         if max(waiting, at_work) >= in_flight_max:
-            raise GatewayBusy("the tool server's line is full", expected=f"at most {in_flight_max} calls in flight")
+            raise GatewayBusy("the tool server's load is full", expected=f"at most {in_flight_max} calls in flight")
         self._of_server[server_id] = waiting + 1
 
     def leave_server(self, server_id: str) -> None:
@@ -155,25 +155,25 @@ class Admission:
         else:
             del self._of_server[server_id]
 
-    def _paid(self, principal: Principal) -> _Line:
+    def _paid(self, principal: Principal) -> _PrincipalLoad:
         now = self._now()
         key = (principal.tenant, principal.principal_id)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._new_line(key, now)
-        if not line.bucket.take(now):
+        load = self._loads.get(key)
+        if load is None:
+            load = self._new_load(key, now)
+        if not load.bucket.take(now):
             raise RateLimited(
                 "too many requests",
                 expected=f"{self._limits.requests_per_second} a second, {self._limits.burst} at once",
-                retry_after_s=line.bucket.wait_s(),
+                retry_after_s=load.bucket.wait_s(),
             )
-        return line
+        return load
 
-    def _new_line(self, key: tuple[str, str], now: float) -> _Line:
-        if len(self._lines) >= self._sweep_at:
-            self._lines = {known: line for known, line in self._lines.items() if not line.is_idle(now)}
+    def _new_load(self, key: tuple[str, str], now: float) -> _PrincipalLoad:
+        if len(self._loads) >= self._sweep_at:
+            self._loads = {known: load for known, load in self._loads.items() if not load.is_idle(now)}
             # Looked through again only when it has doubled: each new principal pays for a constant part of it.
-            self._sweep_at = max(PRINCIPALS_REMEMBERED, 2 * len(self._lines))
+            self._sweep_at = max(PRINCIPALS_REMEMBERED, 2 * len(self._loads))
         bucket = TokenBucket(self._limits.requests_per_second, self._limits.burst, now)
-        line = self._lines[key] = _Line(bucket)
-        return line
+        load = self._loads[key] = _PrincipalLoad(bucket)
+        return load

@@ -7,7 +7,7 @@ from typing import Final, NoReturn, Protocol
 
 from app.core.errors import Unauthenticated
 from app.core.limits import CREDENTIAL_CHARS_MAX
-from app.domain.identity import API_KEY_PREFIX, Keys, PresentedKey, Principal, StoredKey, parse_api_key
+from app.domain.identity import API_KEY_PREFIX, ApiKeyLookup, PresentedKey, Principal, StoredKey, parse_api_key
 
 _SCHEME: Final = "bearer"
 _NOBODYS_DIGEST: Final = bytes(32)  # the SHA-256 of nothing that anyone knows
@@ -26,7 +26,7 @@ class Authenticator:
     same way: a comparison, one look at the database, a comparison; a refusal never comes from memory alone.
     """
 
-    def __init__(self, keys: Keys, tokens: Tokens | None = None) -> None:
+    def __init__(self, keys: ApiKeyLookup, tokens: Tokens | None = None) -> None:
         self._keys = keys
         self._tokens = tokens
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from app.core.errors import CallInFlight, ConcurrentExecution, ShuttingDown, TgaError, TraceNotFound
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import Answer, Drive
+from app.domain.tga.executor import Answer, TraceExecution
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
-from app.edge.services import Edge
+from app.edge.services import Services
 
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -20,18 +20,18 @@ _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16
 class Calls:
     """The runtime, as the edges ask it."""
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._in_flight_max = {info.server_id: info.max_in_flight for info in edge.registry.servers()}
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._in_flight_max = {info.server_id: info.max_in_flight for info in services.registry.servers()}
 
     async def in_line(self, call: CheckedCall, *, wait_ms: int) -> Answer:
         """The runtime's answer, with a place in the server's line while it is waited for; GatewayBusy if it is full."""
-        runtime, admission, server_id = self._edge.runtime, self._edge.admission, call.server_id
+        runtime, admission, server_id = self._services.runtime, self._services.admission, call.server_id
         in_flight_max = self._in_flight_max.get(server_id)
         if in_flight_max is None:
             # Not a server of this configuration; the call may still be a repeat of a finished one.
             return await runtime.call(call, wait_ms=wait_ms)
-        # Callers who no longer wait are not counted at the door, but their calls are still being driven.
+        # Callers who no longer wait are not counted at the middleware, but their calls are still being executed.
         admission.enter_server(server_id, in_flight_max, at_work=runtime.at_work(server_id))
         try:
             return await runtime.call(call, wait_ms=wait_ms)
@@ -46,18 +46,18 @@ class Calls:
         trace_id = call.trace_id
         if call.idempotency_key is not None:
             try:
-                return await self._edge.runtime.call(call, wait_ms=0)
+                return await self._services.runtime.call(call, wait_ms=0)
             except CallInFlight as error:
                 trace_id = trace_of(error)
             except ConcurrentExecution:
                 if call.is_trace_id_chosen:
                     raise
-                # It is being driven here, and its claim is not durable yet.
+                # It is being executed here, and its claim is not durable yet.
         if trace_id is not None:
             with contextlib.suppress(TraceNotFound):
-                drive = await self._load(trace_id)
-                if call.principal.is_same_as(drive.request.principal):
-                    return drive.answer(replayed=True)
+                execution = await self._load(trace_id)
+                if call.principal.is_same_as(execution.request.principal):
+                    return execution.answer(replayed=True)
         raise ShuttingDown("the gateway is stopping")
 
     async def as_it_stands(self, trace_id: TraceId) -> Answer:
@@ -65,8 +65,8 @@ class Calls:
         with naming(trace_id):
             return (await self._load(trace_id)).answer(replayed=True)
 
-    async def _load(self, trace_id: TraceId) -> Drive:
-        return Drive.of(await self._edge.traces.load_trace(trace_id), executor_id="")
+    async def _load(self, trace_id: TraceId) -> TraceExecution:
+        return TraceExecution.of(await self._services.traces.load_trace(trace_id), executor_id="")
 
 
 @contextlib.contextmanager

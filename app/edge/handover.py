@@ -16,7 +16,7 @@ class HandedOver(Exception):
 class Handover:
     """Requests that wait for a trace to move. Each of them can be told, once and for all, to wait no longer.
 
-    The wait is broken off, never what is waited for: drives are tasks of their own.
+    The wait is broken off, never what is waited for: executions are tasks of their own.
     """
 
     def __init__(self) -> None:

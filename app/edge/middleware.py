@@ -23,7 +23,7 @@ from app.core.errors import (
 )
 from app.edge.body import ClientGone
 from app.edge.problems import problem
-from app.edge.services import Edge
+from app.edge.services import Services
 
 logger = logging.getLogger("tga")
 
@@ -32,12 +32,12 @@ _WATCHED: Final = frozenset({"/healthz", "/readyz"})
 _ENDLESS: Final = "/events"
 
 
-class Door:
+class GatewayMiddleware:
     """Pure ASGI, around the whole application. Its own cost is two comparisons and a count."""
 
-    def __init__(self, app: ASGIApp, edge: Edge) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
-        self._edge = edge
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,13 +62,13 @@ class Door:
                     logger.warning("an answer to %s was broken off: %s", path, error)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._edge.stopping.is_set():
+        if self._services.stopping.is_set():
             raise ShuttingDown("the gateway is stopping")
-        self._edge.admission.begin()
+        self._services.admission.begin()
         try:
             await self._app(scope, receive, send)
         finally:
-            self._edge.admission.end()
+            self._services.admission.end()
 
     def _answer(self, error: Exception, scope: Scope) -> Response:
         if isinstance(error, ShuttingDown):
@@ -77,7 +77,7 @@ class Door:
             if problem_is_ours(error):
                 logger.error("%s %s: %s", scope["method"], scope["path"], error)
             return problem(error)
-        incident = self._edge.clock.new_id()
+        incident = self._services.clock.new_id()
         # What a caller sent stays out of the log, but for the path; the traceback shows code, not values.
         logger.error("incident %s at %s %s", incident, scope["method"], scope["path"], exc_info=error)
         return problem(InternalError("the gateway failed to answer"), incident=incident)

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from app.core.errors import Forbidden
 from app.domain.identity import Principal, Role
-from app.postgres.listing import Scope
+from app.postgres.listing import Visibility
 
 Action = Literal["call", "read", "read_tenant", "decide", "withdraw", "recover", "resolve", "pin"]
 
@@ -38,7 +38,7 @@ def require(principal: Principal, action: Action) -> None:
         )
 
 
-def scope_of(principal: Principal) -> Scope:
+def scope_of(principal: Principal) -> Visibility:
     """What it may see: its tenant's traces, or of these only its own."""
     own_only = not may(principal, "read_tenant")
-    return Scope(principal.tenant, principal.principal_id if own_only else None)
+    return Visibility(principal.tenant, principal.principal_id if own_only else None)

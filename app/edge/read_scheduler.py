@@ -20,7 +20,7 @@ from app.postgres.sessions import Connection, Record, Sessions
 reader: ContextVar[tuple[str, str] | None] = ContextVar("reader", default=None)
 
 
-class Turns:
+class ReadScheduler:
     """Places for readers. Whoever waits is served in turn with the other principals, and within one in order."""
 
     def __init__(self, at_once: int = READS_AT_ONCE_MAX, *, wait_ms: int = READ_WAIT_MS) -> None:
@@ -85,20 +85,20 @@ class Turns:
 class ReadingSessions(Sessions):
     """The same sessions, each used in turn. Closing them is their owner's business."""
 
-    def __init__(self, sessions: Sessions, turns: Turns) -> None:
+    def __init__(self, sessions: Sessions, read_scheduler: ReadScheduler) -> None:
         self._sessions = sessions
-        self._turns = turns
+        self._read_scheduler = read_scheduler
 
     async def close(self) -> None:
         return None
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:
-        async with self._turns.taken(), self._sessions.reading() as connection:
+        async with self._read_scheduler.taken(), self._sessions.reading() as connection:
             yield connection
 
     async def fetch(self, statement: str, *arguments: Any) -> list[Record]:
-        async with self._turns.taken():
+        async with self._read_scheduler.taken():
             return await self._sessions.fetch(statement, *arguments)
 
     async def commit(self, statement: str, *arguments: Any) -> list[Record]:

@@ -21,7 +21,7 @@ from app.domain.system.pins import Pins
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.handover import Handover
-from app.edge.read_scheduler import ReadingSessions, Turns, reader
+from app.edge.read_scheduler import ReadingSessions, ReadScheduler, reader
 from app.postgres.sessions import Sessions
 from app.postgres.traces import PostgresTraces
 
@@ -58,7 +58,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class Services:
     """Wired by main.py. `stopping` is set when the gateway takes nothing new."""
 
     runtime: TgaRuntime
@@ -73,11 +73,11 @@ class Edge:
     store: Store | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
-    turns: Turns = field(default_factory=Turns)
+    read_scheduler: ReadScheduler = field(default_factory=ReadScheduler)
 
-    def for_reading(self) -> Edge:
+    def for_reading(self) -> Services:
         """The same edge for routes that only read: what they ask of the store, they ask in turn."""
-        return replace(self, sessions=ReadingSessions(self.sessions, self.turns))
+        return replace(self, sessions=ReadingSessions(self.sessions, self.read_scheduler))
 
     def admitted(self, request: Scoped) -> Admitted:
         """`async with edge.admitted(request) as principal:`; Unauthenticated, RateLimited or TooManyInFlight."""
@@ -95,22 +95,22 @@ class Edge:
 class Admitted:
     """A principal's request, counted while it is being answered."""
 
-    __slots__ = ("_edge", "_line", "_scope")
+    __slots__ = ("_load", "_scope", "_services")
 
-    def __init__(self, edge: Edge, scope: Scope) -> None:
-        self._edge = edge
+    def __init__(self, services: Services, scope: Scope) -> None:
+        self._services = services
         self._scope = scope
 
     async def __aenter__(self) -> Principal:
-        principal = await self._edge.authenticator.authenticate(header_of(self._scope, b"authorization"))
-        self._line = self._edge.admission.enter(principal)
+        principal = await self._services.authenticator.authenticate(header_of(self._scope, b"authorization"))
+        self._load = self._services.admission.enter(principal)
         reader.set((principal.tenant, principal.principal_id))
         return principal
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._edge.admission.leave(self._line)
+        self._services.admission.leave(self._load)
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:

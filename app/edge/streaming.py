@@ -17,7 +17,7 @@ from app.domain.identity import Principal
 from app.edge.permissions import may, scope_of
 from app.edge.problems import document_of
 from app.edge.protocol import TRANSPORT
-from app.edge.services import Edge, header_of
+from app.edge.services import Services, header_of
 
 Events: TypeAlias = AsyncGenerator[bytes, None]
 # What a stream is made of, for a principal that is admitted; None when there is nothing to come, now or later.
@@ -58,7 +58,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        edge: Edge,
+        services: Services,
         request: Request,
         opens: Opens,
         *,
@@ -66,7 +66,7 @@ class EventStream(Response):
         send_wait_ms: int = EVENTS_SEND_WAIT_MS,
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)
-        self._edge = edge
+        self._services = services
         self._request = request
         self._opens = opens
         self._heartbeat_s = heartbeat_ms / 1000
@@ -74,7 +74,7 @@ class EventStream(Response):
         self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._edge.subscribed(self._request) as principal:
+        async with self._services.subscribed(self._request) as principal:
             events = await self._opens(principal)
             if events is None:
                 # What makes an EventSource stop coming back.
@@ -91,7 +91,7 @@ class EventStream(Response):
         gone = asyncio.create_task(_is_gone(receive))
         pump = asyncio.create_task(self._pump(events, principal, send))
         beat = asyncio.create_task(self._beat(principal, send))
-        stop = asyncio.create_task(self._edge.stopping.wait())
+        stop = asyncio.create_task(self._services.stopping.wait())
         tasks = (gone, pump, beat, stop)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +134,7 @@ class EventStream(Response):
     async def _is_still_admitted(self, principal: Principal) -> bool:
         try:
             authorization = header_of(self._request.scope, b"authorization")
-            fresh = await self._edge.authenticator.authenticate(authorization)
+            fresh = await self._services.authenticator.authenticate(authorization)
         except Unauthenticated:
             return False
         except TgaError:  # nobody can tell now: the next beat asks again

@@ -35,7 +35,7 @@ class BackgroundWork:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._stopping = gateway.edge.stopping
+        self._stopping = gateway.services.stopping
         self._reported: set[str] = set()
         self._recorded_policy: Digest = gateway.policy.digest
         self._away: set[str] = set()

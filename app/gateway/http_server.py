@@ -17,9 +17,9 @@ from app.api import actions, approvals, events, health, log, pages, servers, too
 from app.api.openapi import TITLE, document_of, tool_call_operation
 from app.core.errors import SettingInvalid
 from app.core.limits import KEEP_ALIVE_S, SHUTDOWN_GRACE_MS, SHUTDOWN_LAST_MS
-from app.edge.middleware import Door, add_exception_handlers
+from app.edge.middleware import GatewayMiddleware, add_exception_handlers
 from app.edge.protocol import BoundedProtocol
-from app.edge.services import Edge
+from app.edge.services import Services
 
 logger = logging.getLogger("tga")
 
@@ -27,8 +27,8 @@ _BACKLOG: Final = 2048
 _POLL_S: Final = 0.02
 
 
-def build_app(edge: Edge) -> FastAPI:
-    """All routes on one edge, behind one door."""
+def build_app(services: Services) -> FastAPI:
+    """All routes on one set of services, behind one middleware."""
     app = FastAPI(
         title=TITLE,
         openapi_url=None,
@@ -38,7 +38,7 @@ def build_app(edge: Edge) -> FastAPI:
         # It would look for a collector at every request, and could show it what callers sent.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.router.routes += tool_calls.routes(edge)
+    app.router.routes += tool_calls.routes(services)
     made: dict[str, Any] = {}
 
     def document() -> dict[str, Any]:
@@ -48,33 +48,33 @@ def build_app(edge: Edge) -> FastAPI:
         return made
 
     for noun in (actions, health):
-        app.include_router(noun.router(edge))
-    reading = edge.for_reading()
+        app.include_router(noun.router(services))
+    reading = services.for_reading()
     for noun in (traces, events, approvals, log, servers):
         app.include_router(noun.router(reading))
     app.include_router(pages.router(document))
     add_exception_handlers(app)
-    app.add_middleware(Door, edge=edge)
+    app.add_middleware(GatewayMiddleware, services=services)
     app.openapi = document  # type: ignore[method-assign]
     return app
 
 
-class Front:
+class Router:
     """The application, with a short way to its hot route: routing and the framework's layers cost as much as all
-    that the route does. By either way a request meets the same door and the same endpoint."""
+    that the route does. By either way a request meets the same middleware and the same endpoint."""
 
-    def __init__(self, edge: Edge, mounted: Mapping[str, ASGIApp] | None = None) -> None:
-        self._app = build_app(edge)
-        self._hot = Door(tool_calls.ToolCalls(edge), edge)
-        # By the first part of the path: what speaks another protocol than /v1, behind the same door.
-        self._mounted = {prefix: Door(app, edge) for prefix, app in (mounted or {}).items()}
+    def __init__(self, services: Services, mounted: Mapping[str, ASGIApp] | None = None) -> None:
+        self._app = build_app(services)
+        self._hot = GatewayMiddleware(tool_calls.ToolCalls(services), services)
+        # By the first part of the path: what speaks another protocol than /v1, behind the same middleware.
+        self._mounted = {prefix: GatewayMiddleware(app, services) for prefix, app in (mounted or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == tool_calls.PATH and scope["method"] == "POST":
             await self._hot(scope, receive, send)
-        elif (door := self._mounted.get("/" + path[1:].partition("/")[0])) is not None:
-            await door(scope, receive, send)
+        elif (middleware := self._mounted.get("/" + path[1:].partition("/")[0])) is not None:
+            await middleware(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -96,7 +96,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve_http(
-    edge: Edge,
+    services: Services,
     *,
     host: str,
     port: int,
@@ -112,7 +112,7 @@ async def serve_http(
     """
     sockets = _bind(host, port)
     config = uvicorn.Config(
-        Front(edge, mounted),
+        Router(services, mounted),
         http=protocol,
         ws="none",
         lifespan="off",
@@ -132,8 +132,8 @@ async def serve_http(
         await _either(server.listens, serving)
         if not serving.done():
             on_ready(host, sockets[0].getsockname()[1])
-            await _either(edge.stopping, serving)
-            await _drain(edge, grace_ms)
+            await _either(services.stopping, serving)
+            await _drain(services, grace_ms)
     finally:
         server.should_exit = True
         await serving
@@ -148,17 +148,17 @@ async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
         waiting.cancel()
 
 
-async def _drain(edge: Edge, grace_ms: int) -> None:
+async def _drain(services: Services, grace_ms: int) -> None:
     """Until nothing is in flight; meanwhile whoever comes is told to come back later. Streams of events end by
     themselves."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_ms / 1000
     # Looked at now and then: an event would have to be set and cleared by every request.
-    while edge.admission.in_flight and loop.time() < deadline:  # noqa: ASYNC110
+    while services.admission.in_flight and loop.time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
-    if edge.admission.in_flight:
-        logger.info("%d requests are answered before their calls have ended", edge.admission.in_flight)
-        edge.handover.break_off()
+    if services.admission.in_flight:
+        logger.info("%d requests are answered before their calls have ended", services.admission.in_flight)
+        services.handover.break_off()
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:

@@ -38,7 +38,7 @@ async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListeni
     _log_to_stderr()
     spare_what_is_loaded()
     descriptors = _raise_descriptors()
-    stopping = gateway.edge.stopping
+    stopping = gateway.services.stopping
     background = BackgroundWork(gateway)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with _stopped_by_signals(stopping):
@@ -72,7 +72,7 @@ async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.F
 
     mounted = {MCP_PATH: gateway.mcp}
     await serve_http(
-        gateway.edge, host=settings.host, port=settings.port, on_ready=on_ready, protocol=Protocol, mounted=mounted
+        gateway.services, host=settings.host, port=settings.port, on_ready=on_ready, protocol=Protocol, mounted=mounted
     )
 
 

@@ -22,7 +22,7 @@ from app.domain.tga.ports import Ports
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.authentication import Authenticator
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
@@ -60,7 +60,7 @@ class Gateway:
     webhooks: Webhooks
     sequencer: Sequencer
     clock: Clock
-    edge: Edge
+    services: Services
     mcp: McpEndpoint
 
 
@@ -97,7 +97,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         system = system_parts(
             sessions, writer, clock, keyring, executor_id=traces.executor_id, definition_of=registry.definition
         )
-        await system.signatory.announce()
+        await system.decision_signer.announce()
         await announce_log_key(system.log, clock, log_signer.public_key)
         await record_policy(system.log, clock, policy.digest, policy.text)
         registry.on_discovery = system.pins.see
@@ -116,7 +116,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 supervisor=policy,
                 pins=system.pins,
                 vault=system.vault,
-                signatory=system.signatory,
+                decision_signer=system.decision_signer,
                 clock=clock,
                 approval_webhooks=tuple(config.webhooks),
             )
@@ -129,7 +129,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         webhooks = _webhooks(config, sessions, traces, keyring, clock)
         stack.push_async_callback(webhooks.close)
         sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
-        edge = Edge(
+        services = Services(
             runtime=runtime,
             traces=traces,
             sessions=sessions,
@@ -151,9 +151,9 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             webhooks=webhooks,
             sequencer=sequencer,
             clock=clock,
-            edge=edge,
+            services=services,
             mcp=McpEndpoint(
-                edge,
+                services,
                 PostgresIntents(sessions, traces.executor_id),
                 origins=Origins(hosts=[settings.host, *config.mcp.allowed_hosts], origins=config.mcp.allowed_origins),
                 hold_ms=config.mcp.hold_ms,

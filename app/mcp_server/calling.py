@@ -34,13 +34,13 @@ from app.edge.body import checked
 from app.edge.calls import Calls, checked_traceparent, naming, trace_of
 from app.edge.handover import HandedOver
 from app.edge.permissions import require
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.mcp_server.envelope import Client, verify_param_headers
 from app.mcp_server.key_reservations import Intent, Intents, begin
 from app.mcp_server.results import IDEMPOTENCY_KEY, PROPOSED_KEY, finished, not_over, refusal, result_of
 from app.mcp_server.supervising import SUPERVISOR_NAMES, supervise
 from app.mcp_server.tasks import created_task
-from app.mcp_server.tool_catalogue import Toolbox
+from app.mcp_server.tool_catalogue import ToolCatalogue
 from app.mcp_server.wire import INVALID_PARAMS, Message, RpcError, text_param
 from app.postgres.listing import load_head
 
@@ -64,7 +64,7 @@ class Asked:
     message: Message
     client: Client
     principal: Principal
-    toolbox: Toolbox
+    catalogue: ToolCatalogue
     headers: Mapping[str, str]
     notify: Notify
 
@@ -79,12 +79,12 @@ class Called:
 
 
 class Calling:
-    def __init__(self, edge: Edge, intents: Intents, *, hold_ms: int, task_after_ms: int) -> None:
-        self._edge = edge
+    def __init__(self, services: Services, intents: Intents, *, hold_ms: int, task_after_ms: int) -> None:
+        self._services = services
         self._task_after_ms = task_after_ms
         self._intents = intents
         self._hold_ms = hold_ms
-        self._calls = Calls(edge)
+        self._calls = Calls(services)
 
     async def call(self, asked: Asked) -> Called:
         """RpcError for what is no call; everything else that can go wrong with one is a result."""
@@ -95,11 +95,11 @@ class Calling:
             arguments = {}
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "params.arguments must be an object", data={"code": SchemaViolation.code})
-        if asked.toolbox.offers_supervision and name in SUPERVISOR_NAMES:
+        if asked.catalogue.offers_supervision and name in SUPERVISOR_NAMES:
             return Called(await self._supervised(asked, name, arguments))
         try:
             require(asked.principal, "call")
-            tool = asked.toolbox.find(name)
+            tool = asked.catalogue.find(name)
             meta = checked(_Meta, asked.message.meta)
         except (ToolNotFound, SchemaViolation) as error:
             raise RpcError.of(error) from None
@@ -111,7 +111,7 @@ class Calling:
 
     async def _supervised(self, asked: Asked, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = await supervise(self._edge, asked.principal, name, arguments)
+            answer = await supervise(self._services, asked.principal, name, arguments)
         except HandedOver:
             return refusal(ShuttingDown("the gateway is stopping; look at the trace"), asked.client)
         except TgaError as error:
@@ -127,8 +127,8 @@ class Calling:
             if meta.key is None and tool.tool_class == "write":
                 # Before anything is remembered of it: a call that does not fit is none.
                 canonical_enclosed(arguments)
-                self._edge.registry.verify_arguments(tool, arguments)
-                proposed = meta.proposed_key or self._edge.clock.new_id()
+                self._services.registry.verify_arguments(tool, arguments)
+                proposed = meta.proposed_key or self._services.clock.new_id()
                 intent = await self._begun(asked, tool, arguments, proposed)
             return await self._answered(asked, tool, arguments, meta, intent, deadline)
         except InternalError as error:
@@ -144,7 +144,7 @@ class Calling:
     async def _begun(self, asked: Asked, tool: Tool, arguments: dict[str, Any], proposed: str) -> Intent:
         awaited = begin(self._intents, asked.principal, tool, arguments, proposed_key=proposed, wait_ms=self._hold_ms)
         try:
-            return await self._edge.handover.wait(awaited)
+            return await self._services.handover.wait(awaited)
         except HandedOver:
             raise ShuttingDown("the gateway is stopping") from None
 
@@ -164,24 +164,24 @@ class Calling:
             idempotency_key=meta.key if intent is None else intent.key,
             principal=asked.principal,
             intent=meta.intent,
-            trace_id=TraceId(self._edge.clock.new_id()),
+            trace_id=TraceId(self._services.clock.new_id()),
             traceparent=_traceparent(asked),
         )
         wants_task = "task" in asked.message.params and not asked.client.is_modern
         try:
             with self._watched(asked, call):
-                answer = await self._driven(asked, call, deadline, wants_task=wants_task)
+                answer = await self._running(asked, call, deadline, wants_task=wants_task)
         except KeyReused:
             if intent is None or not intent.is_again or not tool.secret_arguments:
                 raise
             # Equal but for a secret argument, and so another call than the one that was broken off.
             await intent.forget()
-            fresh = await self._begun(asked, tool, arguments, self._edge.clock.new_id())
+            fresh = await self._begun(asked, tool, arguments, self._services.clock.new_id())
             intent.begun = fresh.begun
             return await self._answered(asked, tool, arguments, meta, intent, deadline)
         if wants_task or (asked.client.takes_tasks and not answer.is_final):
             with naming(answer.trace_id):
-                return Called(await created_task(self._edge, answer.trace_id, asked.client), intent)
+                return Called(await created_task(self._services, answer.trace_id, asked.client), intent)
         if not answer.is_final:
             unfinished = not_over(answer, asked.client, call.idempotency_key, waited_ms=self._hold_ms)
             return Called(unfinished, intent, is_final=False)
@@ -201,22 +201,22 @@ class Calling:
         def tell(params: dict[str, Any]) -> None:
             asked.notify("notifications/progress", {**params, "progressToken": token})
 
-        with self._edge.registry.watch_progress(call.trace_id or "", tell):
+        with self._services.registry.watch_progress(call.trace_id or "", tell):
             yield
 
-    async def _driven(self, asked: Asked, call: CheckedCall, deadline: float, *, wants_task: bool) -> Answer:
-        """The call's answer by the deadline. It is the runtime that drives it; here it is only waited for."""
+    async def _running(self, asked: Asked, call: CheckedCall, deadline: float, *, wants_task: bool) -> Answer:
+        """The call's answer by the deadline. It is the runtime that executes it; here it is only waited for."""
         loop = asyncio.get_running_loop()
         wait_ms = 0 if wants_task else max(0, int((deadline - loop.time()) * 1000))
         trace_id: TraceId | None = None
         try:
-            answer = await self._edge.handover.wait(self._calls.in_line(call, wait_ms=wait_ms))
+            answer = await self._services.handover.wait(self._calls.in_line(call, wait_ms=wait_ms))
             if answer.is_final or wants_task or asked.client.takes_tasks:
                 return answer
             trace_id = answer.trace_id
             if answer.waiting == "supervisor":
                 self._tell_waiting(asked, trace_id)
-            return await self._edge.handover.wait(self._followed(answer, deadline))
+            return await self._services.handover.wait(self._followed(answer, deadline))
         except CallInFlight as error:
             trace_id = trace_of(error)
             if trace_id is None:
@@ -238,7 +238,7 @@ class Calling:
             await asyncio.sleep(min(pause_ms / 1000, max(0.0, deadline - loop.time())))
             pause_ms = min(pause_ms * 2, FOLLOW_POLL_MAX_MS)
             with naming(answer.trace_id):
-                head = await load_head(self._edge.sessions, answer.trace_id)
+                head = await load_head(self._services.sessions, answer.trace_id)
             if head is not None and head.state in TRACE.terminal_states:
                 break
         return (await self._calls.as_it_stands(answer.trace_id))._replace(replayed=answer.replayed)

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.core.limits import MCP_PING_EVERY_MS, MCP_TASK_IDS_MAX, MCP_WATCH_EVERY_MS
 from app.domain.tga.documents import TraceId
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.mcp_server.calling import Asked
 from app.mcp_server.envelope import SUBSCRIPTION_KEY
 from app.mcp_server.tasks import Tasks
@@ -25,7 +25,7 @@ _PING = b": ping\n\n"
 class Listening:
     """One stream. `agreed` is what the client will be told of: what it asked for, as far as there is any."""
 
-    def __init__(self, edge: Edge, tasks: Tasks, asked: Asked) -> None:
+    def __init__(self, services: Services, tasks: Tasks, asked: Asked) -> None:
         wanted = asked.message.params.get("notifications")
         if not isinstance(wanted, dict):
             raise RpcError(INVALID_PARAMS, "params.notifications must be an object")
@@ -34,7 +34,7 @@ class Listening:
             asked.client.require_tasks()
             if not isinstance(task_ids, list) or len(task_ids) > MCP_TASK_IDS_MAX:
                 raise RpcError(INVALID_PARAMS, f"params.notifications.taskIds: at most {MCP_TASK_IDS_MAX} ids")
-        self._edge = edge
+        self._services = services
         self._tasks = tasks
         self._asked = asked
         self._wants_tools = wanted.get("toolsListChanged") is True
@@ -50,7 +50,7 @@ class Listening:
         yield self._event("notifications/subscriptions/acknowledged", {"notifications": agreed})
         tools, sequences = self._tools(), await self._sequences()
         quiet_ms = 0
-        while not self._edge.stopping.is_set():
+        while not self._services.stopping.is_set():
             await asyncio.sleep(MCP_WATCH_EVERY_MS / 1000)
             quiet_ms += MCP_WATCH_EVERY_MS
             if self._wants_tools and (now := self._tools()) != tools:
@@ -76,11 +76,11 @@ class Listening:
         return await self._tasks.detailed(self._asked.principal, self._asked.client, task_id)
 
     async def _sequences(self) -> dict[str, int]:
-        found = await load_sequences(self._edge.sessions, [TraceId(one) for one in self._ids]) if self._ids else {}
+        found = await load_sequences(self._services.sessions, [TraceId(one) for one in self._ids]) if self._ids else {}
         return {str(trace_id): sequence for trace_id, sequence in found.items()}
 
     def _tools(self) -> frozenset[tuple[str, str]]:
-        return self._asked.toolbox.identities() if self._wants_tools else frozenset()
+        return self._asked.catalogue.identities() if self._wants_tools else frozenset()
 
     def _event(self, method: str, params: dict[str, Any]) -> bytes:
         meta = {SUBSCRIPTION_KEY: self._asked.message.id}

@@ -29,7 +29,7 @@ from app.domain.identity import Principal
 from app.edge.body import ClientGone, read_bytes
 from app.edge.middleware import problem_is_ours
 from app.edge.problems import problem
-from app.edge.services import Edge, header_of
+from app.edge.services import Services, header_of
 from app.mcp_server.calling import Asked, Called, Calling
 from app.mcp_server.delivery import Delivery
 from app.mcp_server.envelope import (
@@ -47,7 +47,7 @@ from app.mcp_server.key_reservations import Intents
 from app.mcp_server.listening import Listening
 from app.mcp_server.origins import Origins
 from app.mcp_server.tasks import Tasks
-from app.mcp_server.tool_catalogue import Toolbox
+from app.mcp_server.tool_catalogue import ToolCatalogue
 from app.mcp_server.wire import (
     METHOD_NOT_FOUND,
     Message,
@@ -92,21 +92,21 @@ class _Request:
 
 
 class McpEndpoint:
-    """Plain ASGI, behind the door that counts every request."""
+    """Plain ASGI, behind the middleware that counts every request."""
 
     def __init__(
         self,
-        edge: Edge,
+        services: Services,
         intents: Intents,
         *,
         origins: Origins | None = None,
         hold_ms: int = MCP_HOLD_MS,
         task_after_ms: int = MCP_TASK_AFTER_MS,
     ) -> None:
-        self._edge = edge
+        self._services = services
         self._origins = origins or Origins()
-        self._calling = Calling(edge, intents, hold_ms=hold_ms, task_after_ms=task_after_ms)
-        self._tasks = Tasks(edge)
+        self._calling = Calling(services, intents, hold_ms=hold_ms, task_after_ms=task_after_ms)
+        self._tasks = Tasks(services)
         self._hold_ms = hold_ms
         self._modern: dict[str, Handler] = {
             "server/discover": self._discover,
@@ -131,13 +131,13 @@ class McpEndpoint:
         try:
             headers = headers_of(scope["headers"])
             self._origins.verify(headers)
-            async with self._edge.admitted(request) as principal:
+            async with self._services.admitted(request) as principal:
                 if scope["method"] != "POST":
                     raise MethodNotAllowed("MCP is spoken with POST here", expected="POST")
-                toolbox = Toolbox(self._edge.registry, principal, _server_in(scope["path"]))
-                toolbox.verify()
+                catalogue = ToolCatalogue(self._services.registry, principal, _server_in(scope["path"]))
+                catalogue.verify()
                 message = read_message(await read_bytes(scope, receive))
-                await self._answer(request, message, headers, toolbox)
+                await self._answer(request, message, headers, catalogue)
         except Unreadable as error:
             await self._refuse(request, error, error.request_id)
         except RpcError as error:
@@ -145,7 +145,9 @@ class McpEndpoint:
         except TgaError as error:
             await self._refuse(request, error, message.id if message is not None else None)
 
-    async def _answer(self, request: _Request, message: Message, headers: dict[str, str], toolbox: Toolbox) -> None:
+    async def _answer(
+        self, request: _Request, message: Message, headers: dict[str, str], catalogue: ToolCatalogue
+    ) -> None:
         if message.is_notification:
             version = headers.get("mcp-protocol-version", MODERN)
             if speaks_modern(headers) and version != MODERN:
@@ -155,7 +157,7 @@ class McpEndpoint:
             return
         client = client_of(message, headers)
         exchange = _Exchange(request, accepts_stream=_accepts_stream(headers), is_modern=client.is_modern)
-        asked = Asked(message, client, toolbox.principal, toolbox, headers, exchange.notify)
+        asked = Asked(message, client, catalogue.principal, catalogue, headers, exchange.notify)
         if message.method == "subscriptions/listen" and client.is_modern:
             await self._listen(request, asked)
         else:
@@ -200,7 +202,7 @@ class McpEndpoint:
         return {}
 
     async def _list_tools(self, asked: Asked) -> dict[str, Any]:
-        return asked.toolbox.page(asked.client, asked.message.params.get("cursor"))
+        return asked.catalogue.page(asked.client, asked.message.params.get("cursor"))
 
     async def _get_task(self, asked: Asked) -> dict[str, Any]:
         if asked.client.is_modern:
@@ -225,8 +227,8 @@ class McpEndpoint:
         return await self._tasks.list_page(asked.principal, asked.client, asked.message.params.get("cursor"))
 
     async def _listen(self, request: _Request, asked: Asked) -> None:
-        listening = Listening(self._edge, self._tasks, asked)
-        with self._edge.admission.subscription(asked.principal):
+        listening = Listening(self._services, self._tasks, asked)
+        with self._services.admission.subscription(asked.principal):
             await request.send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
             gone = asyncio.create_task(_disconnected(request.receive))
             events = listening.events()
@@ -254,7 +256,7 @@ class McpEndpoint:
 
     async def _is_still_admitted(self, request: _Request, principal: Principal) -> bool:
         try:
-            fresh = await self._edge.authenticator.authenticate(header_of(request.scope, b"authorization"))
+            fresh = await self._services.authenticator.authenticate(header_of(request.scope, b"authorization"))
         except Unauthenticated:
             return False
         except TgaError:  # nobody can tell now: the next event asks again
@@ -262,7 +264,7 @@ class McpEndpoint:
         return fresh == principal
 
     def _defect(self, error: Exception) -> RpcError:
-        incident = self._edge.clock.new_id()
+        incident = self._services.clock.new_id()
         logger.error("incident %s at %s", incident, PATH, exc_info=error)
         refused = RpcError.of(InternalError("the gateway failed to answer"))
         refused.data = {**refused.data, "incident": incident}

@@ -17,7 +17,7 @@ from app.edge.body import checked
 from app.edge.cursors import list_cursor, list_position
 from app.edge.parameters import own_name
 from app.edge.permissions import require, scope_of
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.postgres.listing import is_visible, list_approvals
 
 _ITEMS: Final = 20
@@ -75,32 +75,32 @@ class _Deciding(Part):
     rationale: Text | None = None
 
 
-async def supervise(edge: Edge, principal: Principal, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+async def supervise(services: Services, principal: Principal, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """What the tool answers, as a JSON object; TgaErrors where it may not, or cannot."""
     require(principal, "decide")
     if name == "tga__approvals":
-        return await _listed(edge, principal, checked(_Listing, arguments))
+        return await _listed(services, principal, checked(_Listing, arguments))
     return await _decided(
-        edge, principal, checked(_Deciding, arguments), "APPROVE" if name == "tga__approve" else "DENY"
+        services, principal, checked(_Deciding, arguments), "APPROVE" if name == "tga__approve" else "DENY"
     )
 
 
-async def _listed(edge: Edge, principal: Principal, asked: _Listing) -> dict[str, Any]:
+async def _listed(services: Services, principal: Principal, asked: _Listing) -> dict[str, Any]:
     page = await list_approvals(
-        edge.sessions, scope_of(principal), after=list_position("approvals", asked.cursor), limit=_ITEMS
+        services.sessions, scope_of(principal), after=list_position("approvals", asked.cursor), limit=_ITEMS
     )
     items = [{**asdict(item), "server_id": own_name(principal.tenant, item.server_id)} for item in page.items]
     return {"items": items, "next": list_cursor("approvals", page.next)}
 
 
 async def _decided(
-    edge: Edge, principal: Principal, asked: _Deciding, decision: Literal["APPROVE", "DENY"]
+    services: Services, principal: Principal, asked: _Deciding, decision: Literal["APPROVE", "DENY"]
 ) -> dict[str, Any]:
     trace_id = TraceId(asked.trace_id)
-    if not await is_visible(edge.sessions, trace_id, scope_of(principal)):
+    if not await is_visible(services.sessions, trace_id, scope_of(principal)):
         raise TraceNotFound("no such trace")
     ruling = Ruling(decision, principal, asked.action_request_digest, asked.rationale)
-    answer = await edge.handover.wait(edge.runtime.decide(trace_id, ruling, wait_ms=CALL_WAIT_MS))
+    answer = await services.handover.wait(services.runtime.decide(trace_id, ruling, wait_ms=CALL_WAIT_MS))
     return {
         "trace_id": answer.trace_id,
         "state": answer.state,

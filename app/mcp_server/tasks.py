@@ -24,18 +24,18 @@ from app.core.errors import (
 from app.core.limits import CALL_WAIT_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, MCP_POLL_INTERVAL_MS
 from app.domain.identity import Principal
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import Answer, Drive, request_of
+from app.domain.tga.executor import Answer, TraceExecution, request_of
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool
 from app.edge.cursors import list_cursor, list_position
 from app.edge.handover import HandedOver
 from app.edge.permissions import require
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.mcp_server.envelope import RELATED_TASK_KEY, Client
 from app.mcp_server.results import finished, result_of
 from app.mcp_server.wire import INVALID_PARAMS, RpcError
-from app.postgres.listing import Scope, is_visible, list_traces, load_head
+from app.postgres.listing import Visibility, is_visible, list_traces, load_head
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _PAGE: Final = 20
@@ -45,9 +45,9 @@ _MESSAGES: Final = {
 }
 
 
-async def created_task(edge: Edge, trace_id: TraceId, client: Client) -> dict[str, Any]:
+async def created_task(services: Services, trace_id: TraceId, client: Client) -> dict[str, Any]:
     """The handle of a call that is on the record."""
-    stored = await edge.traces.load_trace(trace_id)
+    stored = await services.traces.load_trace(trace_id)
     task = _task(stored, client)
     if client.is_modern:
         # A seed: its result, if it has come meanwhile, is asked for like that of any other.
@@ -58,8 +58,8 @@ async def created_task(edge: Edge, trace_id: TraceId, client: Client) -> dict[st
 class Tasks:
     """Each principal sees its own calls as tasks, and nobody else's."""
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def get(self, principal: Principal, client: Client, task_id: Any) -> dict[str, Any]:
         stored = await self._own(principal, task_id)
@@ -84,12 +84,12 @@ class Tasks:
         if stored.waiting == "supervisor":
             # If somebody was faster, what became of it is what the task says.
             with contextlib.suppress(AlreadyDecided, ApprovalExpired, ConcurrentExecution):
-                await self._edge.runtime.withdraw(
+                await self._services.runtime.withdraw(
                     trace_id, principal, rationale="cancelled by its caller over MCP", wait_ms=CALL_WAIT_MS
                 )
         elif stored.state.state not in TRACE.terminal_states:
-            is_told = self._edge.registry.cancel(trace_id)
-        now = _task(await self._edge.traces.load_trace(trace_id), client)
+            is_told = self._services.registry.cancel(trace_id)
+        now = _task(await self._services.traces.load_trace(trace_id), client)
         if now["status"] == "working":
             told = "its server was told" if is_told else "its server cannot be told"
             now["statusMessage"] = f"the call was sent and goes on; {told} that nobody wants it any more"
@@ -102,10 +102,10 @@ class Tasks:
         stored = await self._own(principal, task_id)
         trace_id = TraceId(stored.state.trace_id)
         try:
-            await self._edge.handover.wait(self._over(trace_id, wait_ms))
+            await self._services.handover.wait(self._over(trace_id, wait_ms))
         except HandedOver:
             raise ShuttingDown("the gateway is stopping") from None
-        stored = await self._edge.traces.load_trace(trace_id)
+        stored = await self._services.traces.load_trace(trace_id)
         if stored.state.state not in TRACE.terminal_states:
             raise CallInFlight(
                 "the task is not over", remedy="Ask for its result again.", stream=TRACE.stream(trace_id)
@@ -119,9 +119,9 @@ class Tasks:
         if cursor is not None and not isinstance(cursor, str):
             raise InputMalformed("the cursor is not one of this list", remedy="Begin again without a cursor.")
         page = await list_traces(
-            self._edge.sessions, _own_scope(principal), before=list_position("traces", cursor), limit=_PAGE
+            self._services.sessions, _own_scope(principal), before=list_position("traces", cursor), limit=_PAGE
         )
-        tasks = [_task(await self._edge.traces.load_trace(TraceId(item.trace_id)), client) for item in page.items]
+        tasks = [_task(await self._services.traces.load_trace(TraceId(item.trace_id)), client) for item in page.items]
         made: dict[str, Any] = {"tasks": tasks}
         if page.next is not None:
             made["nextCursor"] = list_cursor("traces", page.next)
@@ -138,9 +138,9 @@ class Tasks:
     async def _own(self, principal: Principal, task_id: Any) -> StoredTrace:
         require(principal, "read")
         is_id = isinstance(task_id, str) and _ID.fullmatch(task_id) is not None
-        if is_id and await is_visible(self._edge.sessions, TraceId(task_id), _own_scope(principal)):
+        if is_id and await is_visible(self._services.sessions, TraceId(task_id), _own_scope(principal)):
             try:
-                return await self._edge.traces.load_trace(TraceId(task_id))
+                return await self._services.traces.load_trace(TraceId(task_id))
             except TraceNotFound:
                 pass
         raise RpcError(INVALID_PARAMS, "no such task", data={"code": TraceNotFound.code})
@@ -149,7 +149,7 @@ class Tasks:
         loop, pause_ms = asyncio.get_running_loop(), FOLLOW_POLL_MS
         deadline = loop.time() + wait_ms / 1000
         while loop.time() < deadline:
-            head = await load_head(self._edge.sessions, trace_id)
+            head = await load_head(self._services.sessions, trace_id)
             if head is not None and head.state in TRACE.terminal_states:
                 return
             await asyncio.sleep(pause_ms / 1000)
@@ -170,17 +170,17 @@ class Tasks:
             raise RpcError(-32000, "the task was cancelled", data={"trace_id": request.trace_id}, status=200)
         tool: Tool | None = None
         with contextlib.suppress(ToolNotFound):  # its recorded answer is enough
-            tool = self._edge.registry.resolve(request.server_id, request.tool_name)
+            tool = self._services.registry.resolve(request.server_id, request.tool_name)
         result = result_of(_answer(stored), tool, client, request.idempotency_key)
         return finished(result, client, trace_id=request.trace_id, key=request.idempotency_key)
 
 
-def _own_scope(principal: Principal) -> Scope:
-    return Scope(principal.tenant, principal.principal_id)
+def _own_scope(principal: Principal) -> Visibility:
+    return Visibility(principal.tenant, principal.principal_id)
 
 
 def _answer(stored: StoredTrace) -> Answer:
-    return Drive.of(stored, executor_id="").answer()
+    return TraceExecution.of(stored, executor_id="").answer()
 
 
 def _status(stored: StoredTrace, client: Client) -> str:

@@ -24,7 +24,7 @@ _KEPT = ("title", "description", "inputSchema", "outputSchema", "annotations", "
 
 
 @dataclass(frozen=True, slots=True)
-class Toolbox:
+class ToolCatalogue:
     """The tools of one request: those of the principal's tenant, or of one of its servers only (`server`)."""
 
     registry: Registry

@@ -212,8 +212,8 @@ class Proofs:
             return self._kept[node]
         block = (node.index << node.level) >> KEPT_LEVEL
         if block not in self._small:
-            edge = (self._size - 1) >> KEPT_LEVEL
-            self._small = {at: found for at, found in self._small.items() if at == edge}
+            services = (self._size - 1) >> KEPT_LEVEL
+            self._small = {at: found for at, found in self._small.items() if at == services}
             self._small[block] = await self._subtree(block)
         return self._small[block][node]
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.core.errors import StoreUnfit
 from app.core.limits import FEED_ROWS_LOOKED_AT_MAX, PAGE_BYTES_MAX
-from app.postgres.listing import Scope, StoredEntry
+from app.postgres.listing import StoredEntry, Visibility
 from app.postgres.sessions import Sessions
 
 # Only what is final: a transaction below the snapshot's xmin is over, so nothing can still appear before or between
@@ -77,7 +77,7 @@ class FeedPage:
 
 
 async def load_feed(
-    sessions: Sessions, scope: Scope, *, after: Position, limit: int, bytes_max: int = PAGE_BYTES_MAX
+    sessions: Sessions, scope: Visibility, *, after: Position, limit: int, bytes_max: int = PAGE_BYTES_MAX
 ) -> FeedPage:
     """What follows `after` in the order (transaction, stream, sequence number), as far as the scope sees.
 

@@ -91,7 +91,7 @@ _SEQUENCES: Final = "SELECT h.stream, h.sequence_number FROM tga.heads h WHERE h
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class Visibility:
     """How far someone sees: a tenant's traces, or of these only one principal's."""
 
     tenant: str
@@ -179,14 +179,14 @@ class TraceHead:
     idempotency_key: str | None
 
 
-async def is_visible(sessions: Sessions, trace_id: TraceId, scope: Scope) -> bool:
+async def is_visible(sessions: Sessions, trace_id: TraceId, scope: Visibility) -> bool:
     """Whether there is such a trace within the scope. Another tenant's costs exactly what a missing one costs."""
     return bool(await sessions.fetch(_VISIBLE, scope.tenant, TRACE.stream(trace_id), scope.principal_id))
 
 
 async def list_traces(
     sessions: Sessions,
-    scope: Scope,
+    scope: Visibility,
     *,
     state: str | None = None,
     server_id: str | None = None,
@@ -209,7 +209,7 @@ async def list_traces(
 
 
 async def list_approvals(
-    sessions: Sessions, scope: Scope, *, after: str | None = None, limit: int = LIST_ITEMS_DEFAULT
+    sessions: Sessions, scope: Visibility, *, after: str | None = None, limit: int = LIST_ITEMS_DEFAULT
 ) -> Page[ListedApproval]:
     """What waits for a person and is not past its time by the database's clock, oldest first. Each request is compared
     with what the log commits to; one that does not fit is shown as a problem and hides no other."""

@@ -1,4 +1,4 @@
-"""Who drives which stream (I6), without a lease clock.
+"""Who executes which stream (I6), without a lease clock.
 
 An executor holds one session-level advisory lock on its own id, on a session kept for that alone. A stream's head
 names its owner. Whoever wants the stream asks PostgreSQL whether the owner's lock is still held: a dead process has

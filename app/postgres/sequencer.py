@@ -131,7 +131,7 @@ class Sequencer:
         self._stall_ms = stall_ms
         self._fault: TgaError | None = None
         self._is_held_up = False
-        self._reign: Reign | None = None
+        self._term: LeaderTerm | None = None
         # Set when work fails, cleared by the next round (or follow, on standby) that succeeds.
         self._failure: TgaError | None = None
         self._failures_told: set[str] = set()
@@ -153,12 +153,12 @@ class Sequencer:
     @property
     def is_working(self) -> bool:
         """Whether this gateway is the one that sequences."""
-        return self._reign is not None
+        return self._term is not None
 
     @property
     def stall(self) -> Stall | None:
         """Who holds the log back, if entries have been waiting for it for a while."""
-        return None if self._reign is None else self._reign.stall
+        return None if self._term is None else self._term.stall
 
     @property
     def is_stalled(self) -> bool:
@@ -193,20 +193,20 @@ class Sequencer:
         session = await self._open_tree()
         try:
             await self._stand_by(session)
-            reign = Reign(session, self._signer, stall_ms=self._stall_ms)
+            term = LeaderTerm(session, self._signer, stall_ms=self._stall_ms)
             with self._telling_of_waits():
-                await reign.settle()
-            self._reign = reign
-            is_more = await reign.make_round()
+                await term.settle()
+            self._term = term
+            is_more = await term.make_round()
             self._note_success()
             logger.info("this gateway sequences the log")
             while True:
-                await self._look(session, reign.tree_size)
+                await self._look(session, term.tree_size)
                 if not is_more:
                     await asyncio.sleep(LOG_ROUND_MS / 1000)
-                is_more = await reign.make_round()
+                is_more = await term.make_round()
         finally:
-            self._reign = None
+            self._term = None
             await session.close()
 
     async def _look(self, session: TreeSession, tree_size: int) -> None:
@@ -299,7 +299,7 @@ async def follow(tree: PostgresTree, signer: HeadSigner) -> bool:
     return True
 
 
-class Reign:
+class LeaderTerm:
     """The time of one session at work. Whatever fails ends it: what it knows of the tree is only true while all went
     well, and is read again by the next."""
 

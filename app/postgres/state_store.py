@@ -138,7 +138,7 @@ class PostgresStateStore:
 
     async def acquire_trace_lock(self, trace_id: TraceId) -> None:
         if trace_id in self._held:  # I6: two tasks of one process are two executors too
-            raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(trace_id))
+            raise ConcurrentExecution("this process already executes the trace", stream=TRACE.stream(trace_id))
         self._held.add(trace_id)
         try:
             await self._executor.verify()
@@ -154,7 +154,7 @@ class PostgresStateStore:
 
     async def release_trace_lock(self, trace_id: TraceId) -> None:
         if trace_id not in self._held:
-            raise ConcurrentExecution("this process does not drive the trace", stream=TRACE.stream(trace_id))
+            raise ConcurrentExecution("this process does not execute the trace", stream=TRACE.stream(trace_id))
         await release_stream(
             self._sessions,
             TRACE.stream(trace_id),

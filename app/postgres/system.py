@@ -11,7 +11,7 @@ from app.core.errors import ChecksumMismatch, ConcurrentExecution, OutcomeUnknow
 from app.core.limits import LIST_ENTRIES_MAX
 from app.domain.clock import Clock
 from app.domain.ledger.plans import Ledger
-from app.domain.system.decision_signer import Signs, SystemSignatory
+from app.domain.system.decision_signer import Signs, SystemDecisionSigner
 from app.domain.system.documents import SystemDocument
 from app.domain.system.log import SystemState, fold_system, plan_system
 from app.domain.system.pins import Pins
@@ -75,7 +75,7 @@ class PostgresSystemLog:
         )
 
 
-class Keys(Signs, Seals, Protocol):
+class SignsAndSeals(Signs, Seals, Protocol):
     """What a keyring does: sign, seal, unseal."""
 
 
@@ -85,7 +85,7 @@ class SystemParts:
 
     log: PostgresSystemLog
     pins: Pins
-    signatory: SystemSignatory
+    decision_signer: SystemDecisionSigner
     vault: PostgresVault
 
 
@@ -93,7 +93,7 @@ def system_parts(
     sessions: Sessions,
     ledger: Ledger,
     clock: Clock,
-    keys: Keys,
+    keys: SignsAndSeals,
     *,
     executor_id: Callable[[], str],
     definition_of: Callable[[Tool], dict[str, Any]],
@@ -102,6 +102,6 @@ def system_parts(
     return SystemParts(
         log=log,
         pins=Pins(log, clock, definition_of),
-        signatory=SystemSignatory(log, keys, clock),
+        decision_signer=SystemDecisionSigner(log, keys, clock),
         vault=PostgresVault(sessions, keys),
     )

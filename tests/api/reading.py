@@ -24,8 +24,8 @@ from app.domain.ledger.plans import Plan
 from app.domain.system.pins import Pins
 from app.domain.tga.replay import LogRecord
 from app.edge.admission import Admission
-from app.edge.middleware import Door, add_exception_handlers
-from app.edge.services import Edge, Log
+from app.edge.middleware import GatewayMiddleware, add_exception_handlers
+from app.edge.services import Log, Services
 from app.gateway.http_server import serve_http
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -135,7 +135,7 @@ class Subscriber:
 class Front:
     """A running edge, a client of it, and the ledger behind it."""
 
-    edge: Edge
+    services: Services
     tokens: Tokens
     ledger: PostgresLedger
     client: aiohttp.ClientSession
@@ -175,11 +175,11 @@ def waiting_plan(records: list[LogRecord]) -> Plan:
 class _Serving:
     """The event routes alone, with times of the test's own."""
 
-    def __init__(self, edge: Edge, **times: int) -> None:
+    def __init__(self, services: Services, **times: int) -> None:
         app = FastAPI(openapi_url=None)
-        app.include_router(events.router(edge, **times))
+        app.include_router(events.router(services, **times))
         add_exception_handlers(app)
-        app.add_middleware(Door, edge=edge)
+        app.add_middleware(GatewayMiddleware, services=services)
         config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", ws="none")
         self._server = uvicorn.Server(config)
         self._server.capture_signals = __import__("contextlib").nullcontext  # type: ignore[method-assign]
@@ -206,7 +206,7 @@ class World:
     log: Log = field(default_factory=QuietLog)
 
     @asynccontextmanager
-    async def _parts(self, limits: LimitsConfig) -> AsyncIterator[tuple[Edge, Tokens, aiohttp.ClientSession]]:
+    async def _parts(self, limits: LimitsConfig) -> AsyncIterator[tuple[Services, Tokens, aiohttp.ClientSession]]:
         path = self.folder / "tga.toml"
         path.write_text(CONFIG)
         registry, tokens, clock = Registry.from_config(load_config(path)), Tokens(), SystemClock()
@@ -217,7 +217,7 @@ class World:
                 aiohttp.ClientSession(connector=connector) as client,
             ):
                 system = PostgresSystemLog(self.sessions, self.ledger, clock, traces.executor_id)
-                edge = Edge(
+                services = Services(
                     runtime=cast("Any", None),
                     traces=traces,
                     sessions=self.sessions,
@@ -228,7 +228,7 @@ class World:
                     clock=clock,
                     log=self.log,
                 )
-                yield edge, tokens, client
+                yield services, tokens, client
         finally:
             await registry.close()
 
@@ -243,7 +243,7 @@ class World:
                 front.port = port
                 ready.set()
 
-            serving = asyncio.create_task(serve_http(front.edge, host="127.0.0.1", port=0, on_ready=listens))
+            serving = asyncio.create_task(serve_http(front.services, host="127.0.0.1", port=0, on_ready=listens))
             waiting = asyncio.create_task(ready.wait())
             await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
@@ -252,17 +252,17 @@ class World:
             try:
                 yield front
             finally:
-                front.edge.stopping.set()
+                front.services.stopping.set()
                 await serving
 
     @asynccontextmanager
     async def open_events(self, **times: int) -> AsyncIterator[Front]:
         """Only the routes of events, with other times than production's."""
         async with (
-            self._parts(LimitsConfig(requests_per_second=100_000, burst=100_000)) as (edge, tokens, client),
-            _Serving(edge, **times) as port,
+            self._parts(LimitsConfig(requests_per_second=100_000, burst=100_000)) as (services, tokens, client),
+            _Serving(services, **times) as port,
         ):
-            yield Front(edge, tokens, self.ledger, client, port)
+            yield Front(services, tokens, self.ledger, client, port)
 
     @classmethod
     def of(cls, database: Database, sessions: Sessions, ledger: PostgresLedger, folder: Path) -> Self:

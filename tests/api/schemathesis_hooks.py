@@ -19,11 +19,11 @@ _place = os.environ.get("TGA_TEST_OUTSIDE")
 _known: dict[str, Any] = json.loads(Path(_place, "known.json").read_text()) if _place else {}
 _FINISHED = [one["trace_id"] for one in _known.get("finished", ())] + ["0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"]
 _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-_turns: dict[str, itertools.count[int]] = {}
+_read_scheduler: dict[str, itertools.count[int]] = {}
 
 
 def _turn(operation: str) -> int:
-    return next(_turns.setdefault(operation, itertools.count()))
+    return next(_read_scheduler.setdefault(operation, itertools.count()))
 
 
 @schemathesis.hook

@@ -321,7 +321,7 @@ async def test_what_is_acknowledged_while_stopping_is_finished(database: Databas
             async with asyncio.timeout(5):
                 while len(house.inside.connector.sent) < 2:
                     await asyncio.sleep(0.01)
-            house.front.edge.stopping.set()
+            house.front.services.stopping.set()
             replies = [await wire.reply(), await keyless.reply()]
         assert [(reply.status, reply.document["state"]) for reply in replies] == [(202, "EXECUTING")] * 2
         assert replies[1].headers["location"] == f"/v1/traces/{TRACE_ID}"
@@ -359,7 +359,7 @@ async def test_a_decision_that_is_under_way_while_stopping_is_told_as_far_as_it_
             async with asyncio.timeout(5):
                 while len(house.inside.ledger.plans) == plans:
                     await asyncio.sleep(0.01)
-            house.front.edge.stopping.set()
+            house.front.services.stopping.set()
             told, unknown = await first.reply(), await second.reply()
         release.set()
         assert (told.status, told.document["state"]) == (202, "EXECUTING")

@@ -206,7 +206,7 @@ async def test_a_taken_trace_id_gets_one_answer_whoever_has_it(front: Front) -> 
     for error in (
         SequenceGap("the entry is not the next of its stream", expected=5, found=1, stream=STREAM, sequence_number=5),
         ConcurrentExecution("another executor owns the stream", expected="one", found="another", stream=STREAM),
-        ConcurrentExecution("this process already drives the trace", stream=STREAM),
+        ConcurrentExecution("this process already executes the trace", stream=STREAM),
     ):
         front.runtime.answering = raises(error)
         reply = await front.ask(request(body=body))

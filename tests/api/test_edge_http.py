@@ -334,7 +334,7 @@ async def test_a_client_that_goes_away_in_the_middle_of_a_body_harms_nobody(fron
         await wire.send(request(body=CALL)[:-3])
     await asyncio.sleep(0.05)
     assert front.runtime.calls == []
-    assert front.edge.admission.in_flight == 0
+    assert front.services.admission.in_flight == 0
 
 
 async def test_a_call_whose_caller_hangs_up_goes_on(front: Front) -> None:

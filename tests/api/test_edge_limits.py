@@ -128,8 +128,8 @@ def test_idle_principals_are_forgotten_and_busy_ones_are_not() -> None:
             name = f"p-{round_number}-{number}"
             counted.leave(counted.enter(Principal(principal_id=name, tenant="default")))
         watch.now += 2
-    assert len(counted._lines) <= 2 * PRINCIPALS_REMEMBERED
-    assert counted._lines["default", "agent-1"] is busy
+    assert len(counted._loads) <= 2 * PRINCIPALS_REMEMBERED
+    assert counted._loads["default", "agent-1"] is busy
 
 
 @asynccontextmanager
@@ -258,6 +258,6 @@ async def test_every_place_is_given_back_whatever_happens() -> None:
                 request("/v1/traces/x/recover"),
             ):
                 await wire.ask(raw)
-        assert front.edge.admission.in_flight == 0
-        assert front.edge.admission._of_server == {}
-        assert [line.in_flight for line in front.edge.admission._lines.values()] == [0] * 2
+        assert front.services.admission.in_flight == 0
+        assert front.services.admission._of_server == {}
+        assert [line.in_flight for line in front.services.admission._loads.values()] == [0] * 2

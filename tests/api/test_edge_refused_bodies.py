@@ -159,10 +159,10 @@ async def test_the_answer_to_who_is_too_fast_or_too_many_arrives_too(is_chunked:
         said = await asyncio.to_thread(send_all_then_read, hasty.port, raw)
         assert said.startswith(b"HTTP/1.1 429 "), said[:200]
     async with open_front(limits=FULL) as full:
-        full.edge.admission.begin()
+        full.services.admission.begin()
         said = await asyncio.to_thread(send_all_then_read, full.port, raw)
         assert said.startswith(b"HTTP/1.1 503 "), said[:200]
-        full.edge.admission.end()
+        full.services.admission.end()
 
 
 class Counted(BoundedProtocol):

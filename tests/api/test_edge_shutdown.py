@@ -48,7 +48,7 @@ class OneTrace(NoTraces):
 async def test_an_idle_gateway_stops_at_once_and_hangs_up() -> None:
     async with open_front() as front, await front.open() as wire:
         assert (await wire.ask(request(body=CALL))).status == 200
-        front.edge.stopping.set()
+        front.services.stopping.set()
         async with asyncio.timeout(2):
             await front.serving
         assert await wire.is_closed()
@@ -72,7 +72,7 @@ async def test_while_it_stops_what_is_in_flight_is_finished_and_what_is_new_is_t
         front.runtime.answering = answering
         await busy.send(request(body=CALL))
         await until_called(front, 2)
-        front.edge.stopping.set()
+        front.services.stopping.set()
         await asyncio.sleep(0.05)
         async with await front.open() as new:
             for wire in (idle, new):
@@ -96,7 +96,7 @@ async def test_a_call_that_takes_longer_than_the_grace_is_answered_with_where_it
         front.runtime.answering = first_waits(front, then=still)
         await wire.send(request(body=CALL))
         await until_called(front)
-        front.edge.stopping.set()
+        front.services.stopping.set()
         reply = await wire.reply()
         assert reply.status == 202
         assert reply.headers["location"] == f"/v1/traces/{trace_id(1)}"
@@ -116,7 +116,7 @@ async def test_a_call_that_is_not_durable_yet_is_not_acknowledged() -> None:
         front.runtime.answering = answering
         await wire.send(request(body=without_key))
         await until_called(front)
-        front.edge.stopping.set()
+        front.services.stopping.set()
         reply = await wire.reply()
         assert (reply.status, reply.code) == (503, "SHUTTING_DOWN")
 
@@ -124,7 +124,7 @@ async def test_a_call_that_is_not_durable_yet_is_not_acknowledged() -> None:
 @pytest.mark.parametrize(
     ("then", "code"),
     [
-        (ConcurrentExecution("this process already drives the trace"), "SHUTTING_DOWN"),
+        (ConcurrentExecution("this process already executes the trace"), "SHUTTING_DOWN"),
         (KeyReused("the key belongs to another call"), KeyReused.code),
     ],
     ids=["its claim is not durable yet", "its key is another's"],
@@ -134,7 +134,7 @@ async def test_a_call_with_a_key_is_told_what_its_key_stands_for_and_nothing_els
         front.runtime.answering = first_waits(front, then=then)
         await wire.send(request(body=CALL))
         await until_called(front)
-        front.edge.stopping.set()
+        front.services.stopping.set()
         assert (await wire.reply()).code == code
 
 
@@ -147,7 +147,7 @@ async def test_a_trace_that_ended_is_answered_to_whose_it_is(whose: str, status:
         front.runtime.answering = first_waits(front, then=CallInFlight("not asked"))
         await wire.send(request(body=without_key))
         await until_called(front)
-        front.edge.stopping.set()
+        front.services.stopping.set()
         assert (await wire.reply()).status == status
 
 
@@ -155,7 +155,7 @@ async def test_a_client_that_is_still_sending_does_not_keep_it_from_stopping() -
     async with open_front(grace_ms=100) as front, await front.open() as wire:
         await wire.send(request(body=CALL)[:-3])
         await asyncio.sleep(0.05)
-        front.edge.stopping.set()
+        front.services.stopping.set()
         assert (await wire.reply()).code == "SHUTTING_DOWN"
         async with asyncio.timeout(4):
             await front.serving

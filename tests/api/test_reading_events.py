@@ -109,7 +109,7 @@ async def test_cut_anywhere_and_resumed_nothing_is_missing_or_repeated(front: Fr
                         last = event.identity or last
     await writer
     assert numbers(found) == [1, 2, 3, 4]
-    await until(lambda: front.edge.admission.subscribed == 0)
+    await until(lambda: front.services.admission.subscribed == 0)
 
 
 async def _append_slowly(front: Front, records: list[Any]) -> None:
@@ -143,7 +143,7 @@ async def test_two_hundred_followers_of_one_trace_look_as_one(
             return await subscriber.all_events()
 
     followers = [asyncio.create_task(follow()) for _ in range(200)]
-    await until(lambda: front.edge.admission.subscribed == 200, timeout_s=30)
+    await until(lambda: front.services.admission.subscribed == 200, timeout_s=30)
     looks = pages = 0
     begun = asyncio.get_running_loop().time()
     for record in records[1:]:
@@ -154,7 +154,7 @@ async def test_two_hundred_followers_of_one_trace_look_as_one(
     # One look in 50 ms at most, and each new page read once, for all of them.
     assert looks <= (asyncio.get_running_loop().time() - begun) / 0.05 + 5
     assert pages <= 3
-    await until(lambda: front.edge.admission.subscribed == 0)
+    await until(lambda: front.services.admission.subscribed == 0)
     at_rest = looks
     await asyncio.sleep(0.3)
     assert looks == at_rest, "nobody follows, nobody looks"
@@ -184,7 +184,7 @@ async def test_no_more_may_follow_than_the_limit_says(world: World) -> None:
                 status, document, _ = await front.get(path, Accept="text/event-stream")
                 assert (status, document["code"]) == (429, "TOO_MANY_IN_FLIGHT")
             assert (await front.get("/v1/traces"))[0] == 200
-        await until(lambda: front.edge.admission.subscribed == 0)
+        await until(lambda: front.services.admission.subscribed == 0)
         async with front.follow(EVENTS) as subscriber:
             assert await subscriber.next_event() is not None
 
@@ -194,7 +194,7 @@ async def test_a_stopping_gateway_ends_its_streams_whole(front: Front) -> None:
     async with front.follow(EVENTS) as of_trace, front.follow("/v1/events") as of_ledger:
         for subscriber in (of_trace, of_ledger):
             assert await subscriber.next_event() is not None
-        front.edge.stopping.set()
+        front.services.stopping.set()
         for subscriber in (of_trace, of_ledger):
             while (event := await subscriber.next_event()) is not None:
                 assert event.name == "entry"
@@ -234,8 +234,8 @@ async def test_a_client_that_takes_nothing_is_ended(world: World) -> None:
         writer.write(
             b"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer auditor\r\nAccept: text/event-stream\r\n\r\n"
         )
-        await until(lambda: front.edge.admission.subscribed == 1)
-        await until(lambda: front.edge.admission.subscribed == 0)
+        await until(lambda: front.services.admission.subscribed == 1)
+        await until(lambda: front.services.admission.subscribed == 0)
         assert reader.at_eof() is False
         writer.transport.abort()
         # Another one, which reads, is served whole.

@@ -313,7 +313,7 @@ async def test_approvals_are_listed_for_who_may_see_them(front: Front) -> None:
 
 
 async def test_servers_and_tools_are_the_tenants_own(front: Front) -> None:
-    await front.edge.pins.see(front.edge.registry.tools())
+    await front.services.pins.see(front.services.registry.tools())
     servers, tools = await front.page("/v1/servers"), await front.page("/v1/tools")
     ServerPage.model_validate(servers)
     ToolPage.model_validate(tools)

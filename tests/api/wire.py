@@ -22,7 +22,7 @@ from app.domain.tga.executor import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.edge.admission import Admission
 from app.edge.protocol import BoundedProtocol
-from app.edge.services import Edge
+from app.edge.services import Services
 from app.gateway.http_server import serve_http
 from tests.log.standing import QuietLog
 
@@ -207,7 +207,7 @@ class Front:
     """A running edge, and all that it was given."""
 
     port: int
-    edge: Edge
+    services: Services
     runtime: ScriptedRuntime
     tokens: Tokens
     serving: asyncio.Task[None]
@@ -231,7 +231,7 @@ async def open_front(
     **parts: Any,
 ) -> AsyncIterator[Front]:
     runtime, tokens = ScriptedRuntime(), Tokens()
-    edge = Edge(
+    services = Services(
         runtime=parts.get("runtime", cast("Any", runtime)),
         traces=traces or cast("Any", NoTraces()),
         sessions=parts.get("sessions", cast("Any", NoSessions())),
@@ -245,7 +245,7 @@ async def open_front(
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(
         serve_http(
-            edge,
+            services,
             host="127.0.0.1",
             port=parts.get("port", 0),
             on_ready=lambda _, port: listening.set_result(port),
@@ -259,7 +259,7 @@ async def open_front(
         listening.cancel()
         serving.result()
     try:
-        yield Front(listening.result(), edge, runtime, tokens, serving)
+        yield Front(listening.result(), services, runtime, tokens, serving)
     finally:
-        edge.stopping.set()
+        services.stopping.set()
         await serving

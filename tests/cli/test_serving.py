@@ -184,9 +184,9 @@ def test_a_second_signal_ends_it_at_once(world: World) -> None:
 
 
 def own_work(**parts: Any) -> BackgroundWork:
-    edge = SimpleNamespace(stopping=asyncio.Event())
+    services = SimpleNamespace(stopping=asyncio.Event())
     policy = SimpleNamespace(digest="d")
-    return BackgroundWork(cast("Any", SimpleNamespace(edge=edge, policy=policy, **parts)))
+    return BackgroundWork(cast("Any", SimpleNamespace(services=services, policy=policy, **parts)))
 
 
 async def test_work_that_fails_is_tried_again_and_an_outage_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -111,7 +111,7 @@ class MemoryStateStore:
 
     async def acquire_trace_lock(self, trace_id: TraceId) -> None:
         if trace_id in self._held:
-            raise ConcurrentExecution("this process already drives the trace", stream=f"trace:{trace_id}")
+            raise ConcurrentExecution("this process already executes the trace", stream=f"trace:{trace_id}")
         owner = self._ledger.owners.get(trace_id)
         if owner not in (None, self.executor_id) and owner in self._ledger.living:
             raise ConcurrentExecution("a living executor owns the stream", found=owner, stream=f"trace:{trace_id}")

@@ -10,7 +10,7 @@ import pytest
 
 from app.config import load_config, qualify
 from app.connectors.registry import Registry
-from app.connectors.server_slots import Health, Line
+from app.connectors.server_slots import Health, ServerSlots
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, ToolNotFound
 from app.domain.tga.ports import Connectors, Tools
@@ -161,7 +161,7 @@ async def test_each_server_has_its_connector_and_closing_closes_all(tmp_path: Pa
     assert tools.resolve("pay", "charge").tool_class == "write"
     async with connectors.place("pay"):
         assert registry.of("pay").health().dispatching == 1
-    assert isinstance(registry.of("pay"), Line)
+    assert isinstance(registry.of("pay"), ServerSlots)
     assert registry.of("pay") is registry.of("pay")
     assert registry.of("pay") is not registry.of("crm")
     with pytest.raises(ToolNotFound):

@@ -29,7 +29,7 @@ from app.domain.tga.documents import (
     ToolEffect,
     payload_digest,
 )
-from app.domain.tga.executor import Drive, Driver
+from app.domain.tga.executor import TraceExecution, TraceExecutor
 from app.domain.tga.ports import Answered, Ports
 from app.domain.tga.replay import fold, head_of, plan_next
 from app.domain.tga.transitions import TRACE
@@ -256,23 +256,23 @@ def test_an_entry_is_planned_as_its_model_writes_it(records: list[Any]) -> None:
 @given(traces())
 def test_the_state_of_the_documents_is_that_of_the_log(records: list[Any]) -> None:
     """At every cut: what a checkpoint says is what folding says, and what the schema admits."""
-    drive, driver = fresh_drive(records[0].artifact)
-    assert drive.state is None
+    execution, executor = fresh_drive(records[0].artifact)
+    assert execution.state is None
     for n, record in enumerate(records):
-        driver.advance(drive, record.artifact)
-        drive.head, drive.updated_at = head_of(fold(records[: n + 1])), record.entry.recorded_at
-        state = drive.state
+        executor.advance(execution, record.artifact)
+        execution.head, execution.updated_at = head_of(fold(records[: n + 1])), record.entry.recorded_at
+        state = execution.state
         assert state == fold(records[: n + 1])
         assert state is not None
         assert state.write() == state.to_bytes() == canonical_bytes(state.to_json())
         assert ExecutionState.from_bytes(state.write()) == state
 
 
-def fresh_drive(request: ArtifactDocument) -> tuple[Drive, Driver]:
+def fresh_drive(request: ArtifactDocument) -> tuple[TraceExecution, TraceExecutor]:
     assert isinstance(request, ActionRequest)
     unused: Any = None
-    driver = Driver(Ports(unused, unused, unused, unused, unused, unused, unused, unused, SystemClock()))
-    return Drive(models.TraceId(request.trace_id), EXECUTOR, request), driver
+    executor = TraceExecutor(Ports(unused, unused, unused, unused, unused, unused, unused, unused, SystemClock()))
+    return TraceExecution(models.TraceId(request.trace_id), EXECUTOR, request), executor
 
 
 def test_what_a_drive_cannot_append_is_named_as_in_replay() -> None:
@@ -281,26 +281,26 @@ def test_what_a_drive_cannot_append_is_named_as_in_replay() -> None:
     call = tool_call(1, request, decision)
     other = tool_call(1, action_request(1, arguments={"title": "another"}), decision)
     effect = tool_effect(call)
-    drive, driver = fresh_drive(request)
+    execution, executor = fresh_drive(request)
     with pytest.raises(InvalidTransition):
-        driver.advance(drive, decision.model_copy(update={"action_request_digest": None}))
+        executor.advance(execution, decision.model_copy(update={"action_request_digest": None}))
     for admitted, refused, error in (
         (request, supervisor_decision(action_request(1, intent="another")), ChecksumMismatch),
         (decision, other, ChecksumMismatch),
         (call, effect.model_copy(update={"tool_call_id": tool_call_id(2)}), ChecksumMismatch),
         (effect, effect.model_copy(update={"tool_call_digest": effect.digest()}), InvalidTransition),
     ):
-        driver.advance(drive, admitted)
-        before = drive.head, len(drive.pending)
+        executor.advance(execution, admitted)
+        before = execution.head, len(execution.pending)
         with pytest.raises(error):
-            driver.advance(drive, refused)
-        assert (drive.head, len(drive.pending)) == before
+            executor.advance(execution, refused)
+        assert (execution.head, len(execution.pending)) == before
 
 
 def test_a_decision_of_known_fields_is_the_validated_one() -> None:
     request = action_request(1)
-    drive, driver = fresh_drive(request)
-    made = driver.decision(drive, "APPROVE", models.DecidedBy(type="policy", id="policy"), None, rationale=None)
+    execution, executor = fresh_drive(request)
+    made = executor.decision(execution, "APPROVE", models.DecidedBy(type="policy", id="policy"), None, rationale=None)
     said = made.decided_at
     by = {"type": "policy", "id": "policy"}
     assert made == supervisor_decision(request, decided_by=by, decided_at=said, policy_ids=[])

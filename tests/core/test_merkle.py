@@ -276,7 +276,7 @@ def test_one_flipped_bit_anywhere_is_refused(data: st.DataObject) -> None:
         verify_consistency(old=old, new=size, old_root=parts[0], new_root=parts[1], proof=parts[2:])
 
 
-def turns(index: int, size: int) -> list[bool]:
+def read_scheduler(index: int, size: int) -> list[bool]:
     """On which side of the path each hash of an inclusion proof stands."""
     return [one.start > index for one in inclusion_ranges(index, size)]
 
@@ -292,7 +292,7 @@ def test_another_index_or_size_is_refused_unless_the_path_is_the_same(size: int,
     with pytest.raises(ProofInvalid):
         verify_inclusion(plain.leaves[index], index=wrong_index, size=size, proof=proof, root=root)
     wrong_size = data.draw(st.integers(index + 1, 2 * size + 3))
-    if turns(index, wrong_size) != turns(index, size):
+    if read_scheduler(index, wrong_size) != read_scheduler(index, size):
         with pytest.raises(ProofInvalid):
             verify_inclusion(plain.leaves[index], index=index, size=wrong_size, proof=proof, root=root)
     old = data.draw(st.integers(1, size))

@@ -338,7 +338,7 @@ async def open_service(options: Options) -> AsyncIterator[Service]:
                     supervisor=PolicyFile.open(None),
                     pins=system.pins,
                     vault=system.vault,
-                    signatory=system.signatory,
+                    decision_signer=system.decision_signer,
                     clock=SystemClock(),
                 )
             )

@@ -32,7 +32,7 @@ from app.postgres.database import Database
 from app.postgres.erasing import erase_trace
 from app.postgres.export import open_export
 from app.postgres.ledger import PostgresLedger
-from app.postgres.sequencer import Reign, TreeSession
+from app.postgres.sequencer import LeaderTerm, TreeSession
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
 from app.postgres.system import PostgresSystemLog
@@ -123,9 +123,9 @@ class World:
         """Every entry a leaf, and a signed head over them, as a gateway does it."""
         async with await TreeSession.open(self.database.gateway_url) as session:
             assert await session.try_lock()
-            reign = Reign(session, self.signer, stall_ms=60_000)
-            await reign.settle()
-            while await reign.make_round():
+            term = LeaderTerm(session, self.signer, stall_ms=60_000)
+            await term.settle()
+            while await term.make_round():
                 pass
         signed = self.signer.load_remembered()
         assert signed is not None

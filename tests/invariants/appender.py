@@ -61,7 +61,7 @@ async def race(store: TgaStateStore, n: int, contestant: int, outcome: Outcome) 
             outcome.won.append((n, record.entry.sequence_number, record.entry.entry_digest))
 
 
-async def drive(store: TgaStateStore, n: int, contestant: int, outcome: Outcome) -> None:
+async def execution(store: TgaStateStore, n: int, contestant: int, outcome: Outcome) -> None:
     """Acquire, append the next entry, release; until the trace has ended. Whoever holds it loses no append."""
     while True:
         try:
@@ -83,7 +83,7 @@ async def drive(store: TgaStateStore, n: int, contestant: int, outcome: Outcome)
 async def contend(store: TgaStateStore, what: str, contestant: int, first: int, traces: int, tasks: int) -> Outcome:
     """All tasks want one trace at a time, each as a contestant of its own."""
     outcome = Outcome()
-    step = {"race": race, "drive": drive}[what]
+    step = {"race": race, "drive": execution}[what]
     for n in range(first, first + traces):
         async with asyncio.TaskGroup() as group:
             for task in range(tasks):

@@ -21,7 +21,7 @@ from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream
 from app.domain.tga.documents import ActionRequest, ExecutionCheckpoint
 from app.domain.tga.idempotency import claim_of_request
 from app.domain.tga.replay import LogRecord, fold, head_of
-from app.domain.tga.verification import Keys, Report, verify_ledger, verify_stream
+from app.domain.tga.verification import Report, SigningKeys, verify_ledger, verify_stream
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
@@ -94,7 +94,7 @@ class Rows:
             dispatch_attempts=[],
             entries=rows(),
         )
-        return [error async for error in verify_stream(stored, Report(), Keys())]
+        return [error async for error in verify_stream(stored, Report(), SigningKeys())]
 
 
 async def verify(sessions: Sessions) -> list[TgaError]:

@@ -99,8 +99,8 @@ async def test_arguments_that_no_document_could_carry_are_refused_before_a_key_i
     for _ in range(ENCLOSED_DEPTH_MAX):
         deep = [deep]
     registry = SimpleNamespace(servers=list, verify_arguments=lambda tool, arguments: None)
-    edge: Any = SimpleNamespace(registry=registry, clock=SystemClock())
-    calling = Calling(edge, Unasked(), hold_ms=1, task_after_ms=1)
+    services: Any = SimpleNamespace(registry=registry, clock=SystemClock())
+    calling = Calling(services, Unasked(), hold_ms=1, task_after_ms=1)
     asked: Any = SimpleNamespace(client=SimpleNamespace(takes_tasks=False, is_modern=False))
     meta: Any = SimpleNamespace(key=None, proposed_key=None)
     called = await calling._called(asked, WRITE, {"a": deep}, meta)

@@ -37,7 +37,7 @@ async def test_the_gateway_warns_once_of_each_rule_as_tools_come_and_go(
     path = tmp_path / "policy.cedar"
     path.write_text(PERMIT_ALL + SLIP + ON_CARDS)
     gateway: Any = SimpleNamespace(
-        edge=SimpleNamespace(stopping=asyncio.Event()),
+        services=SimpleNamespace(stopping=asyncio.Event()),
         policy=PolicyFile.open(path),
         registry=_registry(tool_of()),
         system=_Unrecorded(),

@@ -20,7 +20,7 @@ from app.postgres import feed
 from app.postgres.database import Database
 from app.postgres.feed import FeedItem, Position, load_feed, load_latest
 from app.postgres.ledger import PostgresLedger, _columns
-from app.postgres.listing import Scope
+from app.postgres.listing import Visibility
 from app.postgres.sessions import Sessions
 from tests.invariants.plans import plan_of
 from tests.postgres.test_listing import append, plan_and_buffers, principal
@@ -28,10 +28,12 @@ from tests.traces import EXECUTOR, completed_trace, time_at, trace_id
 
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-DEFAULT = Scope("default", None)
+DEFAULT = Visibility("default", None)
 
 
-async def read(sessions: Sessions, scope: Scope, after: Position, **bounds: Any) -> tuple[list[FeedItem], Position]:
+async def read(
+    sessions: Sessions, scope: Visibility, after: Position, **bounds: Any
+) -> tuple[list[FeedItem], Position]:
     """All there is from `after` on."""
     found: list[FeedItem] = []
     while True:
@@ -87,11 +89,11 @@ async def test_a_scope_sees_its_own_and_what_its_tenants_gateway_did(
     )
     traces = {n: [(f"trace:{trace_id(n)}", place) for place in range(1, 5)] for n in owners}
     for scope, expected in (
-        (Scope("one", None), [("system:one", 1), *traces[1], *traces[2]]),
-        (Scope("one", "a"), traces[1]),
-        (Scope("one", "gateway"), []),
-        (Scope("two", None), [("system:two", 1), *traces[3]]),
-        (Scope("none", None), []),
+        (Visibility("one", None), [("system:one", 1), *traces[1], *traces[2]]),
+        (Visibility("one", "a"), traces[1]),
+        (Visibility("one", "gateway"), []),
+        (Visibility("two", None), [("system:two", 1), *traces[3]]),
+        (Visibility("none", None), []),
     ):
         items, end = await read(sessions, scope, Position())
         assert sorted(places(items)) == sorted(expected)
@@ -180,7 +182,7 @@ async def test_a_page_looks_at_so_many_rows_and_no_more(
         ledger,
         [plan_of(completed_trace(n, principal=principal("me" if n in mine else "other"))) for n in range(40)],
     )
-    scope = Scope("default", "me")
+    scope = Visibility("default", "me")
     items, _ = await read(sessions, scope, Position())
     assert places(items) == [(f"trace:{trace_id(n)}", place) for n in sorted(mine) for place in range(1, 5)]
     page = await load_feed(sessions, scope, after=items[3].position, limit=50)

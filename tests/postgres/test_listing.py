@@ -15,14 +15,14 @@ from app.domain.ledger.plans import Plan
 from app.domain.tga.documents import TraceId
 from app.postgres import listing
 from app.postgres.ledger import PostgresLedger
-from app.postgres.listing import Page, Scope, is_visible, list_approvals, list_traces, load_entries
+from app.postgres.listing import Page, Visibility, is_visible, list_approvals, list_traces, load_entries
 from app.postgres.sessions import Sessions
 from tests.invariants.plans import plan_of
 from tests.traces import PATHS, completed_trace, pending_trace, trace_id
 
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-DEFAULT = Scope("default", None)
+DEFAULT = Visibility("default", None)
 
 
 def principal(name: str = "agent-1", tenant: str = "default") -> dict[str, str]:
@@ -39,7 +39,7 @@ async def append(ledger: PostgresLedger, plans: Sequence[Plan]) -> None:
         assert await ledger.commit_batch(batch) == [None] * len(batch)
 
 
-async def all_pages(sessions: Sessions, scope: Scope, **filters: Any) -> list[str]:
+async def all_pages(sessions: Sessions, scope: Visibility, **filters: Any) -> list[str]:
     found: list[str] = []
     before = None
     while True:
@@ -94,7 +94,7 @@ async def test_a_scope_ends_at_its_tenant_and_its_principal(ledger: PostgresLedg
             for n, (who, tenant) in owners.items()
         ],
     )
-    scopes = [Scope(tenant, who) for tenant in ("on", "one", "two", "two!", "none") for who in (None, "a", "b")]
+    scopes = [Visibility(tenant, who) for tenant in ("on", "one", "two", "two!", "none") for who in (None, "a", "b")]
     for scope in scopes:
         expected = [
             trace_id(n)
@@ -135,7 +135,7 @@ async def test_a_page_looks_at_so_many_rows_and_no_more(
     mine = {0, 3, 35, 36, 37, 38, 60}
     plans = [waiting(n, principal=principal("me" if n in mine else "other")) for n in range(64)]
     await append(ledger, plans)
-    scope = Scope("default", "me")
+    scope = Visibility("default", "me")
     others = {trace_id(n) for n in range(64) if n not in mine}
     for limit in (1, 2, 10):
         newest: list[Page[Any]] = [await list_traces(sessions, scope, limit=limit)]

@@ -183,7 +183,7 @@ async def open_system(sessions: Sessions, ledger: Ledger, traces: PostgresTraces
         executor_id=traces.executor_id,
         definition_of=lambda tool: {"tool_name": tool.tool_name},
     )
-    await system.signatory.announce()
+    await system.decision_signer.announce()
     return system
 
 
@@ -205,7 +205,7 @@ async def open_scripted(
                 supervisor=supervisor,
                 pins=system.pins,
                 vault=system.vault,
-                signatory=system.signatory,
+                decision_signer=system.decision_signer,
                 clock=SystemClock() if real_time else clock,
             )
         )

@@ -66,7 +66,7 @@ def runtime_of(
             supervisor=scripted.supervisor,
             pins=scripted.system.pins,
             vault=vault or scripted.system.vault,
-            signatory=scripted.system.signatory,
+            decision_signer=scripted.system.decision_signer,
             clock=clock or scripted.clock,
             approval_webhooks=webhooks,
         )

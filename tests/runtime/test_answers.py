@@ -524,8 +524,8 @@ async def test_a_plan_that_arrives_as_a_batch_ends_is_not_forgotten(sessions: Se
     while not held.batches:
         await asyncio.sleep(0)
 
-    async def commit_after(turns: int) -> None:
-        for _ in range(turns):
+    async def commit_after(read_scheduler: int) -> None:
+        for _ in range(read_scheduler):
             await asyncio.sleep(0)
         await writer.commit(some_plan(1))
 

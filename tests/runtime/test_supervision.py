@@ -71,7 +71,7 @@ async def test_a_waiting_request_is_owned_by_nobody_and_locks_nothing(database: 
             "        WHERE application_name <> ''))"
         )
         assert held == []
-        assert scripted.runtime._driven == {}
+        assert scripted.runtime._running == {}
         assert scripted.connector.sent == []
 
 
@@ -161,7 +161,7 @@ async def test_many_approve_at_once_and_the_call_runs_once(database: Database) -
 async def test_a_supervisors_own_signature_is_kept_and_verified(database: Database) -> None:
     async with open_scripted(database.gateway_url) as scripted:
         asked, signer = await ask(scripted), Signer()
-        await scripted.system.signatory.register("default", "ada", signer.public_key, by="ada")
+        await scripted.system.decision_signer.register("default", "ada", signer.public_key, by="ada")
         answer = await scripted.runtime.decide(asked, await signer.ruling(scripted, asked))
         assert answer.decision is not None
         assert answer.decision.signature is not None
@@ -172,7 +172,7 @@ async def test_a_supervisors_own_signature_is_kept_and_verified(database: Databa
 async def test_a_key_registered_through_another_gateway_counts_at_once(database: Database) -> None:
     async with open_scripted(database.gateway_url) as one, open_scripted(database.gateway_url) as other:
         asked, signer = await ask(one), Signer()
-        await other.system.signatory.register("default", "ada", signer.public_key, by="ada")
+        await other.system.decision_signer.register("default", "ada", signer.public_key, by="ada")
         assert (await one.runtime.decide(asked, await signer.ruling(one, asked))).state == "COMPLETED"
 
 
@@ -199,23 +199,23 @@ async def test_a_signature_by_an_unregistered_key_is_refused(database: Database,
 async def test_a_signature_by_a_retired_key_is_refused(through: str, database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as scripted, open_scripted(database.gateway_url) as other:
         asked, signer = await ask(scripted), Signer()
-        await scripted.system.signatory.register("default", "ada", signer.public_key, by="ada")
+        await scripted.system.decision_signer.register("default", "ada", signer.public_key, by="ada")
         retiring = scripted if through == "this gateway" else other
-        await retiring.system.signatory.retire("default", signer.key_id, by="olga")
+        await retiring.system.decision_signer.retire("default", signer.key_id, by="olga")
         await refused_signature(scripted, admin, asked, await signer.ruling(scripted, asked))
 
 
 async def test_a_signature_by_another_principals_key_is_refused(database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as scripted:
         asked, signer = await ask(scripted), Signer()
-        await scripted.system.signatory.register("default", "bob", signer.public_key, by="bob")
+        await scripted.system.decision_signer.register("default", "bob", signer.public_key, by="bob")
         await refused_signature(scripted, admin, asked, await signer.ruling(scripted, asked))
 
 
 async def test_a_key_of_another_tenant_counts_for_nothing_here(database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as scripted:
         asked, signer = await ask(scripted), Signer()
-        await scripted.system.signatory.register("acme", "ada", signer.public_key, by="ada")
+        await scripted.system.decision_signer.register("acme", "ada", signer.public_key, by="ada")
         await refused_signature(scripted, admin, asked, await signer.ruling(scripted, asked))
 
 
@@ -236,7 +236,7 @@ async def test_a_signature_under_other_words_is_refused(
 ) -> None:
     async with open_scripted(database.gateway_url) as scripted:
         asked, signer = await ask(scripted), Signer()
-        await scripted.system.signatory.register("default", "ada", signer.public_key, by="ada")
+        await scripted.system.decision_signer.register("default", "ada", signer.public_key, by="ada")
         await refused_signature(scripted, admin, asked, await signer.ruling(scripted, asked, **signed_as))
 
 
@@ -275,7 +275,7 @@ async def test_a_forged_decision_is_found_though_the_chain_was_computed_anew(
     async with open_scripted(database.gateway_url) as scripted:
         asked, signer = await ask(scripted), Signer()
         if signs == "the supervisor":
-            await scripted.system.signatory.register("default", "ada", signer.public_key, by="ada")
+            await scripted.system.decision_signer.register("default", "ada", signer.public_key, by="ada")
             await scripted.runtime.decide(asked, await signer.ruling(scripted, asked))
         else:
             await decide(scripted, asked)

@@ -61,7 +61,9 @@ async def test_many_gateways_append_at_once_and_nothing_is_lost(database: Databa
         signers = [Signer() for _ in range(12)]
         await asyncio.gather(
             *(
-                gateways[number % 4].system.signatory.register("default", f"p{number}", signer.public_key, by="olga")
+                gateways[number % 4].system.decision_signer.register(
+                    "default", f"p{number}", signer.public_key, by="olga"
+                )
                 for number, signer in enumerate(signers)
             )
         )

@@ -41,7 +41,7 @@ Publish = Callable[[Discovery], Awaitable[Sequence[str]]]
 _CALM_TIMES: Final = 4
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """How a server is reached: a child to be started, or an address."""
 
     def open(self, inbox: Inbox) -> AbstractAsyncContextManager[Link]:
@@ -101,14 +101,14 @@ class McpServer:
         self,
         server_id: str,
         config: ServerConfig,
-        way: Way,
+        transport: Transport,
         *,
         publish: Publish,
         watchers: Watchers,
     ) -> None:
         self.server_id = server_id
         self._config = config
-        self._way = way
+        self._transport = transport
         self._publish = publish
         self._watchers = watchers
         self._tools: dict[str, McpTool] = {}
@@ -136,7 +136,7 @@ class McpServer:
         self._note(state="stopped")
 
     def connection(self) -> Connection:
-        return replace(self._known, stderr=self._way.complaints())
+        return replace(self._known, stderr=self._transport.complaints())
 
     def cancel(self, trace_id: str) -> bool:
         """The caller does not want the call any more: tell the server. False: it is not under way here."""
@@ -256,7 +256,7 @@ class McpServer:
     async def _agreed(self) -> AsyncIterator[Session]:
         """A session over a new link, with the tools known."""
         version = self._config.protocol_version or (HANDSHAKE_VERSION if self._needs_handshake else None)
-        async with self._way.open(Inbox(self._tools_changed.set)) as link:
+        async with self._transport.open(Inbox(self._tools_changed.set)) as link:
             try:
                 session = await open_session(link, pinned_version=version)
             except ProbeUnanswered:

@@ -13,22 +13,22 @@ from app.connectors.http_client import HttpPool
 from app.connectors.intake import Intake
 from app.connectors.mcp.child import Child
 from app.connectors.mcp.http import HttpLink
-from app.connectors.mcp.server import Way
+from app.connectors.mcp.server import Transport
 from app.connectors.mcp.stdio import StdioLink
 from app.connectors.mcp.wire import Inbox, Link
 
 
-def way_to(
+def transport_of(
     config: Config, name: str, server: ServerConfig, *, pool: HttpPool, environment: Mapping[str, str] | None
-) -> Way:
+) -> Transport:
     """Raises SettingInvalid when a credential is not where the configuration says."""
     at = f"{config.path}: servers.{name}"
     if server.command is None:
         credentials = Credentials.open(f"{at}.credentials", server.credentials, environment)
-        return AddressWay(server.url or "", pool=pool, credentials=credentials)
+        return HttpTransport(server.url or "", pool=pool, credentials=credentials)
     sources = {variable: source for variable, source in server.env.items() if isinstance(source, CredentialConfig)}
     literals = {variable: value for variable, value in server.env.items() if isinstance(value, str)}
-    return ChildWay(
+    return StdioTransport(
         server.command,
         literals=literals,
         secrets=Credentials.open(f"{at}.env", sources, environment),
@@ -38,7 +38,7 @@ def way_to(
     )
 
 
-class ChildWay:
+class StdioTransport:
     """`mcp-stdio`. Every opening is a new child; what the last one complained of outlives it."""
 
     def __init__(
@@ -82,7 +82,7 @@ class ChildWay:
         return "" if self._child is None else self._child.stderr_tail()
 
 
-class AddressWay:
+class HttpTransport:
     """`mcp-http`."""
 
     def __init__(self, url: str, *, pool: HttpPool, credentials: Credentials) -> None:

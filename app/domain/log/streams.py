@@ -34,7 +34,7 @@ from app.domain.system.log import SystemState, fold_system, fold_withheld
 from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision
 from app.domain.tga.replay import fold_next, head_of, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
-from app.domain.tga.verification import Keys
+from app.domain.tga.verification import SigningKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class StreamJudge:
     report: StreamReport = field(default_factory=StreamReport)
     systems: dict[str, SystemState] = field(default_factory=dict)
     broken_systems: set[str] = field(default_factory=set)
-    keys: Keys = field(default_factory=Keys)
+    keys: SigningKeys = field(default_factory=SigningKeys)
 
     def judge(self, line: EntryLine) -> Iterator[TgaError]:
         self.report.entries += 1

@@ -41,7 +41,7 @@ class Signed(Protocol):
     def signed_bytes(self) -> bytes: ...
 
 
-class SystemSignatory:
+class SystemDecisionSigner:
     """The Signatory port. A key counts from its announcement on the system stream on; a retired one signs no more."""
 
     def __init__(self, system: SystemLog, signs: Signs, clock: Clock) -> None:

@@ -81,8 +81,8 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True)
-class Drive:
-    """A trace being driven by this process: where it stands, and what is collected but not yet committed."""
+class TraceExecution:
+    """A trace being executed by this process: where it stands, and what is collected but not yet committed."""
 
     trace_id: TraceId
     executor_id: str
@@ -108,20 +108,24 @@ class Drive:
     proven_at_ms: float = -math.inf  # when the store was asked for what last proved that the trace is ours
 
     @classmethod
-    def of(cls, stored: StoredTrace, executor_id: str) -> Drive:
+    def of(cls, stored: StoredTrace, executor_id: str) -> TraceExecution:
         state = stored.state
-        drive = cls(TraceId(state.trace_id), executor_id, request_of(stored), head_of(state), state.updated_at, state)
-        drive.pending_after = drive.head
+        execution = cls(
+            TraceId(state.trace_id), executor_id, request_of(stored), head_of(state), state.updated_at, state
+        )
+        execution.pending_after = execution.head
         for record in stored.records:
-            drive.keep(record.artifact)
-        drive.claim_effect = stored.claim_effect
-        drive.waiting = stored.waiting
-        drive.has_secrets = stored.has_secrets
-        if drive.call is not None:
+            execution.keep(record.artifact)
+        execution.claim_effect = stored.claim_effect
+        execution.waiting = stored.waiting
+        execution.has_secrets = stored.has_secrets
+        if execution.call is not None:
             # Whatever was begun before is interrupted: nobody knows how it ended.
-            drive.attempts = Attempts.interrupted(drive.call.prepared_at, stored.attempt_times, stored.resolution)
-        drive.committed = drive.answer()
-        return drive
+            execution.attempts = Attempts.interrupted(
+                execution.call.prepared_at, stored.attempt_times, stored.resolution
+            )
+        execution.committed = execution.answer()
+        return execution
 
     @property
     def state(self) -> ExecutionState | None:
@@ -168,8 +172,8 @@ class Drive:
         )
 
 
-class Driver:
-    """Drives one trace from where it stands to where it rests: finished, or waiting for a person.
+class TraceExecutor:
+    """Executes one trace from where it stands to where it rests: finished, or waiting for a person.
 
     The intent is durable before anything is sent; what is not known is sent again only with the same ids, and after a
     committed attempt row; a recorded effect is never sent again.
@@ -185,7 +189,7 @@ class Driver:
         self._vault = ports.vault
         self._approval_webhooks = ports.approval_webhooks
         self._clock = ports.clock
-        steps: dict[str, Callable[[Drive], Awaitable[Answer | None]]] = {
+        steps: dict[str, Callable[[TraceExecution], Awaitable[Answer | None]]] = {
             "ask_supervisor": self._ask_supervisor,
             "append_tool_call": self._append_tool_call,
             "dispatch": self._dispatch,
@@ -193,142 +197,142 @@ class Driver:
         }
         self._step_of_state = {state: steps[action] for state, action in ACTION_OF_STATE.items()}
 
-    async def run(self, drive: Drive) -> Answer:
-        if drive.stored is not None:
-            decide_next(drive.stored, claim_effect=drive.claim_effect)  # raises where claim and log disagree
+    async def run(self, execution: TraceExecution) -> Answer:
+        if execution.stored is not None:
+            decide_next(execution.stored, claim_effect=execution.claim_effect)  # raises where claim and log disagree
         while True:
-            answer = await self._step_of_state[drive.head.state](drive)  # type: ignore[index]  # a trace's
+            answer = await self._step_of_state[execution.head.state](execution)  # type: ignore[index]  # a trace's
             if answer is not None:
                 return answer
 
-    async def _ask_supervisor(self, drive: Drive) -> Answer | None:
-        if drive.waiting == "supervisor":
-            await self.give_back(drive.trace_id, drive.executor_id)
-            return drive.answer()
-        if await self.judge(drive, self.tool_of(drive)) != "ask":
+    async def _ask_supervisor(self, execution: TraceExecution) -> Answer | None:
+        if execution.waiting == "supervisor":
+            await self.give_back(execution.trace_id, execution.executor_id)
+            return execution.answer()
+        if await self.judge(execution, self.tool_of(execution)) != "ask":
             return None
-        drive.waiting = "supervisor"
+        execution.waiting = "supervisor"
         # It waits owned by nobody, holding no lock, connection or memory.
-        await self._commit(drive, owner_after=None, announce_to=self._approval_webhooks)
-        return drive.answer()
+        await self._commit(execution, owner_after=None, announce_to=self._approval_webhooks)
+        return execution.answer()
 
-    async def _append_tool_call(self, drive: Drive) -> Answer | None:
-        tool = self.tool_of(drive)
-        await self._verify_as_decided(drive, tool)
+    async def _append_tool_call(self, execution: TraceExecution) -> Answer | None:
+        tool = self.tool_of(execution)
+        await self._verify_as_decided(execution, tool)
         call = ToolCall.carrying_out(
-            drive.request,
+            execution.request,
             tool_call_id=self._clock.new_id(),
-            supervisor_decision_digest=known(drive.decision).digest(),
+            supervisor_decision_digest=known(execution.decision).digest(),
             tool_definition_digest=tool.definition_digest,
             on_unknown_outcome=tool.on_unknown_outcome,
             reconcile_tool=tool.reconcile_tool,
             prepared_at=self._clock.now(),
         )
-        self.advance(drive, call)
+        self.advance(execution, call)
         return None
 
-    async def _verify_as_decided(self, drive: Drive, tool: Tool) -> None:
+    async def _verify_as_decided(self, execution: TraceExecution, tool: Tool) -> None:
         """Before it runs: the tool is the one that was decided on, and what was decided long ago is still allowed."""
-        decided_on = drive.request.tool_definition_digest
+        decided_on = execution.request.tool_definition_digest
         if decided_on not in (None, tool.definition_digest):
             raise RecoveryFailed(
                 "the tool has changed since the call was decided on", expected=decided_on, found=tool.definition_digest
             )
-        if not drive.pending:  # it was decided in an earlier life
+        if not execution.pending:  # it was decided in an earlier life
             await self._pins.verify(tool)
-            if (await self._supervisor.judge(drive.request, tool)).answer == "deny":
+            if (await self._supervisor.judge(execution.request, tool)).answer == "deny":
                 raise RecoveryFailed("the policy no longer allows the call that was decided on")
 
-    async def _dispatch(self, drive: Drive) -> Answer | None:
+    async def _dispatch(self, execution: TraceExecution) -> Answer | None:
         """Send the call until its outcome is known or its attempts are used up; append what became of it."""
-        tool, call = self.tool_of(drive), known(drive.call)
-        if drive.pending:
-            await self._arguments_to_send(drive, tool)  # what cannot be sent is not said to be under way
+        tool, call = self.tool_of(execution), known(execution.call)
+        if execution.pending:
+            await self._arguments_to_send(execution, tool)  # what cannot be sent is not said to be under way
             # I7: from here the intent is durable. A crash before the effect is appended leaves the outcome unknown;
             # the loop re-dispatches with the same ids (I3).
-            await self._commit(drive, owner_after=drive.executor_id)
+            await self._commit(execution, owner_after=execution.executor_id)
         while True:
             effect: ToolEffect | None = None
-            if drive.attempts.may_have_been_sent and drive.redispatch is None:
+            if execution.attempts.may_have_been_sent and execution.redispatch is None:
                 if call.on_unknown_outcome == "hold":
-                    drive.waiting = "operator"
-                    await self._commit(drive, owner_after=None)
-                    return drive.answer()
+                    execution.waiting = "operator"
+                    await self._commit(execution, owner_after=None)
+                    return execution.answer()
                 if call.on_unknown_outcome == "reconcile":
-                    effect = await self._reconcile(drive, tool)
-            is_over = drive.attempts.is_cancelled or drive.attempts.count >= tool.max_attempts
-            if effect is None and is_over and drive.redispatch is None:
-                effect = effect_of_exhaustion(call, drive.attempts, self._clock.now())
+                    effect = await self._reconcile(execution, tool)
+            is_over = execution.attempts.is_cancelled or execution.attempts.count >= tool.max_attempts
+            if effect is None and is_over and execution.redispatch is None:
+                effect = effect_of_exhaustion(call, execution.attempts, self._clock.now())
             if effect is None:
-                effect = await self._attempt(drive, tool)
+                effect = await self._attempt(execution, tool)
             if effect is not None:
-                self.advance(drive, effect)
+                self.advance(execution, effect)
                 return None
 
-    async def _return_result(self, drive: Drive) -> Answer:
-        if drive.pending:
-            await self._commit(drive, owner_after=None)
+    async def _return_result(self, execution: TraceExecution) -> Answer:
+        if execution.pending:
+            await self._commit(execution, owner_after=None)
         else:
-            await self.give_back(drive.trace_id, drive.executor_id)
-        return known(drive.committed)
+            await self.give_back(execution.trace_id, execution.executor_id)
+        return known(execution.committed)
 
-    async def _attempt(self, drive: Drive, tool: Tool) -> ToolEffect | None:
+    async def _attempt(self, execution: TraceExecution, tool: Tool) -> ToolEffect | None:
         """One send. Every one after the first is preceded by its own committed row: the fence, and the count."""
-        call, attempts = known(drive.call), drive.attempts
-        arguments = await self._arguments_to_send(drive, tool)  # first: what is not sent must not use up an attempt
+        call, attempts = known(execution.call), execution.attempts
+        arguments = await self._arguments_to_send(execution, tool)  # first: what is not sent must not use up an attempt
         if attempts.sent_by_this_process > 0:
             await self._clock.sleep(self._backoff_s(attempts, tool))
         async with self._connectors.place(call.server_id) as connector:
             if attempts.count > 0:
-                await self._commit(drive, owner_after=drive.executor_id, attempt=attempts.count + 1)
-            if drive.redispatch is not None:
-                attempts.resolution, drive.redispatch = drive.redispatch, None
+                await self._commit(execution, owner_after=execution.executor_id, attempt=attempts.count + 1)
+            if execution.redispatch is not None:
+                attempts.resolution, execution.redispatch = execution.redispatch, None
             result: Dispatched = Withheld()
             while isinstance(result, Withheld):
-                await self._verify_ownership(drive)
+                await self._verify_ownership(execution)
                 attempts.begin(self._clock.now())
                 # I3: the recorded call itself, with the ids that every attempt carries.
                 result = await connector.dispatch(
                     call,
                     timeout_ms=tool.timeout_ms,
-                    traceparent=drive.request.traceparent,
+                    traceparent=execution.request.traceparent,
                     arguments=arguments,
                     # I6: waiting for a place, a name or a connection may have been long.
-                    may_send=lambda: self._is_still_ours(drive),
+                    may_send=lambda: self._is_still_ours(execution),
                 )
         attempts.end(self._clock.now(), result)
         if isinstance(result, Answered):
             return effect_of_answer(call, result, attempts, self._clock.now())
         return None
 
-    async def _arguments_to_send(self, drive: Drive, tool: Tool) -> dict[str, Any] | None:
+    async def _arguments_to_send(self, execution: TraceExecution, tool: Tool) -> dict[str, Any] | None:
         """The arguments with their secret values; None when the recorded ones are all there is."""
-        if not drive.has_secrets and not tool.secret_arguments:
-            return drive.true_arguments
-        recorded = known(drive.call).arguments
-        if drive.true_arguments is None and drive.has_secrets:
-            salt, values = await self._vault.load_secrets(drive.trace_id)
+        if not execution.has_secrets and not tool.secret_arguments:
+            return execution.true_arguments
+        recorded = known(execution.call).arguments
+        if execution.true_arguments is None and execution.has_secrets:
+            salt, values = await self._vault.load_secrets(execution.trace_id)
             if set(values) != set(salt.pointers):
-                raise SecretMissing("not all secret values are there", stream=TRACE.stream(drive.trace_id))
-            drive.true_arguments = reveal(recorded, values, salt=salt.salt)
-        if drive.true_arguments is None and find_commitments(recorded, tool.secret_arguments):
-            raise SecretMissing("the call's secret values are gone", stream=TRACE.stream(drive.trace_id))
-        return drive.true_arguments
+                raise SecretMissing("not all secret values are there", stream=TRACE.stream(execution.trace_id))
+            execution.true_arguments = reveal(recorded, values, salt=salt.salt)
+        if execution.true_arguments is None and find_commitments(recorded, tool.secret_arguments):
+            raise SecretMissing("the call's secret values are gone", stream=TRACE.stream(execution.trace_id))
+        return execution.true_arguments
 
-    async def is_unsendable(self, drive: Drive) -> bool:
+    async def is_unsendable(self, execution: TraceExecution) -> bool:
         """Whether the call is under way and cannot be sent again by anyone: its tool or its secret values are gone."""
-        if drive.head.state != "EXECUTING":
+        if execution.head.state != "EXECUTING":
             return False
         try:
-            await self._arguments_to_send(drive, self.tool_of(drive))
+            await self._arguments_to_send(execution, self.tool_of(execution))
         except (SecretMissing, RecoveryFailed):
             return True
         return False
 
-    async def _reconcile(self, drive: Drive, tool: Tool) -> ToolEffect | None:
+    async def _reconcile(self, execution: TraceExecution, tool: Tool) -> ToolEffect | None:
         """Ask the named read tool whether the key was executed; None when it was not. Asking changes nothing, so it
         may be repeated; when nobody can say, the outcome stays unknown."""
-        call = known(drive.call)
+        call = known(execution.call)
         reader = self._known_tool(call.server_id, known(call.reconcile_tool))
         # Without the key in its own place: a server that remembers answers by key must not remember this one's.
         question = call.model_copy(
@@ -341,128 +345,135 @@ class Driver:
         )
         for asked in range(tool.max_attempts):
             if asked:
-                await self._clock.sleep(self._backoff_s(drive.attempts, tool, exponent=asked))
+                await self._clock.sleep(self._backoff_s(execution.attempts, tool, exponent=asked))
             async with self._connectors.place(call.server_id) as connector:
                 result = await connector.dispatch(question, timeout_ms=reader.timeout_ms)
             if isinstance(result, Answered) and result.outcome == "SUCCESS":
                 said = getattr(result.output, "value", None)
                 if isinstance(said, dict) and isinstance(said.get("executed"), bool):
                     if not said["executed"]:
-                        drive.attempts.note_not_executed()
+                        execution.attempts.note_not_executed()
                         return None
-                    return effect_of_reconciliation(call, said.get("output"), drive.attempts, self._clock.now())
-        return effect_of_exhaustion(call, drive.attempts, self._clock.now())
+                    return effect_of_reconciliation(call, said.get("output"), execution.attempts, self._clock.now())
+        return effect_of_exhaustion(call, execution.attempts, self._clock.now())
 
-    def advance(self, drive: Drive, artifact: ArtifactDocument) -> None:
+    def advance(self, execution: TraceExecution, artifact: ArtifactDocument) -> None:
         now = self._clock.now()
         planned, head, is_admitted = plan_next(
-            drive.head, artifact, identity=drive.trace_id, executor_id=drive.executor_id, recorded_at=now
+            execution.head, artifact, identity=execution.trace_id, executor_id=execution.executor_id, recorded_at=now
         )
-        if not is_admitted or not drive.is_continued_by(artifact):
+        if not is_admitted or not execution.is_continued_by(artifact):
             # The judge of replay names what is wrong, and raises.
-            fold_next(drive.state, LogRecord(ExecutionLogEntry.from_body_bytes(planned.entry), artifact))
-        drive.head, drive.updated_at = head, now
-        drive.pending.append(planned)
-        drive.keep(artifact)
+            fold_next(execution.state, LogRecord(ExecutionLogEntry.from_body_bytes(planned.entry), artifact))
+        execution.head, execution.updated_at = head, now
+        execution.pending.append(planned)
+        execution.keep(artifact)
 
     async def _commit(
-        self, drive: Drive, *, owner_after: str | None, attempt: int | None = None, announce_to: Sequence[str] = ()
+        self,
+        execution: TraceExecution,
+        *,
+        owner_after: str | None,
+        attempt: int | None = None,
+        announce_to: Sequence[str] = (),
     ) -> None:
         """Commit what is collected, in one transaction; an unknown commit is settled before anything else happens."""
-        state, entries = drive.head.state, drive.pending
-        is_birth = drive.pending_after.sequence_number == 0
+        state, entries = execution.head.state, execution.pending
+        is_birth = execution.pending_after.sequence_number == 0
         checkpoint = None
         if entries and is_checkpoint_due(state):
-            checkpoint = PlannedCheckpoint(known(drive.state).write(), self._clock.now())
+            checkpoint = PlannedCheckpoint(known(execution.state).write(), self._clock.now())
         plan = Plan(
-            stream=TRACE.stream(drive.trace_id),
-            executor_id=drive.executor_id,
+            stream=TRACE.stream(execution.trace_id),
+            executor_id=execution.executor_id,
             owner_after=owner_after,
-            waiting_after=drive.waiting,
+            waiting_after=execution.waiting,
             entries=entries,
-            claim=claim_at_birth(drive.request, state) if is_birth else None,
+            claim=claim_at_birth(execution.request, state) if is_birth else None,
             checkpoint=checkpoint,
             dispatch_attempt=attempt,
-            resolution=None if drive.redispatch is None else canonical_bytes(drive.redispatch.to_json()),
+            resolution=None if execution.redispatch is None else canonical_bytes(execution.redispatch.to_json()),
             # A call that is denied at once needs its secrets no more.
-            sealed=None if state == "DENIED" else drive.sealed,
-            forgets_secrets=drive.has_secrets and state in TRACE.terminal_states,
+            sealed=None if state == "DENIED" else execution.sealed,
+            forgets_secrets=execution.has_secrets and state in TRACE.terminal_states,
             announce_to=announce_to,
         )
         delay_ms = BACKOFF_FIRST_MS
         while True:
-            drive.proven_at_ms = self._clock.monotonic_ms()
+            execution.proven_at_ms = self._clock.monotonic_ms()
             try:
                 await self._ledger.commit(plan)
                 break
             except (OutcomeUnknown, SequenceGap) as error:
-                if isinstance(error, SequenceGap) and is_birth and not drive.is_unsettled:
+                if isinstance(error, SequenceGap) and is_birth and not execution.is_unsettled:
                     # Somebody else's trace has this id. It is not touched, not even to look whose.
                     raise ConcurrentExecution("a trace with this id exists") from None
                 # A gap means that the head has moved: by a commit of ours that was thought lost, or by another.
-                drive.is_unsettled = True
-                if await self._settle(drive, attempt=attempt):
+                execution.is_unsettled = True
+                if await self._settle(execution, attempt=attempt):
                     if owner_after is None:
-                        await self.give_back(drive.trace_id, drive.executor_id)  # settling has made it ours again
+                        await self.give_back(
+                            execution.trace_id, execution.executor_id
+                        )  # settling has made it ours again
                     break
-                plan = _as_executor(plan, drive.executor_id)
+                plan = _as_executor(plan, execution.executor_id)
             except (StoreBusy, StoreUnavailable, LockAcquireFailed):
                 # Nothing was stored. A fresh call is refused; a call that was made must get its effect recorded.
                 if is_birth:
                     raise
-                drive.is_unsettled = True
+                execution.is_unsettled = True
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
-        drive.is_unsettled = False
-        drive.has_secrets |= plan.sealed is not None
-        drive.sealed = None
-        drive.pending, drive.pending_after = [], drive.head
-        drive.committed = drive.answer()
+        execution.is_unsettled = False
+        execution.has_secrets |= plan.sealed is not None
+        execution.sealed = None
+        execution.pending, execution.pending_after = [], execution.head
+        execution.committed = execution.answer()
 
-    async def _settle(self, drive: Drive, *, attempt: int | None) -> bool:
+    async def _settle(self, execution: TraceExecution, *, attempt: int | None) -> bool:
         """Whether the unknown commit happened. The stream's lock is taken first: then it is no longer happening.
 
-        ConcurrentExecution when another executor has driven the trace in the meantime.
+        ConcurrentExecution when another executor has continued the trace in the meantime.
         """
-        before = drive.pending_after.entry_digest
+        before = execution.pending_after.entry_digest
         delay_ms = BACKOFF_FIRST_MS
         while True:
             try:
-                stored = await self._acquire_again(drive)
+                stored = await self._acquire_again(execution)
             except TraceNotFound:
                 return False
             except NO_ANSWER:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
                 continue
-            if drive.pending and stored.state.entry_digest == drive.head.entry_digest:
+            if execution.pending and stored.state.entry_digest == execution.head.entry_digest:
                 return True
             attempts_found = len(stored.attempt_times) + 1
             if stored.state.entry_digest != before or (attempt is not None and attempts_found > attempt):
-                await self._yield_to_another(drive)
+                await self._yield_to_another(execution)
             # Without entries and attempt it says only who waits for whom, which may be said again.
             return attempts_found == attempt
 
-    async def _verify_ownership(self, drive: Drive) -> None:
+    async def _verify_ownership(self, execution: TraceExecution) -> None:
         """No dispatch under an executor id that is dead: first a new one, and the trace again, as it was left.
 
-        While the id was dead another may have driven the trace, to its end even: then nothing is sent here.
+        While the id was dead another executor may have continued the trace, to its end even: then nothing is sent here.
         """
         delay_ms = BACKOFF_FIRST_MS
         while True:
             try:
-                if self._traces.executor_id() == drive.executor_id:
+                if self._traces.executor_id() == execution.executor_id:
                     return
-                stored = await self._acquire_again(drive)
+                stored = await self._acquire_again(execution)
             except NO_ANSWER:
                 await self._clock.sleep(delay_ms / 1000)
                 delay_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
                 continue
             found = (stored.state.entry_digest, len(stored.attempt_times), stored.waiting)
-            if found != (drive.head.entry_digest, drive.attempts.count, None):
-                await self._yield_to_another(drive)
+            if found != (execution.head.entry_digest, execution.attempts.count, None):
+                await self._yield_to_another(execution)
 
-    async def _is_still_ours(self, drive: Drive) -> bool:
+    async def _is_still_ours(self, execution: TraceExecution) -> bool:
         """Whether this executor still owns the trace, asked when the next thing is the first byte to the tool server.
 
         Costs no question while the commit before it was asked for a moment ago. After a slow commit, a long wait for a
@@ -471,13 +482,13 @@ class Driver:
         that is always slow must not keep the call from being sent. What remains possible: docs/operations.md.
         """
         asks = 0
-        while self._is_executor(drive.executor_id):
+        while self._is_executor(execution.executor_id):
             now_ms = self._clock.monotonic_ms()
-            if now_ms - drive.proven_at_ms <= OWNERSHIP_BELIEVED_MS << max(0, asks - 1):
+            if now_ms - execution.proven_at_ms <= OWNERSHIP_BELIEVED_MS << max(0, asks - 1):
                 return True
-            if not await self._traces.is_alive(drive.executor_id):
+            if not await self._traces.is_alive(execution.executor_id):
                 return False
-            drive.proven_at_ms, asks = now_ms, asks + 1
+            execution.proven_at_ms, asks = now_ms, asks + 1
         return False
 
     def _is_executor(self, executor_id: str) -> bool:
@@ -486,28 +497,28 @@ class Driver:
         except StoreUnavailable:
             return False
 
-    async def _acquire_again(self, drive: Drive) -> StoredTrace:
-        drive.proven_at_ms = self._clock.monotonic_ms()
-        drive.executor_id = await self._traces.acquire(drive.trace_id)
-        return await self._traces.load_trace(drive.trace_id)
+    async def _acquire_again(self, execution: TraceExecution) -> StoredTrace:
+        execution.proven_at_ms = self._clock.monotonic_ms()
+        execution.executor_id = await self._traces.acquire(execution.trace_id)
+        return await self._traces.load_trace(execution.trace_id)
 
-    async def _yield_to_another(self, drive: Drive) -> NoReturn:
-        await self.give_back(drive.trace_id, drive.executor_id)
-        raise ConcurrentExecution("another executor has driven the trace", stream=TRACE.stream(drive.trace_id))
+    async def _yield_to_another(self, execution: TraceExecution) -> NoReturn:
+        await self.give_back(execution.trace_id, execution.executor_id)
+        raise ConcurrentExecution("another executor has continued the trace", stream=TRACE.stream(execution.trace_id))
 
-    async def judge(self, drive: Drive, tool: Tool) -> Literal["allow", "deny", "ask"]:
-        if drive.must_ask:
+    async def judge(self, execution: TraceExecution, tool: Tool) -> Literal["allow", "deny", "ask"]:
+        if execution.must_ask:
             return "ask"
-        verdict = await self._supervisor.judge(drive.request, tool)
-        drive.must_ask = verdict.answer == "ask"
+        verdict = await self._supervisor.judge(execution.request, tool)
+        execution.must_ask = verdict.answer == "ask"
         if verdict.answer != "ask":
             decided: Literal["APPROVE", "DENY"] = "APPROVE" if verdict.answer == "allow" else "DENY"
-            self.advance(drive, self.decision(drive, decided, BY_POLICY, verdict, rationale=verdict.rationale))
+            self.advance(execution, self.decision(execution, decided, BY_POLICY, verdict, rationale=verdict.rationale))
         return verdict.answer
 
     def decision(
         self,
-        drive: Drive,
+        execution: TraceExecution,
         decision: Literal["APPROVE", "DENY"],
         decided_by: DecidedBy,
         verdict: Verdict | None,
@@ -521,8 +532,8 @@ class Driver:
         make = SupervisorDecision.of_known if rationale is None and signature is None else SupervisorDecision.made_of
         return make(
             {
-                "trace_id": drive.trace_id,
-                "action_request_digest": drive.request.digest(),
+                "trace_id": execution.trace_id,
+                "action_request_digest": execution.request.digest(),
                 "decision": decision,
                 "decided_by": decided_by,
                 "decided_at": decided_at or self._clock.now(),
@@ -533,8 +544,8 @@ class Driver:
             }
         )
 
-    def tool_of(self, drive: Drive) -> Tool:
-        return self._known_tool(drive.request.server_id, drive.request.tool_name)
+    def tool_of(self, execution: TraceExecution) -> Tool:
+        return self._known_tool(execution.request.server_id, execution.request.tool_name)
 
     def _known_tool(self, server_id: str, tool_name: str) -> Tool:
         try:

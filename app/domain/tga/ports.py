@@ -145,7 +145,7 @@ class Vault(Protocol):
     async def load_secrets(self, trace_id: TraceId) -> tuple[Salt, dict[str, Any]]: ...
 
 
-class Signatory(Protocol):
+class DecisionSigner(Protocol):
     """Signatures under decisions: the gateway's own, and those of supervisors who sign themselves."""
 
     def sign(self, message: bytes) -> Signature: ...
@@ -221,6 +221,6 @@ class Ports:
     supervisor: Supervisor
     pins: Pinning
     vault: Vault
-    signatory: Signatory
+    decision_signer: DecisionSigner
     clock: Clock
     approval_webhooks: Sequence[str] = ()

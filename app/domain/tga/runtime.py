@@ -1,4 +1,4 @@
-"""TgaRuntime: what agents, supervisors and operators ask of traces. Each of it ends in the same loop (drive.py)."""
+"""TgaRuntime: what agents, supervisors and operators ask of traces. Each of it ends in the same loop (executor.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.plans import Sealed
 from app.domain.tga.attempts import effect_of_resolution
 from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest
-from app.domain.tga.executor import NO_ANSWER, Answer, Drive, Driver, known, request_of
+from app.domain.tga.executor import NO_ANSWER, Answer, TraceExecution, TraceExecutor, known, request_of
 from app.domain.tga.ports import Output, Ports, StoredClaim, StoredTrace
 from app.domain.tga.secrets import find_secrets, redact, verify_redactions
 from app.domain.tga.supervision import Ruling, Supervision
@@ -73,9 +73,9 @@ class Recovered:
 
 
 class TgaRuntime:
-    """Drives traces: fresh calls, repeats, decisions, resolutions and recoveries are one loop.
+    """Executes traces: fresh calls, repeats, decisions, resolutions and recoveries are one loop.
 
-    One process drives a trace at a time (I6); a repeat is answered from what is recorded. A tool server that ignores
+    One process executes a trace at a time (I6); a repeat is answered from what is recorded. A tool server that ignores
     keys may execute twice after a crash: `hold` and `reconcile` are for those.
     """
 
@@ -86,10 +86,10 @@ class TgaRuntime:
         self._clock = ports.clock
         self._pins = ports.pins
         self._vault = ports.vault
-        self._driver = Driver(ports)
-        self._supervision = Supervision(ports, self._driver)
+        self._executor = TraceExecutor(ports)
+        self._supervision = Supervision(ports, self._executor)
         # I6: the process-local table; the store takes two tasks of one executor for the same owner.
-        self._driven: dict[TraceId, tuple[Drive, asyncio.Task[Answer]]] = {}
+        self._running: dict[TraceId, tuple[TraceExecution, asyncio.Task[Answer]]] = {}
         self._being_taken: set[TraceId] = set()
         self._being_given_back: dict[TraceId, asyncio.Task[None]] = {}
         self._at_work: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class TgaRuntime:
     async def _call(self, call: CheckedCall, patience: Patience) -> Answer:
         try:
             if call.is_trace_id_chosen and call.trace_id and await self._traces.is_known(call.trace_id):
-                # Looked at before anything is begun under it: whoever drives that trace is not disturbed.
+                # Looked at before anything is begun under it: whoever executes that trace is not disturbed.
                 raise ConcurrentExecution("a trace with this id exists")
             tool = self._tools.resolve(call.server_id, call.tool_name)
             self._tools.verify_arguments(tool, call.arguments)
@@ -116,13 +116,13 @@ class TgaRuntime:
                     "a write-class tool needs an idempotency key", found=f"{call.server_id} {call.tool_name}"
                 )
             await self._pins.verify(tool)
-            drive = self._fresh(call, tool)
-            if await self._driver.judge(drive, tool) == "deny" and call.idempotency_key is not None:
+            execution = self._fresh(call, tool)
+            if await self._executor.judge(execution, tool) == "deny" and call.idempotency_key is not None:
                 # A repeat of a recorded call is no new call, and makes no new trace: it is answered, or refused.
                 repeat = await self._answer_repeat(call, patience)
                 if repeat is not None:
                     return repeat
-            return await patience.wait(drive, self._start(drive))
+            return await patience.wait(execution, self._start(execution))
         except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ToolQuarantined, ConcurrentExecution):
             # A finished call's repeat is answered even if its tool has changed since, or is gone; a claim that was
             # lost, and a trace that another executor took over, are answered from what is recorded.
@@ -138,11 +138,11 @@ class TgaRuntime:
         """
         try:
             async with self._patience(wait_ms) as patience:
-                async with self._taken(trace_id) as drive:
-                    self._driver.advance(drive, await self._supervision.decide(drive, ruling))
-                    drive.begin_anew()
-                    task = self._start(drive)
-                return await patience.wait(drive, task)
+                async with self._taken(trace_id) as execution:
+                    self._executor.advance(execution, await self._supervision.decide(execution, ruling))
+                    execution.begin_anew()
+                    task = self._start(execution)
+                return await patience.wait(execution, task)
         except ApprovalExpired:
             with contextlib.suppress(TgaError):  # the sweep comes by, too
                 await self.expire(trace_id)
@@ -153,19 +153,19 @@ class TgaRuntime:
     ) -> Answer:
         """The caller takes back its own request, which is DENIED then."""
         async with self._patience(wait_ms) as patience:
-            async with self._taken(trace_id) as drive:
-                self._driver.advance(drive, self._supervision.withdraw(drive, principal, rationale))
-                drive.begin_anew()
-                task = self._start(drive)
-            return await patience.wait(drive, task)
+            async with self._taken(trace_id) as execution:
+                self._executor.advance(execution, self._supervision.withdraw(execution, principal, rationale))
+                execution.begin_anew()
+                task = self._start(execution)
+            return await patience.wait(execution, task)
 
     async def expire(self, trace_id: TraceId) -> Answer:
         """Record that nobody decided in time; ApprovalNotExpired when, by the store's clock, there is still time."""
-        async with self._taken(trace_id) as drive:
-            self._driver.advance(drive, self._supervision.expire(drive))
-            drive.begin_anew()
-            task = self._start(drive)
-        return await self._patience(None).wait(drive, task)
+        async with self._taken(trace_id) as execution:
+            self._executor.advance(execution, self._supervision.expire(execution))
+            execution.begin_anew()
+            task = self._start(execution)
+        return await self._patience(None).wait(execution, task)
 
     async def expire_all(self) -> int:
         """Every request whose time is over becomes DENIED; how many. One that cannot be does not stop the others."""
@@ -179,7 +179,9 @@ class TgaRuntime:
                         await self.expire(trace_id)
                         expired += 1
                     except TgaError:
-                        failed.add(trace_id)  # decided meanwhile, being driven, or broken: the next sweep looks again
+                        failed.add(
+                            trace_id
+                        )  # decided meanwhile, executed elsewhere, or broken: the next sweep looks again
         return expired
 
     async def resolve(
@@ -195,31 +197,33 @@ class TgaRuntime:
     ) -> Answer:
         """An operator's word on a trace that is held, or that cannot be sent any more, about exactly this tool call."""
         async with self._patience(wait_ms) as patience:
-            async with self._taken(trace_id) as drive:
-                await self._verify_resolvable(drive, action, tool_call_digest)
+            async with self._taken(trace_id) as execution:
+                await self._verify_resolvable(execution, action, tool_call_digest)
                 now = self._clock.now()
                 resolution = Resolution.made(
                     action=action, resolved_by=resolved_by, rationale=rationale, resolved_at=now
                 )
-                drive.begin_anew()
+                execution.begin_anew()
                 if action == "redispatch":
-                    drive.redispatch = resolution
+                    execution.redispatch = resolution
                 else:
-                    effect = effect_of_resolution(known(drive.call), resolution, output, drive.attempts, now)
-                    self._driver.advance(drive, effect)
-                task = self._start(drive)
-            return await patience.wait(drive, task)
+                    effect = effect_of_resolution(known(execution.call), resolution, output, execution.attempts, now)
+                    self._executor.advance(execution, effect)
+                task = self._start(execution)
+            return await patience.wait(execution, task)
 
-    async def _verify_resolvable(self, drive: Drive, action: str, tool_call_digest: str) -> None:
-        state = known(drive.state)
-        is_open = drive.waiting == "operator" or (action != "redispatch" and await self._driver.is_unsendable(drive))
+    async def _verify_resolvable(self, execution: TraceExecution, action: str, tool_call_digest: str) -> None:
+        state = known(execution.state)
+        is_open = execution.waiting == "operator" or (
+            action != "redispatch" and await self._executor.is_unsendable(execution)
+        )
         if not is_open or state.tool_call_digest != tool_call_digest:
             raise TraceNotHeld(
                 "nothing to resolve",
                 expected="a trace that waits for an operator or cannot be sent any more, and its tool_call_digest",
-                found=f"{state.state}, waiting for {drive.waiting or 'nobody'}, tool call {state.tool_call_digest}",
+                found=f"{state.state}, waiting for {execution.waiting or 'nobody'}, tool call {state.tool_call_digest}",
             )
-        if action == "redispatch" and drive.attempts.count >= ATTEMPTS_MAX:
+        if action == "redispatch" and execution.attempts.count >= ATTEMPTS_MAX:
             raise TraceNotHeld(
                 "the call was sent too often", expected="succeeded or failed", found=f"{ATTEMPTS_MAX} attempts"
             )
@@ -230,12 +234,12 @@ class TgaRuntime:
         A broken chain is never dispatched; a living executor's trace is left alone (ConcurrentExecution).
         """
         async with self._patience(wait_ms) as patience:
-            async with self._taken(trace_id) as drive:
-                task = self._start(drive)
-            return await patience.wait(drive, task)
+            async with self._taken(trace_id) as execution:
+                task = self._start(execution)
+            return await patience.wait(execution, task)
 
     async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncGenerator[Recovered, None]:
-        """Every trace that nobody drives and that waits for nobody, oldest first, a bounded number at a time.
+        """Every trace that nobody executes and that waits for nobody, oldest first, a bounded number at a time.
 
         One that cannot be recovered is reported, and does not stop the others.
         """
@@ -244,7 +248,7 @@ class TgaRuntime:
         while page := await self._traces.list_recoverable(after=after, limit=RECOVERY_PAGE_TRACES):
             after = page[-1]
             for trace_id in page:
-                # The list holds what this process owns and has lost sight of, and what it is driving.
+                # The list holds what this process owns and has lost sight of, and what it is executing.
                 if self._is_busy_with(trace_id):
                     continue
                 if len(running) >= at_once:
@@ -258,17 +262,17 @@ class TgaRuntime:
                 yield task.result()
 
     async def close(self) -> None:
-        """Wait a while for what is being driven. What takes longer, or waits for the store, is left to recovery."""
+        """Wait a while for what is being executed. What takes longer, or waits for the store, is left to recovery."""
         waited_ms, step_ms = 0, 1_000
-        while tasks := [task for drive, task in self._driven.values() if not drive.is_unsettled]:
+        while tasks := [task for execution, task in self._running.values() if not execution.is_unsettled]:
             if waited_ms >= CLOSE_WAIT_MS:
                 break
             await asyncio.wait(tasks, timeout=step_ms / 1000)
             waited_ms += step_ms
-        for task in [*(task for _, task in self._driven.values()), *self._being_given_back.values()]:
+        for task in [*(task for _, task in self._running.values()), *self._being_given_back.values()]:
             task.cancel()
 
-    def _fresh(self, call: CheckedCall, tool: Tool) -> Drive:
+    def _fresh(self, call: CheckedCall, tool: Tool) -> TraceExecution:
         trace_id = call.trace_id or TraceId(self._clock.new_id())
         arguments, sealed, secret_places = self._without_secrets(trace_id, call.arguments, tool)
         asked = {
@@ -288,11 +292,11 @@ class TgaRuntime:
             asked["traceparent"] = call.traceparent
         request = ActionRequest.asked(asked)
         verify_redactions(arguments, request.written()[0], secret_places)
-        drive = Drive(trace_id, self._traces.executor_id(), request)
+        execution = TraceExecution(trace_id, self._traces.executor_id(), request)
         if sealed is not None:
-            drive.sealed, drive.true_arguments = sealed, call.arguments
-        self._driver.advance(drive, request)
-        return drive
+            execution.sealed, execution.true_arguments = sealed, call.arguments
+        self._executor.advance(execution, request)
+        return execution
 
     def _without_secrets(
         self, trace_id: TraceId, arguments: dict[str, Any], tool: Tool
@@ -305,15 +309,15 @@ class TgaRuntime:
         return redact(arguments, secrets, salt=salt.salt), self._vault.seal(trace_id, salt, secrets), secrets
 
     @contextlib.asynccontextmanager
-    async def _taken(self, trace_id: TraceId) -> AsyncIterator[Drive]:
+    async def _taken(self, trace_id: TraceId) -> AsyncIterator[TraceExecution]:
         """Own the trace and load it, one task at a time; given back if it is not started."""
         if self._is_busy_with(trace_id):
-            raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(trace_id))
+            raise ConcurrentExecution("this process already executes the trace", stream=TRACE.stream(trace_id))
         self._being_taken.add(trace_id)
         try:
             executor_id = await self._acquired(trace_id)
             try:
-                yield Drive.of(await self._traces.load_trace(trace_id), executor_id)
+                yield TraceExecution.of(await self._traces.load_trace(trace_id), executor_id)
             except BaseException as error:
                 await self._give_back(trace_id, executor_id, after=error)
                 if isinstance(error, TgaError):
@@ -327,50 +331,52 @@ class TgaRuntime:
         try:
             return await self._traces.acquire(trace_id)
         except (OutcomeUnknown, asyncio.CancelledError) as error:
-            # It may be ours now, and nobody would drive it. If this does not get through either, the sweep finds it.
+            # It may be ours now, and nobody would execute it. If this does not get through either, the sweep finds it.
             await self._give_back(trace_id, executor_id, after=error)
             raise
 
     async def _give_back(self, trace_id: TraceId, executor_id: str, *, after: BaseException) -> None:
         """A caller that is cancelled does not wait for it. Until it is done nobody here takes the trace: it would be
-        given away while it is driven."""
-        giving = self._loop.create_task(self._driver.give_back(trace_id, executor_id))
+        given away while it is executed."""
+        giving = self._loop.create_task(self._executor.give_back(trace_id, executor_id))
         self._being_given_back[trace_id] = giving
         giving.add_done_callback(lambda _: self._being_given_back.pop(trace_id, None))
         if not isinstance(after, asyncio.CancelledError):
             await asyncio.shield(giving)
 
     def _is_busy_with(self, trace_id: TraceId) -> bool:
-        return trace_id in self._driven or trace_id in self._being_taken or trace_id in self._being_given_back
+        return trace_id in self._running or trace_id in self._being_taken or trace_id in self._being_given_back
 
-    def _start(self, drive: Drive) -> asyncio.Task[Answer]:
-        if drive.trace_id in self._driven:
-            raise ConcurrentExecution("this process already drives the trace", stream=TRACE.stream(drive.trace_id))
+    def _start(self, execution: TraceExecution) -> asyncio.Task[Answer]:
+        if execution.trace_id in self._running:
+            raise ConcurrentExecution(
+                "this process already executes the trace", stream=TRACE.stream(execution.trace_id)
+            )
         # A task of its own: a caller who gives up does not interrupt a call that is under way.
-        task = self._loop.create_task(self._driven_to_the_end(drive))
+        task = self._loop.create_task(self._executed_to_the_end(execution))
         task.add_done_callback(_seen)
-        self._driven[drive.trace_id] = (drive, task)
-        self._at_work[drive.request.server_id] += 1
+        self._running[execution.trace_id] = (execution, task)
+        self._at_work[execution.request.server_id] += 1
         return task
 
     def at_work(self, server_id: str) -> int:
-        """How many calls of this server are being driven here, whoever waits for them, if anyone."""
+        """How many calls of this server are being executed here, whoever waits for them, if anyone."""
         return self._at_work[server_id]
 
-    async def _driven_to_the_end(self, drive: Drive) -> Answer:
+    async def _executed_to_the_end(self, execution: TraceExecution) -> Answer:
         try:
-            return await self._driver.run(drive)
+            return await self._executor.run(execution)
         except ConcurrentExecution:
             raise  # nothing of ours is there to give back
         except Exception as error:
-            if drive.stored is not None or drive.committed is not None or drive.is_unsettled:
-                await self._driver.give_back(drive.trace_id, drive.executor_id)
+            if execution.stored is not None or execution.committed is not None or execution.is_unsettled:
+                await self._executor.give_back(execution.trace_id, execution.executor_id)
             if isinstance(error, TgaError) and not isinstance(error, KeyClaimed):
-                error.at(stream=TRACE.stream(drive.trace_id))
+                error.at(stream=TRACE.stream(execution.trace_id))
             raise
         finally:
-            del self._driven[drive.trace_id]
-            server_id = drive.request.server_id
+            del self._running[execution.trace_id]
+            server_id = execution.request.server_id
             self._at_work[server_id] -= 1
             if not self._at_work[server_id]:
                 del self._at_work[server_id]
@@ -403,12 +409,12 @@ class TgaRuntime:
         return claim.payload_digest == payload_digest(call.server_id, call.tool_name, arguments)
 
     async def _follow(self, trace_id: TraceId, patience: Patience) -> Answer:
-        """The trace's answer, waited for; a trace whose executor is dead is driven here."""
+        """The trace's answer, waited for; a trace whose executor is dead is executed here."""
         poll_ms = FOLLOW_POLL_MS
         while True:
-            driven = self._driven.get(trace_id)
+            driven = self._running.get(trace_id)
             if driven is not None:
-                with contextlib.suppress(ConcurrentExecution):  # it was fenced: another drives it on
+                with contextlib.suppress(ConcurrentExecution):  # it was fenced: another executor continues it
                     answer = await patience.wait(*driven)
                     if not answer.is_final and answer.waiting is None:
                         break
@@ -418,8 +424,8 @@ class TgaRuntime:
                 return answer
             # Its executor lives, or this one is just getting a new id.
             with contextlib.suppress(ConcurrentExecution, *NO_ANSWER):
-                async with self._taken(trace_id) as drive:
-                    self._start(drive)
+                async with self._taken(trace_id) as execution:
+                    self._start(execution)
                 continue
             if patience.is_over:
                 break
@@ -430,15 +436,15 @@ class TgaRuntime:
     async def _recovered(self, trace_id: TraceId) -> Recovered:
         found: State | None = None
         try:
-            async with self._taken(trace_id) as drive:
-                found = known(drive.state).state
-                task = self._start(drive)
-            return Recovered(trace_id, found, await self._patience(None).wait(drive, task))
+            async with self._taken(trace_id) as execution:
+                found = known(execution.state).state
+                task = self._start(execution)
+            return Recovered(trace_id, found, await self._patience(None).wait(execution, task))
         except TgaError as error:
             return Recovered(trace_id, found, None, error)
         except Exception as error:  # whatever is wrong with one trace must not stop the others
             wrong = RecoveryFailed(
-                "the trace cannot be driven", found=f"{type(error).__name__}: {error}", stream=TRACE.stream(trace_id)
+                "the trace cannot be executed", found=f"{type(error).__name__}: {error}", stream=TRACE.stream(trace_id)
             )
             return Recovered(trace_id, found, None, wrong)
 
@@ -450,4 +456,4 @@ def _seen(task: asyncio.Task[Answer]) -> None:
 
 
 def _answer_of(stored: StoredTrace) -> Answer:
-    return Drive.of(stored, executor_id="").answer(replayed=True)
+    return TraceExecution.of(stored, executor_id="").answer(replayed=True)

@@ -20,7 +20,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.policy.question import Verdict
 from app.domain.tga.documents import ActionRequest, DecidedBy, SupervisorDecision
-from app.domain.tga.executor import Drive, Driver, known
+from app.domain.tga.executor import TraceExecution, TraceExecutor, known
 from app.domain.tga.ports import Ports
 from app.domain.tools import Tool
 
@@ -40,32 +40,32 @@ class Ruling:
 class Supervision:
     """Makes the decisions that people, callers and time make; raises where they may not, and then nothing changes."""
 
-    def __init__(self, ports: Ports, driver: Driver) -> None:
+    def __init__(self, ports: Ports, executor: TraceExecutor) -> None:
         self._tools = ports.tools
         self._supervisor = ports.supervisor
         self._pins = ports.pins
-        self._signatory = ports.signatory
-        self._driver = driver
+        self._decision_signer = ports.decision_signer
+        self._executor = executor
 
-    async def decide(self, drive: Drive, ruling: Ruling) -> SupervisorDecision:
+    async def decide(self, execution: TraceExecution, ruling: Ruling) -> SupervisorDecision:
         """The person's decision, signed by its own key or by the gateway for it. Before an approval counts, policy and
         pin are asked again: they may have changed while the request waited."""
-        _verify_waiting(drive)
-        if known(drive.state).action_request_digest != ruling.action_request_digest:
+        _verify_waiting(execution)
+        if known(execution.state).action_request_digest != ruling.action_request_digest:
             raise RequestMismatch(
                 "the decision is about another request",
-                expected=known(drive.state).action_request_digest,
+                expected=known(execution.state).action_request_digest,
                 found=ruling.action_request_digest,
             )
         if (ruling.signature is None) != (ruling.decided_at is None):
             raise SchemaViolation("a signed decision says when", expected="signature and decided_at, or neither")
         if ruling.decision == "APPROVE":
-            verdict = await self._verify_approvable(drive.request, ruling.approver)
+            verdict = await self._verify_approvable(execution.request, ruling.approver)
         else:
-            tool = self.tool_or_stand_in(drive.request)
-            verdict = await self._supervisor.judge_approval(drive.request, tool, ruling.approver)
-        decision = self._driver.decision(
-            drive,
+            tool = self.tool_or_stand_in(execution.request)
+            verdict = await self._supervisor.judge_approval(execution.request, tool, ruling.approver)
+        decision = self._executor.decision(
+            execution,
             ruling.decision,
             DecidedBy(type="person", id=ruling.approver.principal_id),
             verdict,
@@ -75,22 +75,24 @@ class Supervision:
         )
         if ruling.signature is None:
             return self._signed(decision)
-        await self._signatory.verify(decision, tenant=drive.request.principal.tenant)
+        await self._decision_signer.verify(decision, tenant=execution.request.principal.tenant)
         return decision
 
-    def withdraw(self, drive: Drive, principal: Principal, rationale: str | None) -> SupervisorDecision:
+    def withdraw(self, execution: TraceExecution, principal: Principal, rationale: str | None) -> SupervisorDecision:
         """The caller takes its own request back; nobody else can."""
-        if not principal.is_same_as(drive.request.principal):
+        if not principal.is_same_as(execution.request.principal):
             raise Forbidden("the request is another principal's", remedy="Have a supervisor deny it.")
-        _verify_waiting(drive)
+        _verify_waiting(execution)
         by = DecidedBy(type="withdrawal", id=principal.principal_id)
-        return self._signed(self._driver.decision(drive, "DENY", by, None, rationale=rationale))
+        return self._signed(self._executor.decision(execution, "DENY", by, None, rationale=rationale))
 
-    def expire(self, drive: Drive) -> SupervisorDecision:
+    def expire(self, execution: TraceExecution) -> SupervisorDecision:
         """Nobody decided in time. Whether it is time is for the store's clock to say, when this is appended."""
-        _verify_waiting(drive)
+        _verify_waiting(execution)
         by = DecidedBy(type="expiry", id="expiry")
-        return self._driver.decision(drive, "DENY", by, None, rationale=f"nobody decided by {drive.request.expires_at}")
+        return self._executor.decision(
+            execution, "DENY", by, None, rationale=f"nobody decided by {execution.request.expires_at}"
+        )
 
     async def verify_reader(self, request: ActionRequest, reader: Principal) -> Verdict:
         """Whether the policy still lets this principal make the call whose recorded answer it asks for."""
@@ -133,10 +135,10 @@ class Supervision:
         return replace(approval, policy_ids=list(dict.fromkeys((*approval.policy_ids, *call.policy_ids)))[:64])
 
     def _signed(self, decision: SupervisorDecision) -> SupervisorDecision:
-        return decision.model_copy(update={"signature": self._signatory.sign(decision.signed_bytes())})
+        return decision.model_copy(update={"signature": self._decision_signer.sign(decision.signed_bytes())})
 
 
-def _verify_waiting(drive: Drive) -> None:
-    state = known(drive.state)
+def _verify_waiting(execution: TraceExecution) -> None:
+    state = known(execution.state)
     if state.state != "PENDING":
         raise AlreadyDecided("the request is already decided", expected="PENDING", found=state.state)

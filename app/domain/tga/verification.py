@@ -59,7 +59,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class Keys:
+class SigningKeys:
     """Signing keys by tenant, as the system streams announce them. System streams come before traces in the order of
     their names, so they are all known when the first trace is read."""
 
@@ -82,7 +82,7 @@ class _Walk:
     """
 
     stored: StoredStream
-    keys: Keys
+    keys: SigningKeys
     report: Report
     unseals: Unseals | None = None
     request: ActionRequest | None = None
@@ -111,7 +111,7 @@ async def verify_ledger(
     reader: LedgerReader, report: Report, *, unseals: Unseals | None = None
 ) -> AsyncIterator[TgaError]:
     """Every finding, as it is found; `report` counts along. Without `unseals` sealed secrets are not opened."""
-    keys = Keys()
+    keys = SigningKeys()
     async for stored in reader.streams():
         found = 0
         async for error in verify_stream(stored, report, keys, unseals):
@@ -142,7 +142,7 @@ async def _verify_keys_once(reader: LedgerReader) -> AsyncIterator[TgaError]:
 
 
 async def verify_stream(
-    stored: StoredStream, report: Report, keys: Keys, unseals: Unseals | None = None
+    stored: StoredStream, report: Report, keys: SigningKeys, unseals: Unseals | None = None
 ) -> AsyncIterator[TgaError]:
     """Every finding about one stream, each naming the entry where it is, what was expected and what was found."""
     for table in stored.rows_repeated:
@@ -159,7 +159,7 @@ async def verify_stream(
         yield error
 
 
-async def _verify_system(stored: StoredStream, report: Report, keys: Keys) -> AsyncIterator[TgaError]:
+async def _verify_system(stored: StoredStream, report: Report, keys: SigningKeys) -> AsyncIterator[TgaError]:
     """A system stream is short and everything rests on it: the first wrong entry ends it."""
     state = SystemState(stored.stream.partition(":")[2])
     if stored.erasure is not None:

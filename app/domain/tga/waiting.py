@@ -10,7 +10,7 @@ from typing import Self
 from app.core.errors import KeyClaimed, OutcomeUnknown, StoreUnavailable, TgaError
 from app.core.limits import FOLLOW_POLL_MS, STORE_ANSWER_MS, UNSETTLED_WAIT_MS
 from app.domain.clock import Clock
-from app.domain.tga.executor import Answer, Drive
+from app.domain.tga.executor import Answer, TraceExecution
 from app.domain.tga.transitions import TRACE
 
 
@@ -18,7 +18,7 @@ class Patience:
     """A caller's `wait_ms`; None: until it is over. Inside it stands all that is done before the caller is answered.
 
     The answer comes by then, and if the store does not answer, STORE_ANSWER_MS later at the latest: with OutcomeUnknown
-    if a drive was begun, whose commits may still happen, else with StoreUnavailable, and nothing was changed.
+    if an execution was begun, whose commits may still happen, else with StoreUnavailable, and nothing was changed.
     """
 
     __slots__ = ("_began_ms", "_clock", "_drive", "_ends_ms", "_limit", "_loop")
@@ -29,7 +29,7 @@ class Patience:
         self._began_ms = clock.monotonic_ms()
         self._ends_ms = math.inf if wait_ms is None else self._began_ms + wait_ms
         self._limit = asyncio.timeout(None if wait_ms is None else (wait_ms + STORE_ANSWER_MS) / 1000)
-        self._drive: Drive | None = None
+        self._drive: TraceExecution | None = None
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()
@@ -47,23 +47,23 @@ class Patience:
     def is_over(self) -> bool:
         return self._clock.monotonic_ms() >= self._ends_ms
 
-    async def wait(self, drive: Drive, task: asyncio.Task[Answer]) -> Answer:
-        """The drive's answer, or where it durably stands when the time is over.
+    async def wait(self, execution: TraceExecution, task: asyncio.Task[Answer]) -> Answer:
+        """The execution's answer, or where it durably stands when the time is over.
 
-        Whoever is cancelled here does not cancel the drive. A call that is not durable yet is given STORE_ANSWER_MS,
+        Cancelling this wait does not cancel the execution. A call that is not durable yet is given STORE_ANSWER_MS,
         however impatient its caller: without that nothing could be said about it.
         """
-        self._drive = drive
+        self._drive = execution
         is_bounded = self._ends_ms < math.inf
         step_ms = max(0.0, self._ends_ms - self._clock.monotonic_ms()) if is_bounded else UNSETTLED_WAIT_MS
         while True:
             if await self._is_done_within(task, step_ms / 1000):
                 return self._result_of(task)
-            if drive.is_unsettled:
+            if execution.is_unsettled:
                 raise self._overdue()
             if is_bounded:
-                if drive.committed is not None:
-                    return drive.committed  # never more than what is durable
+                if execution.committed is not None:
+                    return execution.committed  # never more than what is durable
                 if self._clock.monotonic_ms() >= max(self._ends_ms, self._began_ms + STORE_ANSWER_MS):
                     raise self._overdue()
                 step_ms = FOLLOW_POLL_MS

@@ -9,33 +9,33 @@ import pytest
 from app.core.errors import GatewayBusy
 from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
 from app.edge.protocol import BoundedProtocol
-from app.edge.read_scheduler import Turns, reader
+from app.edge.read_scheduler import ReadScheduler, reader
 from app.gateway.serving import connections_within
 from tests.api.wire import CALL, open_front, request
 
 
-async def _read(turns: Turns, who: str, order: list[str], *, hold_s: float = 0.002) -> None:
+async def _read(read_scheduler: ReadScheduler, who: str, order: list[str], *, hold_s: float = 0.002) -> None:
     reader.set(("default", who))
-    async with turns.taken():
+    async with read_scheduler.taken():
         order.append(who)
         await asyncio.sleep(hold_s)
 
 
 async def test_a_principal_with_one_read_does_not_wait_behind_anothers_hundred() -> None:
-    turns, order = Turns(1), list[str]()
-    many = [asyncio.create_task(_read(turns, "many", order)) for _ in range(100)]
+    read_scheduler, order = ReadScheduler(1), list[str]()
+    many = [asyncio.create_task(_read(read_scheduler, "many", order)) for _ in range(100)]
     await asyncio.sleep(0)
-    one = asyncio.create_task(_read(turns, "one", order))
+    one = asyncio.create_task(_read(read_scheduler, "one", order))
     await asyncio.gather(*many, one)
     assert order.index("one") <= 2
 
 
 async def test_no_more_read_at_once_than_there_are_places_and_every_place_comes_back() -> None:
-    turns, at_once, most = Turns(3), 0, 0
+    read_scheduler, at_once, most = ReadScheduler(3), 0, 0
 
     async def read() -> None:
         nonlocal at_once, most
-        async with turns.taken():
+        async with read_scheduler.taken():
             at_once += 1
             most = max(most, at_once)
             try:
@@ -48,41 +48,41 @@ async def test_no_more_read_at_once_than_there_are_places_and_every_place_comes_
     for given_up in reads[::2]:
         given_up.cancel()
     await asyncio.gather(*reads, return_exceptions=True)
-    assert (most, turns._free, len(turns._waiting)) == (3, 3, 0)
+    assert (most, read_scheduler._free, len(read_scheduler._waiting)) == (3, 3, 0)
 
 
 async def test_a_turn_that_comes_as_its_reader_goes_is_passed_on() -> None:
-    turns, order = Turns(1), list[str]()
-    async with turns.taken():
-        gone, last = (asyncio.create_task(_read(turns, who, order)) for who in ("gone", "last"))
+    read_scheduler, order = ReadScheduler(1), list[str]()
+    async with read_scheduler.taken():
+        gone, last = (asyncio.create_task(_read(read_scheduler, who, order)) for who in ("gone", "last"))
         await asyncio.sleep(0.01)
     gone.cancel()  # in the same step in which its turn came
     async with asyncio.timeout(5):
         await asyncio.gather(gone, last, return_exceptions=True)
     assert order == ["last"]
-    assert turns._free == 1
+    assert read_scheduler._free == 1
 
 
 async def test_who_waits_for_a_turn_for_too_long_is_told_so() -> None:
-    turns, order = Turns(1, wait_ms=20), list[str]()
-    first = asyncio.create_task(_read(turns, "slow", order, hold_s=0.2))
+    read_scheduler, order = ReadScheduler(1, wait_ms=20), list[str]()
+    first = asyncio.create_task(_read(read_scheduler, "slow", order, hold_s=0.2))
     await asyncio.sleep(0)
     with pytest.raises(GatewayBusy):
-        await _read(turns, "other", order)
+        await _read(read_scheduler, "other", order)
     await first
-    await _read(turns, "other", order)
+    await _read(read_scheduler, "other", order)
 
 
 async def test_readers_pause_while_a_call_is_under_way_and_only_then() -> None:
-    async def took(turns: Turns) -> float:
+    async def took(read_scheduler: ReadScheduler) -> float:
         began = asyncio.get_running_loop().time()
-        await asyncio.gather(*(_read(turns, "r", [], hold_s=0.02) for _ in range(3)))
+        await asyncio.gather(*(_read(read_scheduler, "r", [], hold_s=0.02) for _ in range(3)))
         return asyncio.get_running_loop().time() - began
 
-    turns = Turns(1)
-    assert await took(turns) < 0.14
-    with turns.behind():
-        assert await took(turns) > 0.2
+    read_scheduler = ReadScheduler(1)
+    assert await took(read_scheduler) < 0.14
+    with read_scheduler.behind():
+        assert await took(read_scheduler) > 0.2
 
 
 class Few(BoundedProtocol):

@@ -11,7 +11,7 @@ import pytest
 
 from app.config import load_config
 from app.connectors.registry import Registry
-from app.connectors.server_slots import Line
+from app.connectors.server_slots import ServerSlots
 from app.core.limits import CONNECTIONS_PER_SERVER_MAX
 from app.domain.tga.documents import ToolCall
 from app.domain.tga.ports import Answered, Dispatched, MaySend, NotSent, Unknown
@@ -193,7 +193,7 @@ class Scripted:
 
 async def test_health_tells_the_last_answer_and_the_last_failure() -> None:
     inner, times = Scripted(), iter(["t1", "t2", "t3", "t4", "t5"])
-    line = Line(inner, concurrency=1, now=lambda: next(times))
+    line = ServerSlots(inner, concurrency=1, now=lambda: next(times))
     seen = []
     for result in (
         NotSent("detail"),
@@ -219,7 +219,7 @@ async def test_health_tells_the_last_answer_and_the_last_failure() -> None:
 
 async def test_a_defect_in_a_connector_gives_its_place_back() -> None:
     inner = Scripted()
-    line = Line(inner, concurrency=1, now=lambda: "t")
+    line = ServerSlots(inner, concurrency=1, now=lambda: "t")
     inner.next = RuntimeError("a defect")
     for _ in range(3):
         with pytest.raises(RuntimeError):

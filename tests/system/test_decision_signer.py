@@ -11,7 +11,7 @@ from app.core.ed25519 import key_id_of
 from app.core.errors import AccessNotFound, AlreadyDecided, SettingInvalid, SignatureInvalid
 from app.domain.identity import Principal
 from app.domain.system.log import KnownKey
-from app.domain.tga.verification import Keys
+from app.domain.tga.verification import SigningKeys
 from app.postgres.database import Database
 from tests.conftest import Admin
 from tests.invariants.plans import verify_all
@@ -25,7 +25,7 @@ async def count(admin: Admin, tenant: str = "default") -> int:
 
 async def test_gateways_of_one_keyring_announce_its_key_once(database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as one, open_scripted(database.gateway_url) as other:
-        await asyncio.gather(*(gateway.system.signatory.announce() for gateway in (one, other) * 3))
+        await asyncio.gather(*(gateway.system.decision_signer.announce() for gateway in (one, other) * 3))
         assert await count(admin) == 1
         assert one.system.log.state_of("default").keys[KEYS.key_id].principal_id is None
 
@@ -35,28 +35,29 @@ async def test_registering_again_says_nothing_new(database: Database, admin: Adm
         signer = Signer()
         for _ in range(2):
             assert (
-                await scripted.system.signatory.register("default", "ada", signer.public_key, by="ada") == signer.key_id
+                await scripted.system.decision_signer.register("default", "ada", signer.public_key, by="ada")
+                == signer.key_id
             )
         assert await count(admin) == 2
 
 
 async def test_a_key_speaks_for_one_principal(database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as scripted:
-        signer, signatory = Signer(), scripted.system.signatory
-        await signatory.register("default", "ada", signer.public_key, by="ada")
-        await signatory.retire("default", signer.key_id, by="ada")
+        signer, decision_signer = Signer(), scripted.system.decision_signer
+        await decision_signer.register("default", "ada", signer.public_key, by="ada")
+        await decision_signer.retire("default", signer.key_id, by="ada")
         with pytest.raises(AlreadyDecided):
-            await signatory.register("default", "bob", signer.public_key, by="bob")
-        await signatory.register("default", "ada", signer.public_key, by="ada")  # back again, for the same one
+            await decision_signer.register("default", "bob", signer.public_key, by="bob")
+        await decision_signer.register("default", "ada", signer.public_key, by="ada")  # back again, for the same one
         assert not scripted.system.log.state_of("default").keys[signer.key_id].is_retired
 
 
 async def test_a_retired_key_of_the_gateway_is_not_announced_again(database: Database, admin: Admin) -> None:
     """A gateway that starts with it must not undo the retirement, nor sign what nobody will believe."""
     async with open_scripted(database.gateway_url) as scripted:
-        await scripted.system.signatory.retire("default", KEYS.key_id, by="ada")
+        await scripted.system.decision_signer.retire("default", KEYS.key_id, by="ada")
         with pytest.raises(SettingInvalid, match="retired"):
-            await scripted.system.signatory.announce()
+            await scripted.system.decision_signer.announce()
         assert await count(admin) == 2
 
 
@@ -65,7 +66,7 @@ async def test_nobody_can_register_a_gateways_key_as_their_own(tenant: str, data
     """It is on the record for everyone to copy; registered for a person it would no longer speak for the gateway."""
     async with open_scripted(database.gateway_url) as scripted:
         with pytest.raises(AlreadyDecided):
-            await scripted.system.signatory.register(tenant, "mallory", KEYS.public_key_bytes, by="mallory")
+            await scripted.system.decision_signer.register(tenant, "mallory", KEYS.public_key_bytes, by="mallory")
         assert (await count(admin), await count(admin, "acme")) == (1, 0)
 
 
@@ -75,7 +76,7 @@ async def test_a_gateways_signature_stays_good_whatever_a_tenant_has_registered(
         asked = await ask(scripted, principal=acme)
         await decide(scripted, asked, approver=replace_tenant(ADA, "acme"))
         assert (await verify_all(scripted.sessions)).signatures == 1
-    keys = Keys({"default": {"k": KnownKey(b"gateway", None)}, "acme": {"k": KnownKey(b"gateway", "mallory")}})
+    keys = SigningKeys({"default": {"k": KnownKey(b"gateway", None)}, "acme": {"k": KnownKey(b"gateway", "mallory")}})
     assert keys.find("acme", "k") == KnownKey(b"gateway", None)
 
 
@@ -84,7 +85,7 @@ def replace_tenant(principal: Principal, tenant: str) -> Principal:
 
 
 def test_a_persons_key_counts_in_its_own_tenant_only() -> None:
-    keys = Keys({"default": {"k": KnownKey(b"ada", "ada")}, "acme": {}})
+    keys = SigningKeys({"default": {"k": KnownKey(b"ada", "ada")}, "acme": {}})
     assert keys.find("default", "k") == KnownKey(b"ada", "ada")
     assert keys.find("acme", "k") is None
     assert keys.find("nobody", "k") is None
@@ -92,21 +93,21 @@ def test_a_persons_key_counts_in_its_own_tenant_only() -> None:
 
 async def test_only_what_is_registered_can_be_retired_and_once(database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as scripted:
-        signer, signatory = Signer(), scripted.system.signatory
+        signer, decision_signer = Signer(), scripted.system.decision_signer
         with pytest.raises(AccessNotFound):
-            await signatory.retire("default", signer.key_id, by="olga")
-        await signatory.register("default", "ada", signer.public_key, by="ada")
+            await decision_signer.retire("default", signer.key_id, by="olga")
+        await decision_signer.register("default", "ada", signer.public_key, by="ada")
         for _ in range(2):
-            await signatory.retire("default", signer.key_id, by="olga")
+            await decision_signer.retire("default", signer.key_id, by="olga")
         assert await count(admin) == 3
 
 
 async def test_what_a_retired_key_signed_before_stays_good(database: Database) -> None:
     async with open_scripted(database.gateway_url) as scripted:
-        asked, signer, signatory = await ask(scripted), Signer(), scripted.system.signatory
-        await signatory.register("default", "ada", signer.public_key, by="ada")
+        asked, signer, decision_signer = await ask(scripted), Signer(), scripted.system.decision_signer
+        await decision_signer.register("default", "ada", signer.public_key, by="ada")
         await scripted.runtime.decide(asked, await signer.ruling(scripted, asked))
-        await signatory.retire("default", signer.key_id, by="olga")
+        await decision_signer.retire("default", signer.key_id, by="olga")
         assert (await verify_all(scripted.sessions)).signatures == 1
 
 
@@ -114,7 +115,7 @@ async def test_what_a_retired_key_signed_before_stays_good(database: Database) -
 async def test_what_is_no_usable_key_is_not_registered(wrong: bytes, database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as scripted:
         with pytest.raises(SettingInvalid):
-            await scripted.system.signatory.register("default", "ada", wrong, by="ada")
+            await scripted.system.decision_signer.register("default", "ada", wrong, by="ada")
         assert await count(admin) == 1
 
 
@@ -123,7 +124,7 @@ async def test_an_unsigned_decision_is_not_verified(database: Database) -> None:
         answer = await scripted.runtime.call(call(key=new_key()))
         assert answer.decision is not None
         with pytest.raises(SignatureInvalid):
-            await scripted.system.signatory.verify(answer.decision, tenant="default")
+            await scripted.system.decision_signer.verify(answer.decision, tenant="default")
 
 
 def test_a_key_id_is_made_from_the_key() -> None:
