@@ -14,7 +14,7 @@ from app.core.digest import digest_of
 from app.core.errors import ToolNotFound
 from app.domain.identity import Principal
 from app.domain.tga.documents import JsonOutput, ToolCall
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, Ports, Withheld
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tools import Tool

@@ -20,7 +20,7 @@ from app.core.limits import CALL_WAIT_MS, DOCUMENT_BYTES_MAX, STORE_ANSWER_MS
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Name, Part, Sha256, Signature, Text, Time
 from app.domain.tga.documents import JsonOutput, TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.supervision import Ruling
 from app.domain.tga.transitions import TRACE
 from app.edge.answers import accepted, moved

@@ -14,7 +14,7 @@ from app.core.limits import CALL_WAIT_MS, CALL_WAIT_MS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import IdempotencyKey, Name, Part, Text, Uuid7
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
 from app.edge.answers import accepted, denied, send_effect

@@ -11,11 +11,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.cli.running import AsJson, MaybeTrace, refuse, run_in_gateway
 from app.core.errors import ConcurrentExecution, TgaError
-from app.core.limits import RECOVERY_PAGE_TRACES
+from app.core.limits import RECOVERY_PAGE_STREAMS
 from app.domain.tga.documents import ToolCall, TraceId
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import Dispatch, decide_next
 from app.domain.tga.runtime import Recovered
+from app.domain.tga.transitions import TRACE
 from app.gateway.recovery_report import tell_recovered
 
 if TYPE_CHECKING:
@@ -77,11 +78,10 @@ async def _tell_what_would_be_done(gateway: Gateway, trace_id: str | None, *, as
     if trace_id is not None:
         traces = [TraceId(trace_id)]
     else:
-        traces = []
-        while page := await gateway.traces.list_recoverable(
-            after=traces[-1] if traces else None, limit=RECOVERY_PAGE_TRACES
-        ):
-            traces += page
+        traces, after = [], None
+        while page := await gateway.traces.list_recoverable(TRACE.name, after=after, limit=RECOVERY_PAGE_STREAMS):
+            traces += [TraceId(TRACE.identity_of(stream)) for stream in page]
+            after = page[-1]
     all_fine = True
     for identity in traces:
         try:

@@ -62,7 +62,7 @@ FOLLOW_POLL_MAX_MS: Final = 1_000
 UNSETTLED_WAIT_MS: Final = 10_000
 STORE_ANSWER_MS: Final = 2_000  # beyond a caller's `wait_ms`: for the store to make durable, or to show, what is told
 RECOVERIES_AT_ONCE_MAX: Final = 32
-RECOVERY_PAGE_TRACES: Final = 500
+RECOVERY_PAGE_STREAMS: Final = 500
 
 # The embedded PostgreSQL is started again when it ends: at once if it had stayed up for the steady time, else after
 # pauses that double.

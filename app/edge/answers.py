@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from app.core.errors import CallDenied
 from app.domain.tga.documents import SupervisorDecision
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.transitions import TRACE
 from app.edge.problems import problem
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from app.core.errors import CallInFlight, ConcurrentExecution, ShuttingDown, TgaError, TraceNotFound
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import Answer, TraceExecution
+from app.domain.tga.execution import Answer, answer_of, request_of
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
 from app.edge.services import Services
@@ -55,18 +55,15 @@ class Calls:
                 # It is being executed here, and its claim is not durable yet.
         if trace_id is not None:
             with contextlib.suppress(TraceNotFound):
-                execution = await self._load(trace_id)
-                if call.principal.is_same_as(execution.request.principal):
-                    return execution.answer(replayed=True)
+                stored = await self._services.traces.load_trace(trace_id)
+                if call.principal.is_same_as(request_of(stored).principal):
+                    return answer_of(stored)
         raise ShuttingDown("the gateway is stopping")
 
     async def as_it_stands(self, trace_id: TraceId) -> Answer:
         """Of a trace that the caller is known to have asked for: an error names it."""
         with naming(trace_id):
-            return (await self._load(trace_id)).answer(replayed=True)
-
-    async def _load(self, trace_id: TraceId) -> TraceExecution:
-        return TraceExecution.of(await self._services.traces.load_trace(trace_id), executor_id="")
+            return answer_of(await self._services.traces.load_trace(trace_id))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from app.domain.system.log_keys import announce_log_key
 from app.domain.system.policies import record_policy
 from app.domain.tga.announcements import Announcement
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import request_of
+from app.domain.tga.execution import request_of
 from app.domain.tga.ports import Ports
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission

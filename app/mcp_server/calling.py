@@ -26,7 +26,7 @@ from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS
 from app.domain.identity import Principal
 from app.domain.ledger.documents import IdempotencyKey, Part, Text
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool

@@ -19,7 +19,7 @@ import orjson
 from app.connectors.mcp.discovery import McpTool
 from app.core.errors import CallInFlight, TgaError
 from app.domain.tga.documents import Base64Output, DigestOutput, JsonOutput, ToolEffect
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.ports import Output
 from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool

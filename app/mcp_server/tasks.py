@@ -24,7 +24,7 @@ from app.core.errors import (
 from app.core.limits import CALL_WAIT_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, MCP_POLL_INTERVAL_MS
 from app.domain.identity import Principal
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import Answer, TraceExecution, request_of
+from app.domain.tga.execution import answer_of, request_of
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool
@@ -171,7 +171,7 @@ class Tasks:
         tool: Tool | None = None
         with contextlib.suppress(ToolNotFound):  # its recorded answer is enough
             tool = self._services.registry.resolve(request.server_id, request.tool_name)
-        result = result_of(_answer(stored), tool, client, request.idempotency_key)
+        result = result_of(answer_of(stored, replayed=False), tool, client, request.idempotency_key)
         return finished(result, client, trace_id=request.trace_id, key=request.idempotency_key)
 
 
@@ -179,15 +179,11 @@ def _own_scope(principal: Principal) -> Visibility:
     return Visibility(principal.tenant, principal.principal_id)
 
 
-def _answer(stored: StoredTrace) -> Answer:
-    return TraceExecution.of(stored, executor_id="").answer()
-
-
 def _status(stored: StoredTrace, client: Client) -> str:
     """The newer protocol calls a call `completed` that ended with an error of its tool; the older one `failed`."""
     state = stored.state.state
     if state == "DENIED":
-        decision = _answer(stored).decision
+        decision = answer_of(stored).decision
         if decision is not None and decision.decided_by.type == "withdrawal":
             return "cancelled"
     if state not in TRACE.terminal_states:

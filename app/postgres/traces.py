@@ -1,10 +1,6 @@
-"""The runtime's Traces on PostgreSQL: load a trace whole and verified, find claims, own traces as this executor."""
+"""The runtime's Traces on PostgreSQL: load a trace whole and verified, find claims."""
 
 from __future__ import annotations
-
-import asyncio
-import contextlib
-from typing import Self
 
 import asyncpg
 from pydantic import ValidationError
@@ -15,20 +11,17 @@ from app.core.errors import (
     RecoveryFailed,
     SchemaViolation,
     SequenceGap,
-    StoreUnavailable,
     TgaError,
     TraceErased,
     TraceNotFound,
 )
-from app.core.limits import BACKOFF_FIRST_MS, LOCK_TIMEOUT_MS, OWNER_BEAT_MS, RECONNECT_MAX_MS
 from app.domain.ledger.stored import StoredCheckpoint
 from app.domain.tga.checkpoints import verify_stored_checkpoint
 from app.domain.tga.documents import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
 from app.domain.tga.replay import LogRecord, fold, record_from_bytes
 from app.domain.tga.transitions import TRACE
-from app.postgres.ownership import Executor, acquire_stream, release_stream
-from app.postgres.sessions import Closing, Sessions
+from app.postgres.owner import PostgresOwner
 from app.postgres.state_store import verify_head
 
 # One statement, one snapshot, one round trip.
@@ -67,68 +60,8 @@ SELECT stream, payload_digest FROM tga.claims WHERE server_id = $1 AND tool_name
 """
 
 
-class PostgresTraces(Closing):
-    """One executor's view of the traces. Keeps the executor's own session, and replaces it when it is lost."""
-
-    def __init__(
-        self, sessions: Sessions, executor: Executor, url: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS
-    ) -> None:
-        self._sessions = sessions
-        self._executor = executor
-        self._url = url
-        self._lock_timeout_ms = lock_timeout_ms
-        self._keeper: asyncio.Task[None] | None = None
-        self._beat = asyncio.get_running_loop().create_task(self._keep_asking())
-        executor.on_lost(self._replace_executor)
-
-    @classmethod
-    async def open(cls, sessions: Sessions, url: str) -> Self:
-        return cls(sessions, await Executor.open(url), url)
-
-    async def close(self) -> None:
-        """Give up the executor id: every trace it still owns is free at once."""
-        self._beat.cancel()
-        if self._keeper is not None:
-            self._keeper.cancel()
-        await self._executor.close()
-
-    def executor_id(self) -> str:
-        if self._executor.is_lost():
-            raise StoreUnavailable("the executor's own session is lost; a new one is being opened")
-        if self._executor.is_overdue():
-            raise StoreUnavailable("the executor's own session does not answer; what it owns may be another's by now")
-        return self._executor.executor_id
-
-    async def is_alive(self, executor_id: str) -> bool:
-        executor = self._executor
-        if executor.executor_id != executor_id or executor.is_lost():
-            return False
-        try:
-            await executor.verify()
-        except StoreUnavailable:
-            return False
-        return True
-
-    async def acquire(self, trace_id: TraceId) -> str:
-        executor_id = self.executor_id()
-        stream = TRACE.stream(trace_id)
-        await acquire_stream(self._sessions, stream, executor_id, lock_timeout_ms=self._lock_timeout_ms)
-        return executor_id
-
-    async def release(self, trace_id: TraceId, executor_id: str) -> None:
-        stream = TRACE.stream(trace_id)
-        await release_stream(self._sessions, stream, executor_id, lock_timeout_ms=self._lock_timeout_ms)
-
-    async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
-        start = None if after is None else TRACE.stream(after)
-        rows = await self._sessions.commit(
-            "SELECT stream FROM tga.recoverable($1, $2::uuid, $3, $4) AS stream",
-            TRACE.name,
-            self.executor_id(),
-            start,
-            limit,
-        )
-        return [TraceId(TRACE.identity_of(row["stream"])) for row in rows]
+class PostgresTraces(PostgresOwner):
+    """One executor's view of the traces: it owns streams, and reads what a trace is."""
 
     async def list_expired(self, *, limit: int) -> list[TraceId]:
         rows = await self._sessions.fetch(_EXPIRED, limit)
@@ -181,29 +114,6 @@ class PostgresTraces(Closing):
             waiting=row["waiting"],
             has_secrets=row["has_secrets"],
         )
-
-    async def _keep_asking(self) -> None:
-        """Notice that the session is lost before PostgreSQL gives it up, also where the network does not say so."""
-        while True:
-            await asyncio.sleep(OWNER_BEAT_MS / 1000)
-            if not self._executor.is_lost():
-                with contextlib.suppress(StoreUnavailable):  # being lost, it is replaced
-                    await self._executor.verify()
-
-    def _replace_executor(self) -> None:
-        self._keeper = asyncio.get_running_loop().create_task(self._open_executor())
-
-    async def _open_executor(self) -> None:
-        delay_ms = BACKOFF_FIRST_MS
-        while True:
-            try:
-                self._executor = await Executor.open(self._url)
-                self._executor.on_lost(self._replace_executor)
-                if not self._executor.is_lost():  # it may have been, before anyone listened
-                    return
-            except TgaError:
-                await asyncio.sleep(delay_ms / 1000)
-                delay_ms = min(delay_ms * 2, RECONNECT_MAX_MS)
 
 
 def _resolution(raw: bytes | None, stream: str) -> Resolution | None:

@@ -18,7 +18,7 @@ from app.core.errors import (
     ToolNotFound,
 )
 from app.domain.tga.documents import DecidedBy, SupervisorDecision, TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from tests.api.wire import AGENT, CALL, STRANGER, TOOL_CALL_ID, TRACE_ID, Front, effect_of, request
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.core.limits import HEADER_BYTES_MAX, PIPELINED_REQUESTS_MAX
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.edge.protocol import BoundedProtocol
 from tests.api.wire import CALL, Front, Wire, completed, open_front, request

@@ -13,7 +13,7 @@ from app.config import LimitsConfig
 from app.core.errors import GatewayBusy, RateLimited, TooManyInFlight, Unauthenticated
 from app.core.limits import PRINCIPALS_REMEMBERED
 from app.domain.identity import Principal, StoredKey, secret_digest
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.edge.admission import Admission
 from app.edge.authentication import Authenticator

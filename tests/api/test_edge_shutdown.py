@@ -9,7 +9,7 @@ import pytest
 
 from app.core.errors import CallInFlight, ConcurrentExecution, KeyReused, SettingInvalid, TgaError
 from app.domain.tga.documents import TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.runtime import CheckedCall

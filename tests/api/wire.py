@@ -18,7 +18,7 @@ from app.core.errors import TraceNotFound, Unauthenticated
 from app.core.limits import SHUTDOWN_GRACE_MS
 from app.domain.identity import Principal
 from app.domain.tga.documents import JsonOutput, ToolEffect, TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.edge.admission import Admission
 from app.edge.protocol import BoundedProtocol

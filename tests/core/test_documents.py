@@ -15,6 +15,7 @@ from app.core.digest import digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InputTooLarge, InvalidTransition, SchemaViolation, TgaError
 from app.core.limits import DEPTH_MAX, KEYS_MAX
 from app.domain.ledger.documents import Document, LogEntry, Part
+from app.domain.ledger.owned_stream import OwnedStream
 from app.domain.system.documents import SYSTEM_MODELS, ToolPin
 from app.domain.tga import documents as models
 from app.domain.tga.attempts import Attempts, effect_of_answer
@@ -29,7 +30,8 @@ from app.domain.tga.documents import (
     ToolEffect,
     payload_digest,
 )
-from app.domain.tga.executor import TraceExecution, TraceExecutor
+from app.domain.tga.execution import TraceExecution
+from app.domain.tga.executor import TraceExecutor
 from app.domain.tga.ports import Answered, Ports
 from app.domain.tga.replay import fold, head_of, plan_next
 from app.domain.tga.transitions import TRACE
@@ -256,11 +258,11 @@ def test_an_entry_is_planned_as_its_model_writes_it(records: list[Any]) -> None:
 @given(traces())
 def test_the_state_of_the_documents_is_that_of_the_log(records: list[Any]) -> None:
     """At every cut: what a checkpoint says is what folding says, and what the schema admits."""
-    execution, executor = fresh_drive(records[0].artifact)
+    execution, executor = fresh_execution(records[0].artifact)
     assert execution.state is None
     for n, record in enumerate(records):
         executor.advance(execution, record.artifact)
-        execution.head, execution.updated_at = head_of(fold(records[: n + 1])), record.entry.recorded_at
+        execution.owned.head, execution.updated_at = head_of(fold(records[: n + 1])), record.entry.recorded_at
         state = execution.state
         assert state == fold(records[: n + 1])
         assert state is not None
@@ -268,20 +270,21 @@ def test_the_state_of_the_documents_is_that_of_the_log(records: list[Any]) -> No
         assert ExecutionState.from_bytes(state.write()) == state
 
 
-def fresh_drive(request: ArtifactDocument) -> tuple[TraceExecution, TraceExecutor]:
+def fresh_execution(request: ArtifactDocument) -> tuple[TraceExecution, TraceExecutor]:
     assert isinstance(request, ActionRequest)
     unused: Any = None
     executor = TraceExecutor(Ports(unused, unused, unused, unused, unused, unused, unused, unused, SystemClock()))
-    return TraceExecution(models.TraceId(request.trace_id), EXECUTOR, request), executor
+    owned = OwnedStream(executor.stream_ports, request.trace_id, executor_id=EXECUTOR, head=Head.unborn(TRACE))
+    return TraceExecution(models.TraceId(request.trace_id), request, owned=owned), executor
 
 
-def test_what_a_drive_cannot_append_is_named_as_in_replay() -> None:
+def test_what_an_execution_cannot_append_is_named_as_in_replay() -> None:
     request = action_request(1)
     decision = supervisor_decision(request)
     call = tool_call(1, request, decision)
     other = tool_call(1, action_request(1, arguments={"title": "another"}), decision)
     effect = tool_effect(call)
-    execution, executor = fresh_drive(request)
+    execution, executor = fresh_execution(request)
     with pytest.raises(InvalidTransition):
         executor.advance(execution, decision.model_copy(update={"action_request_digest": None}))
     for admitted, refused, error in (
@@ -291,15 +294,15 @@ def test_what_a_drive_cannot_append_is_named_as_in_replay() -> None:
         (effect, effect.model_copy(update={"tool_call_digest": effect.digest()}), InvalidTransition),
     ):
         executor.advance(execution, admitted)
-        before = execution.head, len(execution.pending)
+        before = execution.owned.head, len(execution.owned.pending)
         with pytest.raises(error):
             executor.advance(execution, refused)
-        assert (execution.head, len(execution.pending)) == before
+        assert (execution.owned.head, len(execution.owned.pending)) == before
 
 
 def test_a_decision_of_known_fields_is_the_validated_one() -> None:
     request = action_request(1)
-    execution, executor = fresh_drive(request)
+    execution, executor = fresh_execution(request)
     made = executor.decision(execution, "APPROVE", models.DecidedBy(type="policy", id="policy"), None, rationale=None)
     said = made.decided_at
     by = {"type": "policy", "id": "policy"}

@@ -45,7 +45,7 @@ from app.core.errors import TgaError
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger, Plan
 from app.domain.tga.documents import JsonOutput, ToolCall, TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.ports import Connector, Connectors, Dispatched, MaySend, Ports, StoredClaim, StoredTrace, Traces
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tga.supervision import Ruling
@@ -194,13 +194,13 @@ class MinedTraces:
         self._inner = inner
         self._boundaries = boundaries
 
-    async def acquire(self, trace_id: TraceId) -> str:
-        executor_id = await self._inner.acquire(trace_id)
+    async def acquire(self, stream: str) -> str:
+        executor_id = await self._inner.acquire(stream)
         self._boundaries.cross("acquire.done")
         return executor_id
 
-    async def release(self, trace_id: TraceId, executor_id: str) -> None:
-        await self._inner.release(trace_id, executor_id)
+    async def release(self, stream: str, executor_id: str) -> None:
+        await self._inner.release(stream, executor_id)
 
     async def load_trace(self, trace_id: TraceId) -> StoredTrace:
         return await self._inner.load_trace(trace_id)
@@ -208,8 +208,8 @@ class MinedTraces:
     async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None:
         return await self._inner.find_claim(server_id, tool_name, idempotency_key)
 
-    async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
-        return await self._inner.list_recoverable(after=after, limit=limit)
+    async def list_recoverable(self, kind: str, *, after: str | None, limit: int) -> list[str]:
+        return await self._inner.list_recoverable(kind, after=after, limit=limit)
 
     async def is_known(self, trace_id: TraceId) -> bool:
         return await self._inner.is_known(trace_id)

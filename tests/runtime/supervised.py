@@ -17,7 +17,7 @@ from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.tga.documents import DecidedBy, SupervisorDecision, TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.ports import Ports, Vault
 from app.domain.tga.runtime import TgaRuntime
 from app.domain.tga.supervision import Ruling

@@ -20,7 +20,7 @@ from app.core.limits import OWNERSHIP_BELIEVED_MS
 from app.domain.ledger.plans import Plan
 from app.domain.tga.documents import ToolCall
 from app.domain.tga.ports import Dispatched, MaySend, Withheld
-from app.postgres import ownership, traces
+from app.postgres import owner, ownership
 from app.postgres.database import Database
 from app.postgres.ownership import Executor
 from app.postgres.sessions import Sessions
@@ -204,7 +204,7 @@ async def test_an_owner_whose_session_has_gone_silent_sends_nothing_until_it_is_
     database: Database, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits go through on other sessions, so nothing but asking would tell. Its calls in flight stay its own."""
-    monkeypatch.setattr(traces, "OWNER_BEAT_MS", 20)
+    monkeypatch.setattr(owner, "OWNER_BEAT_MS", 20)
     monkeypatch.setattr(ownership, "OWNER_OVERDUE_MS", 50)
     async with open_scripted(relay.url, real_time=True) as scripted:
         executor_id = scripted.traces.executor_id()

@@ -12,6 +12,7 @@ from app.core.errors import ApprovalExpired, KeyReused, SecretMissing, TraceNotH
 from app.domain.tga.documents import TraceId
 from app.domain.tga.ports import Answered, Dispatched
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
+from app.domain.tga.transitions import TRACE
 from app.keys.keyring import Keyring
 from app.postgres.database import Database
 from app.postgres.vault import PostgresVault
@@ -290,8 +291,8 @@ async def left_executing(url: str) -> TraceId:
     async with open_scripted(url, die, tool=SECRET) as first:
         with pytest.raises(Died):
             await first.runtime.call(secret_call(new_key()))
-        (trace_id,) = await first.traces.list_recoverable(after=None, limit=10)
-        return trace_id
+        (stream,) = await first.traces.list_recoverable(TRACE.name, after=None, limit=10)
+        return TraceId(TRACE.identity_of(stream))
 
 
 @pytest.mark.parametrize("gone", ["key", "values", "tool"])

@@ -71,7 +71,7 @@ async def test_a_waiting_request_is_owned_by_nobody_and_locks_nothing(database: 
             "        WHERE application_name <> ''))"
         )
         assert held == []
-        assert scripted.runtime._running == {}
+        assert scripted.runtime.at_work(WRITE.server_id) == 0
         assert scripted.connector.sent == []
 
 

@@ -18,7 +18,7 @@ from app.core.errors import LockAcquireFailed, OutcomeUnknown, StoreUnavailable,
 from app.core.limits import BATCH_PLANS_MAX, SINGLE_LOCK_FAILURES_MAX, SINGLE_LOCK_TIMEOUT_MS, STORE_ANSWER_MS
 from app.domain.ledger.plans import Plan
 from app.domain.tga.documents import ToolCall, TraceId
-from app.domain.tga.executor import Answer
+from app.domain.tga.execution import Answer
 from app.domain.tga.ports import Dispatched
 from app.domain.tga.runtime import TgaRuntime
 from app.domain.tga.supervision import Ruling
@@ -200,7 +200,7 @@ async def test_a_decision_that_cannot_be_taken_in_has_changed_nothing(database: 
 
 async def until_free(scripted: Scripted, trace: TraceId) -> None:
     """What was begun and given up has been given back."""
-    await until(lambda: not scripted.runtime._is_busy_with(trace))
+    await until(lambda: not scripted.runtime._executions.is_busy_with(TRACE.stream(trace)))
 
 
 async def test_a_decision_that_is_being_committed_is_unknown_and_stands_later(database: Database) -> None:

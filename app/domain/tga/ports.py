@@ -11,6 +11,7 @@ from app.core.digest import Digest
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
+from app.domain.ledger.owned_stream import StreamOwner
 from app.domain.ledger.plans import Ledger, Sealed
 from app.domain.policy.question import Verdict
 from app.domain.tga.documents import (
@@ -175,8 +176,8 @@ class StoredClaim:
     payload_digest: Digest
 
 
-class Traces(Protocol):
-    """Reading, and owning. Every read verifies what it reads."""
+class Traces(StreamOwner, Protocol):
+    """Reading traces, and owning them as this process's executor. Every read verifies what it reads."""
 
     async def load_trace(self, trace_id: TraceId) -> StoredTrace: ...
 
@@ -184,29 +185,8 @@ class Traces(Protocol):
 
     async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None: ...
 
-    async def list_recoverable(self, *, after: TraceId | None, limit: int) -> list[TraceId]:
-        """Traces that are not finished, wait for nobody and have no living owner but this executor; oldest first."""
-        ...
-
     async def list_expired(self, *, limit: int) -> list[TraceId]:
         """Traces that wait for a supervisor and whose time is over, by the store's clock."""
-        ...
-
-    async def acquire(self, trace_id: TraceId) -> str:
-        """Become the owner under the current executor id, which is returned."""
-        ...
-
-    async def release(self, trace_id: TraceId, executor_id: str) -> None: ...
-
-    def executor_id(self) -> str:
-        """The current executor id; raises StoreUnavailable while there is none (its session is lost)."""
-        ...
-
-    async def is_alive(self, executor_id: str) -> bool:
-        """Ask the store whether this executor id still holds its lock; then nobody can have taken what it owns.
-
-        False also when the store does not answer: the id is given up, and the next `executor_id` is another one.
-        """
         ...
 
 

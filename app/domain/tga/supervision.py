@@ -20,7 +20,8 @@ from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.policy.question import Verdict
 from app.domain.tga.documents import ActionRequest, DecidedBy, SupervisorDecision
-from app.domain.tga.executor import TraceExecution, TraceExecutor, known
+from app.domain.tga.execution import TraceExecution, known
+from app.domain.tga.executor import TraceExecutor
 from app.domain.tga.ports import Ports
 from app.domain.tools import Tool
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self, TypeVar
 
 from app.core.errors import KeyClaimed, OutcomeUnknown, StoreUnavailable, TgaError
 from app.core.limits import FOLLOW_POLL_MS, STORE_ANSWER_MS, UNSETTLED_WAIT_MS
 from app.domain.clock import Clock
-from app.domain.tga.executor import Answer, TraceExecution
-from app.domain.tga.transitions import TRACE
+from app.domain.ledger.owned_stream import OwnedStream
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Execution(Protocol[R_co]):
+    """A stream being executed by this process, as far as those who wait for it look at it."""
+
+    @property
+    def owned(self) -> OwnedStream[Any]: ...
+
+    @property
+    def committed(self) -> R_co | None:
+        """The last durable answer; None while there is none that a caller may be told."""
+        ...
 
 
 class Patience:
@@ -21,15 +35,18 @@ class Patience:
     if an execution was begun, whose commits may still happen, else with StoreUnavailable, and nothing was changed.
     """
 
-    __slots__ = ("_began_ms", "_clock", "_drive", "_ends_ms", "_limit", "_loop")
+    __slots__ = ("_awaited", "_began_ms", "_clock", "_ends_ms", "_limit", "_loop", "_remedy")
 
-    def __init__(self, clock: Clock, wait_ms: int | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, clock: Clock, wait_ms: int | None, loop: asyncio.AbstractEventLoop, *, remedy: str) -> None:
+        # Set here for good.
         self._clock = clock
         self._loop = loop
+        self._remedy = remedy  # what a caller does whose outcome is unknown
         self._began_ms = clock.monotonic_ms()
         self._ends_ms = math.inf if wait_ms is None else self._began_ms + wait_ms
         self._limit = asyncio.timeout(None if wait_ms is None else (wait_ms + STORE_ANSWER_MS) / 1000)
-        self._drive: TraceExecution | None = None
+        # Set by `wait`: something was begun that may still happen. Cleared when it is known that nothing was stored.
+        self._awaited: OwnedStream[Any] | None = None
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()
@@ -47,19 +64,19 @@ class Patience:
     def is_over(self) -> bool:
         return self._clock.monotonic_ms() >= self._ends_ms
 
-    async def wait(self, execution: TraceExecution, task: asyncio.Task[Answer]) -> Answer:
+    async def wait(self, execution: Execution[R], task: asyncio.Task[R]) -> R:
         """The execution's answer, or where it durably stands when the time is over.
 
         Cancelling this wait does not cancel the execution. A call that is not durable yet is given STORE_ANSWER_MS,
         however impatient its caller: without that nothing could be said about it.
         """
-        self._drive = execution
+        self._awaited = owned = execution.owned
         is_bounded = self._ends_ms < math.inf
         step_ms = max(0.0, self._ends_ms - self._clock.monotonic_ms()) if is_bounded else UNSETTLED_WAIT_MS
         while True:
             if await self._is_done_within(task, step_ms / 1000):
                 return self._result_of(task)
-            if execution.is_unsettled:
+            if owned.is_unsettled:
                 raise self._overdue()
             if is_bounded:
                 if execution.committed is not None:
@@ -68,14 +85,14 @@ class Patience:
                     raise self._overdue()
                 step_ms = FOLLOW_POLL_MS
 
-    def _result_of(self, task: asyncio.Task[Answer]) -> Answer:
+    def _result_of(self, task: asyncio.Task[R]) -> R:
         try:
             return task.result()
         except KeyClaimed:
-            self._drive = None  # nothing of it was stored
+            self._awaited = None  # nothing of it was stored
             raise
 
-    async def _is_done_within(self, task: asyncio.Task[Answer], seconds: float) -> bool:
+    async def _is_done_within(self, task: asyncio.Task[Any], seconds: float) -> bool:
         """asyncio.wait for one task, at half its cost."""
         if not task.done():
             woken: asyncio.Future[None] = self._loop.create_future()
@@ -94,10 +111,6 @@ class Patience:
         return task.done()
 
     def _overdue(self) -> TgaError:
-        if self._drive is None:
+        if self._awaited is None:
             return StoreUnavailable("the store did not answer in time; nothing was changed")
-        return OutcomeUnknown(
-            "the store did not answer in time",
-            remedy="Look at the trace, or make the call again with its key: what was asked for may still happen.",
-            stream=TRACE.stream(self._drive.trace_id),
-        )
+        return OutcomeUnknown("the store did not answer in time", remedy=self._remedy, stream=self._awaited.stream)
