@@ -23,6 +23,7 @@ from app.clock import SystemClock
 from app.config import Config, load_config
 from app.connectors.registry import Registry
 from app.core.errors import TgaError
+from app.domain.system.log import SystemLog
 from app.gateway.policy_file import load_policy
 from app.keys.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
 from app.postgres.api_keys import PostgresAccess
@@ -31,7 +32,7 @@ from app.postgres.guards import find_problems
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import load_status
 from app.postgres.sessions import Sessions
-from app.postgres.system import PostgresSystemLog
+from app.postgres.system import PostgresSystemRows
 from app.postgres.tree import PostgresTree
 from app.settings import Settings
 
@@ -180,7 +181,7 @@ async def _clock(sessions: Sessions) -> Finding:
 
 
 async def _system(sessions: Sessions, database: Database) -> AsyncIterator[Finding]:
-    log = PostgresSystemLog(sessions, PostgresLedger(sessions), SystemClock(), lambda: "")
+    log = SystemLog(PostgresSystemRows(sessions), PostgresLedger(sessions), SystemClock(), lambda: "")
     for tenant in await PostgresAccess(sessions, database.gateway_url).list_tenants():
         what = f"system stream of {tenant.tenant}"
         try:

@@ -63,6 +63,7 @@ UNSETTLED_WAIT_MS: Final = 10_000
 STORE_ANSWER_MS: Final = 2_000  # beyond a caller's `wait_ms`: for the store to make durable, or to show, what is told
 RECOVERIES_AT_ONCE_MAX: Final = 32
 RECOVERY_PAGE_STREAMS: Final = 500
+SYSTEM_APPEND_TRIES_MAX: Final = 50  # of one gateway among many that append to the same system stream
 
 # The embedded PostgreSQL is started again when it ends: at once if it had stayed up for the steady time, else after
 # pauses that double.

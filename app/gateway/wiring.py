@@ -13,6 +13,7 @@ from app.connectors.registry import Registry
 from app.connectors.webhooks import Webhooks
 from app.core.errors import StoreUnfit
 from app.domain.clock import Clock
+from app.domain.system.log import SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.domain.system.policies import record_policy
 from app.domain.tga.announcements import Announcement
@@ -39,7 +40,7 @@ from app.postgres.migrate import load_status, migrate
 from app.postgres.outbox import PostgresOutbox
 from app.postgres.sequencer import Sequencer, TreeSession
 from app.postgres.sessions import Sessions
-from app.postgres.system import PostgresSystemLog, system_parts
+from app.postgres.system import system_parts
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
 from app.settings import Settings
@@ -55,7 +56,7 @@ class Gateway:
     traces: PostgresTraces
     registry: Registry
     sessions: Sessions
-    system: PostgresSystemLog
+    system: SystemLog
     policy: PolicyFile
     webhooks: Webhooks
     sequencer: Sequencer

@@ -26,8 +26,7 @@ from app.core.limits import CLAIM_SALT_BYTES, LOCK_TIMEOUT_MS
 from app.domain.clock import Clock
 from app.domain.ledger.plans import Claim
 from app.domain.system.documents import SYSTEM, ErasedClaim, Erasure
-from app.domain.system.log import plan_system
-from app.domain.system.pins import SystemLog
+from app.domain.system.log import SystemLog, plan_system
 from app.domain.tga.documents import ExecutionState, TraceId
 from app.domain.tga.idempotency import claim_errors
 from app.domain.tga.replay import LogRecord, fold, record_from_bytes

@@ -21,6 +21,7 @@ from app.connectors.registry import Registry
 from app.core.errors import Unauthenticated
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Plan
+from app.domain.system.log import SystemLog
 from app.domain.system.pins import Pins
 from app.domain.tga.replay import LogRecord
 from app.edge.admission import Admission
@@ -30,7 +31,7 @@ from app.gateway.http_server import serve_http
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
-from app.postgres.system import PostgresSystemLog
+from app.postgres.system import PostgresSystemRows
 from app.postgres.traces import PostgresTraces
 from tests.invariants.plans import plan_of
 from tests.log.standing import QuietLog
@@ -216,7 +217,7 @@ class World:
                 await PostgresTraces.open(self.sessions, self.database.gateway_url) as traces,
                 aiohttp.ClientSession(connector=connector) as client,
             ):
-                system = PostgresSystemLog(self.sessions, self.ledger, clock, traces.executor_id)
+                system = SystemLog(PostgresSystemRows(self.sessions), self.ledger, clock, traces.executor_id)
                 services = Services(
                     runtime=cast("Any", None),
                     traces=traces,

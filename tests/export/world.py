@@ -24,6 +24,7 @@ from app.domain.log.bundle import Filter, Manifest
 from app.domain.log.bundle_verification import BundleReport, verify_bundle
 from app.domain.log.heads import SignedHead, fits
 from app.domain.system.documents import SigningKey
+from app.domain.system.log import SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.domain.tga.documents import ArtifactDocument, SupervisorDecision
 from app.domain.tga.replay import LogRecord
@@ -35,7 +36,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.sequencer import LeaderTerm, TreeSession
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
-from app.postgres.system import PostgresSystemLog
+from app.postgres.system import PostgresSystemRows
 from tests.traces import (
     EXECUTOR,
     PATHS,
@@ -64,8 +65,11 @@ class World:
 
     def __post_init__(self) -> None:
         self.clock = SystemClock()
-        self.system = PostgresSystemLog(
-            self.sessions, PostgresLedger(self.sessions), self.clock, lambda: uuid7(7, role="executor")
+        self.system = SystemLog(
+            PostgresSystemRows(self.sessions),
+            PostgresLedger(self.sessions),
+            self.clock,
+            lambda: uuid7(7, role="executor"),
         )
         self.signer = LogSigner.open(self.keys, origin="example.org/ledger", environment={})
 

@@ -12,13 +12,20 @@ import pytest
 from app.clock import SystemClock
 from app.core.canonical import canonical_bytes, parse_object
 from app.core.digest import digest_of_bytes
-from app.core.errors import ChecksumMismatch, OutcomeUnknown, SchemaViolation, SequenceGap, TgaError
+from app.core.errors import (
+    ChecksumMismatch,
+    OutcomeUnknown,
+    SchemaViolation,
+    SequenceGap,
+    StoreUnavailable,
+    TgaError,
+)
 from app.domain.ledger.plans import Ledger, Plan, PlannedEntry
-from app.domain.system.documents import PolicySet
-from app.domain.system.log import SystemState, plan_system
+from app.domain.system.documents import PolicySet, SystemDocument
+from app.domain.system.log import SystemLog, SystemState, plan_system
 from app.domain.system.policies import record_policy
 from app.postgres.database import Database
-from app.postgres.system import PostgresSystemLog
+from app.postgres.system import PostgresSystemRows
 from tests.conftest import Admin
 from tests.invariants.plans import contents, verify_all
 from tests.runtime.scripted import Scripted, call, new_key, open_scripted
@@ -74,22 +81,55 @@ async def test_many_gateways_append_at_once_and_nothing_is_lost(database: Databa
         await verify_all(gateways[0].sessions)
 
 
-async def test_a_lost_answer_appends_nothing_twice(database: Database, admin: Admin) -> None:
-    class Losing:
-        def __init__(self, inner: Ledger) -> None:
-            self._inner, self.lost = inner, 0
+class Losing:
+    """A ledger whose answers are lost until it is told otherwise; what becomes of the plan is the fault's affair."""
 
-        async def commit(self, plan: Plan) -> None:
+    def __init__(self, inner: Ledger, fault: str) -> None:
+        self._inner, self._fault = inner, fault
+        self.plans: list[Plan] = []
+
+    async def commit(self, plan: Plan) -> None:
+        self.plans.append(plan)
+        if len(self.plans) > 1:
+            if self._fault == "but_persisted_late" and len(self.plans) == 2:
+                await self._inner.commit(self.plans[0])  # it was still on its way when the stream was read
             await self._inner.commit(plan)
-            self.lost += 1
-            if self.lost == 1:
-                raise OutcomeUnknown("lost")
+            return
+        if self._fault == "but_persisted":
+            await self._inner.commit(plan)
+        raise OutcomeUnknown("lost")
+
+
+@pytest.mark.parametrize(
+    ("fault", "commits"), [("and_not_persisted", 2), ("but_persisted", 1), ("but_persisted_late", 2)]
+)
+async def test_a_lost_answer_appends_nothing_twice(fault: str, commits: int, database: Database, admin: Admin) -> None:
+    """The plan is settled by reading: it is decided on once, and the same plan is committed again if it must be."""
+    async with open_scripted(database.gateway_url) as scripted:
+        losing = Losing(scripted.ledger, fault)
+        log = SystemLog(PostgresSystemRows(scripted.sessions), losing, SystemClock(), scripted.traces.executor_id)
+        decided = 0
+
+        def decide(_: SystemState) -> list[SystemDocument]:
+            nonlocal decided
+            decided += 1
+            return [policy_set("x")]
+
+        await log.append("default", decide)
+        assert (decided, len(losing.plans), await policies(admin)) == (1, commits, ["x"])
+        assert all(plan.entries == losing.plans[0].entries for plan in losing.plans)
+
+
+async def test_a_store_that_does_not_answer_is_not_waited_for(database: Database, admin: Admin) -> None:
+    class Silent:
+        async def commit(self, plan: Plan) -> None:
+            raise StoreUnavailable("gone")
 
     async with open_scripted(database.gateway_url) as scripted:
-        losing = Losing(scripted.ledger)
-        log = PostgresSystemLog(scripted.sessions, losing, SystemClock(), scripted.traces.executor_id)
-        await record_policy(log, scripted.clock, digest_of_bytes(b"x"), "x")
-        assert (losing.lost, await policies(admin)) == (1, ["x"])
+        log = SystemLog(PostgresSystemRows(scripted.sessions), Silent(), SystemClock(), scripted.traces.executor_id)
+        with pytest.raises(StoreUnavailable):
+            await log.append("default", lambda _: [policy_set("x")])
+        assert await policies(admin) == []
 
 
 async def test_what_another_gateway_appended_is_read_on_from_where_one_stands(database: Database) -> None:
@@ -122,7 +162,9 @@ async def test_a_tampered_system_stream_is_found_and_not_taken_over(
             await admin.execute(statement)
         found = await find(scripted.sessions)
         assert [(error.stream, error.sequence_number) for error in found] == [("system:default", 2)]
-        fresh = PostgresSystemLog(scripted.sessions, scripted.ledger, SystemClock(), scripted.traces.executor_id)
+        fresh = SystemLog(
+            PostgresSystemRows(scripted.sessions), scripted.ledger, SystemClock(), scripted.traces.executor_id
+        )
         with pytest.raises(TgaError):
             await fresh.refresh("default")
         assert fresh.state_of("default") == SystemState("default")

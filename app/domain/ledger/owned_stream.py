@@ -80,6 +80,29 @@ class StreamOwner(Protocol):
         ...
 
 
+class NoOwner:
+    """The StreamOwner of streams that nobody owns. Every gateway appends to them; the head that a plan was made on
+    decides whose plan comes first (I1, I5). Acquiring one takes no lock, so a commit that is thought lost may still
+    happen later: committing the same plan again is refused then, and settled."""
+
+    __slots__ = ("executor_id",)
+
+    def __init__(self, executor_id: Callable[[], str]) -> None:
+        self.executor_id = executor_id  # in whose name entries are made
+
+    async def is_alive(self, executor_id: str) -> bool:
+        return self.executor_id() == executor_id
+
+    async def acquire(self, stream: str) -> str:
+        return self.executor_id()
+
+    async def release(self, stream: str, executor_id: str) -> None:
+        return None
+
+    async def list_recoverable(self, kind: str, *, after: str | None, limit: int) -> list[str]:
+        return []  # a stream without owner has nothing under way
+
+
 @dataclass(frozen=True, slots=True)
 class StreamPorts(Generic[A]):
     """What all owned streams of one kind ask of the world.

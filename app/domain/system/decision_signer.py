@@ -11,8 +11,8 @@ from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.ledger.documents import Signature
 from app.domain.system.documents import SigningKey, SystemDocument
-from app.domain.system.log import KnownKey, SystemState
-from app.domain.system.pins import GATEWAY, SystemLog
+from app.domain.system.log import KnownKey, SystemLog, SystemState
+from app.domain.system.pins import GATEWAY
 
 
 class Signs(Protocol):

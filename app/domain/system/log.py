@@ -1,16 +1,24 @@
-"""A system stream, read and continued: every link verified, and what it says folded into what counts now."""
+"""A system stream, read and continued: every link verified, and what it says folded into what counts now.
+
+Nobody owns a system stream: several gateways append to it. Each decides in view of the newest state it has read, and
+decides again when another was faster.
+"""
 
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from app.core.chain import Head
 from app.core.digest import Digest, digest_of_bytes
 from app.core.ed25519 import key_id_of
-from app.core.errors import ChecksumMismatch, SchemaViolation, TgaError
-from app.domain.ledger.plans import Plan
+from app.core.errors import ChecksumMismatch, ConcurrentExecution, OutcomeUnknown, SchemaViolation, TgaError
+from app.core.limits import LIST_ENTRIES_MAX, SYSTEM_APPEND_TRIES_MAX
+from app.domain.clock import Clock
+from app.domain.ledger.owned_stream import NoOwner, OwnedStream, Position, StreamPorts
+from app.domain.ledger.plans import Ledger, Plan
 from app.domain.ledger.records import Record, StreamDocuments
 from app.domain.system.documents import (
     SYSTEM,
@@ -142,3 +150,85 @@ def plan_system(state: SystemState, documents: list[SystemDocument], *, executor
         )
         planned.append(entry)
     return Plan(stream=state.stream, executor_id=executor_id, owner_after=None, entries=planned)
+
+
+class SystemRow(NamedTuple):
+    """An entry with its artifact, as stored."""
+
+    entry: bytes
+    artifact: bytes | None
+    entry_digest: Digest
+
+
+class SystemRows(Protocol):
+    """What is stored of a system stream."""
+
+    async def load_tail(self, stream: str, *, after: int, limit: int) -> Sequence[SystemRow]:
+        """Its entries after this sequence number, in order; nothing of them is verified."""
+        ...
+
+
+class SystemLog:
+    """The system streams, a state in memory for each tenant's; several gateways append to them.
+
+    What is read is verified before it counts. What is appended is durable when `append` returns, once, also when the
+    answer to its commit was lost.
+    """
+
+    def __init__(self, rows: SystemRows, ledger: Ledger, clock: Clock, executor_id: Callable[[], str]) -> None:
+        # Set here for good.
+        self._rows = rows
+        self._clock = clock
+        self._ports = StreamPorts(
+            ledger, NoOwner(executor_id), clock, SYSTEM_DOCUMENTS, self._load_position, waits_for_store=False
+        )
+        # By tenant; replaced by `refresh`, which only ever goes forward.
+        self._states: dict[str, SystemState] = {}
+
+    def state_of(self, tenant: str) -> SystemState:
+        """As last read; `refresh` reads on."""
+        return self._states.get(tenant) or SystemState(tenant)
+
+    async def refresh(self, tenant: str) -> SystemState:
+        """Read and verify what was appended since; nothing that does not verify is taken over."""
+        state = self.state_of(tenant)
+        while rows := await self._rows.load_tail(
+            state.stream, after=state.head.sequence_number, limit=LIST_ENTRIES_MAX
+        ):
+            for row in rows:
+                state = fold_system(state, row.entry, row.artifact, entry_digest=row.entry_digest)
+        # Two refreshes may run at once: the one that came further stays.
+        if state.head.sequence_number >= self.state_of(tenant).head.sequence_number:
+            self._states[tenant] = state
+        return self.state_of(tenant)
+
+    async def refresh_all(self) -> None:
+        for tenant in list(self._states):
+            await self.refresh(tenant)
+
+    async def append(self, tenant: str, decide: Callable[[SystemState], list[SystemDocument]]) -> SystemState:
+        """Append what `decide` says in view of the newest state; asked again when another gateway was faster."""
+        for _ in range(SYSTEM_APPEND_TRIES_MAX):
+            state = await self.refresh(tenant)
+            documents = decide(state)
+            if not documents:
+                return state
+            try:
+                await self._commit(state, documents)
+            except (ConcurrentExecution, ChecksumMismatch, OutcomeUnknown):
+                continue  # another gateway has appended since the state was read: decide again
+            return await self.refresh(tenant)
+        raise ConcurrentExecution(
+            "others append to the system stream all the time", stream=self.state_of(tenant).stream
+        )
+
+    async def _commit(self, state: SystemState, documents: list[SystemDocument]) -> None:
+        executor_id, now = self._ports.owner.executor_id(), self._clock.now()
+        owned = OwnedStream(self._ports, state.system_id, executor_id=executor_id, head=state.head)
+        for document in documents:
+            planned, head, _ = owned.planned(document, recorded_at=now)
+            owned.append(planned, head)
+        await owned.commit(Plan(owned.stream, executor_id, owner_after=None, entries=owned.pending))
+
+    async def _load_position(self, stream: str) -> Position:
+        return Position((await self.refresh(SYSTEM.identity_of(stream))).head.entry_digest)

@@ -8,8 +8,8 @@ from app.core.ed25519 import key_id_of
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.system.documents import SigningKey, SystemDocument
-from app.domain.system.log import SystemState
-from app.domain.system.pins import GATEWAY, SystemLog
+from app.domain.system.log import SystemLog, SystemState
+from app.domain.system.pins import GATEWAY
 
 
 async def announce_log_key(system: SystemLog, clock: Clock, public_key: bytes) -> None:

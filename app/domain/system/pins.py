@@ -10,31 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from app.core.errors import InputMalformed, InputTooLarge, RequestMismatch, ToolQuarantined
 from app.core.limits import PINS_AT_ONCE_MAX, PINS_PER_SERVER_MAX, QUARANTINED_PER_PIN_MAX
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.system.documents import SystemDocument, ToolPin
-from app.domain.system.log import SystemState
+from app.domain.system.log import SystemLog, SystemState
 from app.domain.tools import Tool
 
 GATEWAY = "gateway"
-
-
-class SystemLog(Protocol):
-    """The system streams, a state in memory for each; several gateways append to them."""
-
-    def state_of(self, tenant: str) -> SystemState:
-        """As last read; `refresh` reads on."""
-        ...
-
-    async def refresh(self, tenant: str) -> SystemState: ...
-
-    async def append(self, tenant: str, decide: Callable[[SystemState], list[SystemDocument]]) -> SystemState:
-        """Append what `decide` says in view of the newest state; asked again when another gateway was faster."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

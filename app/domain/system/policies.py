@@ -5,8 +5,8 @@ from __future__ import annotations
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.system.documents import PolicySet, SystemDocument
-from app.domain.system.log import SystemState
-from app.domain.system.pins import GATEWAY, SystemLog
+from app.domain.system.log import SystemLog, SystemState
+from app.domain.system.pins import GATEWAY
 
 
 async def record_policy(system: SystemLog, clock: Clock, policy_digest: str, text: str) -> None:
