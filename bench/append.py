@@ -12,7 +12,8 @@ from rich.table import Table
 
 from app.core.limits import BATCH_PLANS_MAX, WRITER_FLUSHERS_FROM_PLANS
 from app.domain.ledger.plans import Plan
-from app.domain.tga.documents import ArtifactDocument, ExecutionState
+from app.domain.tga.documents import ArtifactDocument
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import advance, fold
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions

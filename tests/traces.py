@@ -12,15 +12,8 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from app.domain.tga.documents import (
-    ActionRequest,
-    ArtifactDocument,
-    ExecutionState,
-    SupervisorDecision,
-    ToolCall,
-    ToolEffect,
-    TraceId,
-)
+from app.domain.tga.documents import ActionRequest, ArtifactDocument, SupervisorDecision, ToolCall, ToolEffect, TraceId
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import LogRecord, advance, fold
 
 # 2026-01-01T00:00:00Z; the ids of sample traces are a millisecond apart, as UUIDv7 orders them.

@@ -20,13 +20,13 @@ from app.domain.tga.documents import (
     ActionRequest,
     ArtifactDocument,
     DecidedBy,
-    ExecutionState,
     JsonOutput,
     SupervisorDecision,
     ToolCall,
     ToolEffect,
     TraceId,
 )
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import advance
 from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger

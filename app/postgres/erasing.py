@@ -27,7 +27,8 @@ from app.domain.clock import Clock
 from app.domain.ledger.plans import Claim
 from app.domain.system.documents import SYSTEM, ErasedClaim, Erasure
 from app.domain.system.log import SystemLog, plan_system
-from app.domain.tga.documents import ExecutionState, TraceId
+from app.domain.tga.documents import TraceId
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.idempotency import claim_errors
 from app.domain.tga.replay import LogRecord, fold, record_from_bytes
 from app.domain.tga.transitions import TRACE

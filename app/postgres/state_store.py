@@ -8,7 +8,8 @@ from app.core.errors import ChecksumMismatch, ConcurrentExecution, SequenceGap, 
 from app.core.limits import LIST_ENTRIES_MAX, LOCK_TIMEOUT_MS
 from app.domain.ledger.plans import Ledger, Plan, PlannedCheckpoint, PlannedEntry
 from app.domain.tga.checkpoints import is_checkpoint_due
-from app.domain.tga.documents import ExecutionCheckpoint, ExecutionState, TraceId
+from app.domain.tga.documents import TraceId
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import (
     LogRecord,

@@ -16,7 +16,8 @@ from app.core.errors import (
 from app.core.limits import ARTIFACT_BYTES_MAX, LIST_ENTRIES_MAX
 from app.domain.ledger.plans import Claim
 from app.domain.tga.checkpoints import is_checkpoint_due
-from app.domain.tga.documents import ExecutionCheckpoint, ExecutionLogEntry, ExecutionState, TraceId
+from app.domain.tga.documents import ExecutionLogEntry, TraceId
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord, fold, head_of, verify_checkpoint, verify_next
 

@@ -19,7 +19,8 @@ from app.core.errors import (
     TgaError,
     TraceNotFound,
 )
-from app.domain.tga.documents import ExecutionCheckpoint, ExecutionLogEntry
+from app.domain.tga.documents import ExecutionLogEntry
+from app.domain.tga.execution_state import ExecutionCheckpoint
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.state_store import TgaStateStore
 from app.postgres.database import Database

@@ -23,7 +23,8 @@ from app.core.errors import BY_CODE, RecoveryFailed, TgaError
 from app.domain.ledger.records import Record
 from app.domain.system.documents import SYSTEM_MODELS, SystemLogEntry
 from app.domain.system.log import SystemState, fold_next
-from app.domain.tga.documents import ARTIFACT_MODELS, ExecutionCheckpoint, ExecutionLogEntry, ExecutionState
+from app.domain.tga.documents import ARTIFACT_MODELS, ExecutionLogEntry
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.replay import Dispatch, LogRecord, decide_next, fold, verify_checkpoint
 from app.domain.tga.transitions import TRACE
 

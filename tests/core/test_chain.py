@@ -13,7 +13,8 @@ from app.core.chain import Artifact, Head, Link, StreamKind, Transition, verify_
 from app.core.digest import GENESIS, Digest, digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InvalidTransition, SchemaViolation, SequenceGap, TgaError
 from app.domain.system.documents import SYSTEM
-from app.domain.tga.documents import ArtifactDocument, ExecutionLogEntry, ExecutionState
+from app.domain.tga.documents import ArtifactDocument, ExecutionLogEntry
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, advance, fold, fold_next, head_of, verify_next
 from app.domain.tga.transitions import TRACE
 from tests.traces import (

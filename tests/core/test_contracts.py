@@ -37,15 +37,8 @@ from app.domain.system.documents import (
     ToolPin,
 )
 from app.domain.system.log import SystemState, plan_system
-from app.domain.tga.documents import (
-    ActionRequest,
-    ExecutionCheckpoint,
-    ExecutionLogEntry,
-    ExecutionState,
-    SupervisorDecision,
-    ToolCall,
-    ToolEffect,
-)
+from app.domain.tga.documents import ActionRequest, ExecutionLogEntry, SupervisorDecision, ToolCall, ToolEffect
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.replay import LogRecord, fold
 from tests.traces import (
     EXECUTOR,

@@ -24,13 +24,13 @@ from app.domain.tga.documents import (
     ActionRequest,
     ArtifactDocument,
     ExecutionLogEntry,
-    ExecutionState,
     JsonOutput,
     ToolCall,
     ToolEffect,
     payload_digest,
 )
 from app.domain.tga.execution import TraceExecution
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.executor import TraceExecutor
 from app.domain.tga.ports import Answered, Ports
 from app.domain.tga.replay import fold, head_of, plan_next
@@ -350,6 +350,6 @@ def test_a_pin_is_written_as_its_json_is() -> None:
 def test_every_document_model_was_looked_at() -> None:
     """Models with foreign values need an example above; a new model shows up here."""
     known = {*ARTIFACT_MODELS.values(), *SYSTEM_MODELS.values(), ExecutionLogEntry, ExecutionState}
-    known |= {models.ExecutionCheckpoint, models.ArtifactDocument, models._Asking, LogEntry}
+    known |= {ExecutionCheckpoint, models.ArtifactDocument, models._Asking, LogEntry}
     for model in subclasses_of(Document) - known:
         assert not model._foreign, model

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import asyncpg
 
 from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry
-from app.domain.tga.documents import ExecutionState
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.verification import Report, verify_ledger

@@ -8,7 +8,8 @@ import pytest
 
 from app.core.digest import digest_of
 from app.core.errors import ChecksumMismatch, InvalidTransition, RecoveryFailed, SequenceGap
-from app.domain.tga.documents import ExecutionLogEntry, ExecutionState, ToolCall, ToolEffect
+from app.domain.tga.documents import ExecutionLogEntry, ToolCall, ToolEffect
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, advance, fold
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from app.core.canonical import canonical_bytes
 from app.core.digest import digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InputMalformed, SchemaViolation
-from app.domain.tga.documents import ExecutionCheckpoint, ExecutionLogEntry, ExecutionState
+from app.domain.tga.documents import ExecutionLogEntry
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.replay import LogRecord, fold, head_of, record_from_bytes, verify_checkpoint
 from tests.traces import PATHS, completed_trace, time_at, trace_id, traces
 

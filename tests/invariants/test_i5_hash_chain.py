@@ -18,7 +18,8 @@ from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, SequenceGap, TgaError
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream
-from app.domain.tga.documents import ActionRequest, ExecutionCheckpoint
+from app.domain.tga.documents import ActionRequest
+from app.domain.tga.execution_state import ExecutionCheckpoint
 from app.domain.tga.idempotency import claim_of_request
 from app.domain.tga.replay import LogRecord, fold, head_of
 from app.domain.tga.verification import Report, SigningKeys, verify_ledger, verify_stream

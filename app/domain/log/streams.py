@@ -31,7 +31,8 @@ from app.domain.log.bundle import EntryLine
 from app.domain.system.decision_signer import verify_decision_signature
 from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import SystemState, fold_system, fold_withheld
-from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision
+from app.domain.tga.documents import ActionRequest, SupervisorDecision
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import fold_next, head_of, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import SigningKeys

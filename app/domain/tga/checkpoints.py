@@ -10,7 +10,7 @@ from app.core.digest import digest_of_bytes
 from app.core.errors import ChecksumMismatch, SequenceGap
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint
-from app.domain.tga.documents import ExecutionState
+from app.domain.tga.execution_state import ExecutionState
 
 
 def is_checkpoint_due(to_state: str) -> bool:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Final, Literal, NewType, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NewType, Protocol, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, field_validator, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
 
 from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members, embedded
-from app.core.chain import Head
 from app.core.digest import Digest, digest_of_bytes
-from app.core.errors import ChecksumMismatch
 from app.core.limits import ATTEMPTS_LISTED_MAX, ATTEMPTS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import (
     Count,
-    Document,
     IdempotencyKey,
     LogEntry,
     Name,
@@ -37,6 +34,22 @@ TraceId = NewType("TraceId", str)
 Traceparent = Annotated[str, StringConstraints(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 
 
+class CallState(Protocol):
+    """What of a trace's folded state its next artifact is compared with (I3)."""
+
+    @property
+    def payload_digest(self) -> str: ...
+
+    @property
+    def tool_class(self) -> ToolClass: ...
+
+    @property
+    def idempotency_key(self) -> str | None: ...
+
+    @property
+    def tool_call_id(self) -> str | None: ...
+
+
 class ArtifactDocument(StreamArtifact):
     """A document that an entry of a trace commits to."""
 
@@ -47,7 +60,7 @@ class ArtifactDocument(StreamArtifact):
     def in_state(self) -> dict[str, Any]:
         """What the folded state keeps of it."""
 
-    def continues(self, state: ExecutionState) -> bool:
+    def continues(self, state: CallState) -> bool:
         """I3: whether it is about the very call that the state is about."""
         return True
 
@@ -57,7 +70,7 @@ def payload_digest(server_id: str, tool_name: str, arguments: dict[str, JsonValu
     return digest_of_bytes(canonical_bytes({"server_id": server_id, "tool_name": tool_name, "arguments": arguments}))
 
 
-def _require_key_for_writes(tool_class: str, idempotency_key: str | None) -> None:
+def require_key_for_writes(tool_class: str, idempotency_key: str | None) -> None:
     if tool_class == "write" and idempotency_key is None:  # I2
         raise ValueError("a write-class call needs an idempotency_key")
 
@@ -121,7 +134,7 @@ class ActionRequest(_Asking):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _require_key_for_writes(self.tool_class, self.idempotency_key)
+        require_key_for_writes(self.tool_class, self.idempotency_key)
         if self.traceparent is None:
             require_no_stated_null(self, "traceparent")
         return self
@@ -141,7 +154,7 @@ class ActionRequest(_Asking):
         )
         try:
             checked = _SAID.validate_python(said)
-            _require_key_for_writes(fields["tool_class"], fields["idempotency_key"])
+            require_key_for_writes(fields["tool_class"], fields["idempotency_key"])
         except ValueError:
             return cls.made_of(fields)
         if type(fields["principal"]) is not Principal:
@@ -239,7 +252,7 @@ class ToolCall(_Asking):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _require_key_for_writes(self.tool_class, self.idempotency_key)
+        require_key_for_writes(self.tool_class, self.idempotency_key)
         if (self.on_unknown_outcome == "reconcile") != (self.reconcile_tool is not None):
             raise ValueError("reconcile_tool is named by `reconcile`, always and only")
         return self
@@ -253,7 +266,7 @@ class ToolCall(_Asking):
         _KEEP_PAYLOAD(call, request._asked())
         return call
 
-    def carries_out(self, asked: ActionRequest | ExecutionState) -> bool:
+    def carries_out(self, asked: ActionRequest | CallState) -> bool:
         """I3: whether it is the call that was asked for."""
         return (
             self.payload_digest == asked.payload_digest
@@ -264,7 +277,7 @@ class ToolCall(_Asking):
     def in_state(self) -> dict[str, Any]:
         return {"tool_call_digest": self.digest(), "tool_call_id": self.tool_call_id}
 
-    def continues(self, state: ExecutionState) -> bool:
+    def continues(self, state: CallState) -> bool:
         return self.carries_out(state)
 
     @property
@@ -351,7 +364,7 @@ class ToolEffect(ArtifactDocument):
     def in_state(self) -> dict[str, Any]:
         return {"tool_effect_digest": self.digest()}
 
-    def continues(self, state: ExecutionState) -> bool:
+    def continues(self, state: CallState) -> bool:
         return state.tool_call_id in (None, self.tool_call_id)
 
 
@@ -375,129 +388,3 @@ class ExecutionLogEntry(LogEntry):
     executor_id: Uuid7
     recorded_at: Time
     entry_digest: Sha256
-
-
-# Which digests a state has behind it: decision, call (and its id), effect. Nothing more, nothing less.
-_BEHIND: dict[str, tuple[bool, bool, bool]] = {
-    "PENDING": (False, False, False),
-    "AUTHORIZED": (True, False, False),
-    "DENIED": (True, False, False),
-    "EXECUTING": (True, True, False),
-    "COMPLETED": (True, True, True),
-    "FAILED": (True, True, True),
-}
-
-
-class ExecutionState(Document):
-    """A trace's log, folded: all that recovery needs to go on."""
-
-    schema_id: Literal["tga/v1/execution_state"] = "tga/v1/execution_state"
-    trace_id: Uuid7
-    state: State
-    sequence_number: SequenceNumber
-    entry_digest: Sha256
-    updated_at: Time
-    server_id: Name
-    tool_name: Name
-    tool_class: ToolClass
-    idempotency_key: IdempotencyKey | None
-    payload_digest: Sha256
-    action_request_digest: Sha256
-    supervisor_decision_digest: Sha256 | None
-    tool_call_digest: Sha256 | None
-    tool_call_id: Uuid7 | None
-    tool_effect_digest: Sha256 | None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _require_key_for_writes(self.tool_class, self.idempotency_key)
-        self._verify_digests()
-        return self
-
-    def _verify_digests(self) -> None:
-        decided, called, ended = _BEHIND[self.state]
-        if (
-            (self.supervisor_decision_digest is not None) != decided
-            or (self.tool_call_digest is not None) != called
-            or (self.tool_call_id is not None) != called
-            or (self.tool_effect_digest is not None) != ended
-        ):
-            raise ValueError(f"the digests do not fit the state {self.state}")
-
-    @classmethod
-    def of_documents(
-        cls,
-        head: Head,
-        updated_at: str,
-        request: ActionRequest,
-        decision: SupervisorDecision | None,
-        call: ToolCall | None,
-        effect: ToolEffect | None,
-    ) -> Self:
-        """What folding the log of these gives, for who has appended them and knows the head."""
-        return cls.of_known(
-            {
-                "trace_id": request.trace_id,
-                "state": head.state,
-                "sequence_number": head.sequence_number,
-                "entry_digest": head.entry_digest,
-                "updated_at": updated_at,
-                "server_id": request.server_id,
-                "tool_name": request.tool_name,
-                "tool_class": request.tool_class,
-                "idempotency_key": request.idempotency_key,
-                "payload_digest": request.payload_digest,
-                "action_request_digest": request.digest(),
-                "supervisor_decision_digest": None if decision is None else decision.digest(),
-                "tool_call_digest": None if call is None else call.digest(),
-                "tool_call_id": None if call is None else call.tool_call_id,
-                "tool_effect_digest": None if effect is None else effect.digest(),
-            }
-        )
-
-    def moved(self, fields: dict[str, Any]) -> Self:
-        """The state with these fields, each of them already validated as a field of an entry or artifact."""
-        next_state = self.of_known({**self.__dict__, **fields})
-        next_state._verify_digests()
-        return next_state
-
-
-class ExecutionCheckpoint(Document):
-    """A snapshot of a trace's state; `checkpoint_digest` is over `checkpoint_state` alone (I4)."""
-
-    schema_id: Literal["tga/v1/execution_checkpoint"] = "tga/v1/execution_checkpoint"
-    trace_id: Uuid7
-    created_at: Time
-    checkpoint_state: ExecutionState
-    checkpoint_digest: Sha256
-
-    @field_validator("checkpoint_state", mode="before")
-    @classmethod
-    def _read_state(cls, value: Any) -> Any:
-        # As any document that is read, the state within must say which schema it follows.
-        return ExecutionState.from_json(value) if isinstance(value, dict) else value
-
-    @classmethod
-    def of(cls, state: ExecutionState, *, created_at: str) -> ExecutionCheckpoint:
-        return cls(
-            trace_id=state.trace_id,
-            created_at=created_at,
-            checkpoint_state=state,
-            checkpoint_digest=state.digest(),
-        )
-
-    def verify(self) -> None:
-        """Raise ChecksumMismatch unless the digest is that of the state, and the state is this trace's (I4)."""
-        found = self.checkpoint_state.digest()
-        if found != self.checkpoint_digest:  # I4
-            raise ChecksumMismatch(
-                "the checkpoint's state does not hash to its digest",
-                expected=self.checkpoint_digest,
-                found=found,
-            )
-        if self.checkpoint_state.trace_id != self.trace_id:
-            raise ChecksumMismatch(
-                "the checkpoint holds another trace's state",
-                expected=self.trace_id,
-                found=self.checkpoint_state.trace_id,
-            )

@@ -13,13 +13,13 @@ from app.domain.tga.attempts import Attempts
 from app.domain.tga.documents import (
     ActionRequest,
     ArtifactDocument,
-    ExecutionState,
     Resolution,
     SupervisorDecision,
     ToolCall,
     ToolEffect,
     TraceId,
 )
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.ports import StoredTrace, Waiting
 from app.domain.tga.replay import head_of
 from app.domain.tga.transitions import TRACE, State

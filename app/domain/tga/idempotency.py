@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from app.core.digest import Digest
 from app.core.errors import RecoveryFailed, TgaError
 from app.domain.ledger.plans import Claim
-from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision
+from app.domain.tga.documents import ActionRequest, SupervisorDecision
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import LogRecord
 
 

@@ -18,13 +18,13 @@ from app.domain.tga.documents import (
     ActionRequest,
     Base64Output,
     DigestOutput,
-    ExecutionState,
     JsonOutput,
     Resolution,
     SupervisorDecision,
     ToolCall,
     TraceId,
 )
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import LogRecord
 from app.domain.tools import Tool
 

@@ -12,15 +12,8 @@ from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, RecoveryFailed, SchemaViolation, TgaError
 from app.domain.ledger.records import Record, StreamDocuments
-from app.domain.tga.documents import (
-    ARTIFACT_MODELS,
-    ActionRequest,
-    ArtifactDocument,
-    ExecutionCheckpoint,
-    ExecutionLogEntry,
-    ExecutionState,
-    ToolCall,
-)
+from app.domain.tga.documents import ARTIFACT_MODELS, ActionRequest, ArtifactDocument, ExecutionLogEntry, ToolCall
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.transitions import TRACE, State
 
 LogRecord = Record[ExecutionLogEntry, ArtifactDocument]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from app.domain.tga.documents import ExecutionCheckpoint, ExecutionState, TraceId
+from app.domain.tga.documents import TraceId
+from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.replay import LogRecord
 
 

@@ -36,7 +36,8 @@ from app.domain.system.decision_signer import verify_decision_signature
 from app.domain.system.documents import SYSTEM, Erasure
 from app.domain.system.log import KnownKey, SystemState, fold_system
 from app.domain.tga.checkpoints import is_checkpoint_due, verify_erased_checkpoint, verify_stored_checkpoint
-from app.domain.tga.documents import ActionRequest, ExecutionState, SupervisorDecision, ToolEffect
+from app.domain.tga.documents import ActionRequest, SupervisorDecision, ToolEffect
+from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.idempotency import claim_of_request, compare_claim, may_lack_claim
 from app.domain.tga.replay import LogRecord, fold_next, record_from_bytes, verify_next
 from app.domain.tga.seals import Unseals, seal_errors
