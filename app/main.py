@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.command import command
 from app.cli.context import Context
+from app.cli.pipes import forgive_closed_pipes
 from app.core.errors import TgaError
 from app.settings import Settings
 
@@ -25,6 +26,7 @@ def open_gateway(settings: Settings) -> AbstractAsyncContextManager[Gateway]:
 
 def run() -> None:
     """The command `tga`."""
+    forgive_closed_pipes()
     try:
         settings = Settings.from_environment()
     except TgaError as error:

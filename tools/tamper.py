@@ -1,14 +1,18 @@
 """A demonstration for auditors: append a tool call, tamper with it as a superuser, verify.
 
-It runs on the embedded PostgreSQL under TGA_HOME, in a database of its own that it makes anew each time.
+It stands alone: an embedded PostgreSQL of its own, in a folder that is removed in the end. Nothing of TGA_HOME is used:
+what the signer of a gateway there remembers is of another log, and comparing with it would be a false alarm.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import asyncpg
 from rich.console import Console
@@ -34,9 +38,8 @@ from app.postgres.migrate import migrate
 from app.postgres.ownership import Executor
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
-from app.settings import Settings
 
-DATABASE = "tga_demo"
+DATABASE = "tga"
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -145,17 +148,17 @@ async def tamper(admin_url: str, trace_id: TraceId) -> None:
         await session.close()
 
 
-def run_tga(url: str, *arguments: str) -> int:
+def run_tga(home: Path, *arguments: str) -> int:
     shown = " ".join(arguments)
     console.print(f"  $ tga {shown}")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TGA_")}
     return subprocess.run(
-        [sys.executable, "-m", "app.main", *arguments], env={**os.environ, "TGA_DATABASE_URL": url}, check=False
+        [sys.executable, "-m", "app.main", *arguments], env={**clean, "TGA_HOME": str(home)}, check=False
     ).returncode
 
 
-async def demonstrate(server: EmbeddedPostgres) -> int:
+async def demonstrate(server: EmbeddedPostgres, home: Path) -> int:
     session = await asyncpg.connect(server.url())
-    await session.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
     await session.execute(f"CREATE DATABASE {DATABASE}")
     await session.close()
     admin_url, gateway_url = server.url("postgres", DATABASE), server.url(GATEWAY_ROLE, DATABASE)
@@ -170,11 +173,11 @@ async def demonstrate(server: EmbeddedPostgres) -> int:
         story = Story(store, executor.executor_id)
         await story.tell()
         console.print("\n[bold]3. Verify[/]: recompute everything")
-        sound = run_tga(admin_url, "verify", "--all")
+        sound = run_tga(home, "verify", "--all")
         console.print("\n[bold]4. Tamper[/]: change the amount that was charged, behind the gateway's back")
         await tamper(admin_url, story.trace_id)
         console.print("\n[bold]5. Verify again[/]: it is found, at its entry, and nothing more is done on that trace")
-        broken = run_tga(admin_url, "verify", story.trace_id)
+        broken = run_tga(home, "verify", story.trace_id)
         try:
             await store.load_state(story.trace_id)
         except TgaError as error:
@@ -183,14 +186,17 @@ async def demonstrate(server: EmbeddedPostgres) -> int:
 
 
 def main() -> int:
-    settings = Settings.from_environment()
-    console.print(f"Starting the embedded PostgreSQL in {settings.home} …")
+    home = Path(tempfile.mkdtemp(prefix="tga-tamper-"))
+    home.chmod(0o711)
+    console.print("Starting a PostgreSQL of its own …")
     try:
-        with EmbeddedPostgres(settings.home) as server:
-            return asyncio.run(demonstrate(server))
+        with EmbeddedPostgres(home) as server:
+            return asyncio.run(demonstrate(server, home))
     except TgaError as error:
         console.print(f"[bold red]error[/] {error}")
         return 3
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":

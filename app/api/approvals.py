@@ -39,6 +39,7 @@ def router(services: Services) -> APIRouter:
                 limit=limit_in(given),
             )
             items = [replace(item, server_id=own_name(principal.tenant, item.server_id)) for item in page.items]
-            return json_answer({"items": items, "next": list_cursor("approvals", page.next)})
+            cursor = list_cursor("approvals", page.next)
+            return json_answer({"items": items, "next": cursor, "scope": scope_of(principal).name})
 
     return routes

@@ -61,12 +61,18 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _page(example: Any, *, next_cursor: str | None = None) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"example": {"items": [example], "next": next_cursor}})
+def _page(example: Any, *, next_cursor: str | None = None, **more: str) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"example": {"items": [example], "next": next_cursor, **more}})
 
 
 class ListPage(Shape):
     next: str | None = Field(description="The cursor of the next page; null when there is none.")
+
+
+class ScopedPage(ListPage):
+    scope: Literal["tenant", "own"] = Field(
+        description="`own`: only what the caller itself asked for; its roles do not show it what others did."
+    )
 
 
 class TraceItem(Shape):
@@ -81,8 +87,8 @@ class TraceItem(Shape):
     expires_at: Time | None
 
 
-class TracePage(ListPage):
-    model_config = _page(_LISTED)
+class TracePage(ScopedPage):
+    model_config = _page(_LISTED, scope="tenant")
     items: list[TraceItem]
 
 
@@ -192,7 +198,7 @@ class ApprovalItem(Shape):
     problem: str | None = Field(description="A code: the request is not the recorded one, and nobody can decide on it.")
 
 
-class ApprovalPage(ListPage):
+class ApprovalPage(ScopedPage):
     model_config = _page(
         {
             "trace_id": _TRACE,
@@ -206,7 +212,8 @@ class ApprovalPage(ListPage):
             "requested_at": _TIME,
             "expires_at": "2026-01-02T00:00:00.000Z",
             "problem": None,
-        }
+        },
+        scope="tenant",
     )
     items: list[ApprovalItem]
 

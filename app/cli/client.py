@@ -48,6 +48,12 @@ class Reply:
     problem: TgaError | None = None
 
 
+class Items(list[dict[str, Any]]):
+    """What was listed. `is_own_only`: the caller's roles show it only what it asked for itself."""
+
+    is_own_only = False
+
+
 class Exchange:
     """The gateway's answer to one request while it comes in."""
 
@@ -106,14 +112,15 @@ class GatewayClient:
             await asyncio.sleep(reply.problem.retry_after_s)
         return _sound(reply).document
 
-    async def list_items(self, path: str, *, limit: int, **filters: str | None) -> list[dict[str, Any]]:
+    async def list_items(self, path: str, *, limit: int, **filters: str | None) -> Items:
         """Page after page, until there are so many or no more."""
-        items: list[dict[str, Any]] = []
+        items = Items()
         cursor: str | None = None
         while len(items) < limit:
             asked = min(limit - len(items), LIST_ITEMS_MAX)
             page = await self.get(path, limit=asked, cursor=cursor, **filters)
             items += page["items"]
+            items.is_own_only = page.get("scope") == "own"
             cursor = page["next"]
             if cursor is None:
                 break

@@ -57,7 +57,7 @@ COMMANDS: Final = (
     ),
     ("mcp", "mcp", "Speak MCP on stdin and stdout, for desktop clients; the gateway at TGA_URL answers."),
     ("servers", "servers", "The tool servers and their tools, with pins and health."),
-    ("db", "db", "The database: bring its schema up to date, and see whether it is fit."),
+    ("db", "db", "The database: bring its schema up to date, see whether it is fit, drop it."),
     ("keys", "keys", "API keys, and keys that sign and seal."),
     ("tenants", "tenants", "Tenants: whose traces, keys and tools are apart."),
     ("policy", "policy", "The Cedar policy: check a file, and ask why."),

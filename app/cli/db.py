@@ -1,4 +1,4 @@
-"""`tga db migrate` and `tga db status`."""
+"""`tga db`: the schema, whether the database is fit, and its end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import asdict
 import typer
 from rich.console import Console
 
-from app.cli.running import AsJson, context_of, run
-from app.postgres.database import open_database
+from app.cli.running import AsJson, Yes, context_of, run
+from app.cli.showing import confirmed, notes
+from app.core.errors import SettingInvalid
+from app.postgres.database import open_database, verify_made
+from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.guards import find_problems
 from app.postgres.migrate import load_status, migrate
 from app.settings import Settings
 
 commands = typer.Typer(
-    help="The database: bring its schema up to date, and see whether it is fit.", no_args_is_help=True
+    help="The database: bring its schema up to date, see whether it is fit, drop it.", no_args_is_help=True
 )
 output = Console(highlight=False, soft_wrap=True)
 
@@ -39,7 +42,7 @@ async def migrate_database(settings: Settings, *, as_json: bool) -> bool:
 
 
 async def load_database_status(settings: Settings, *, as_json: bool) -> bool:
-    async with open_database(settings.home, settings.database_url) as database:
+    async with open_database(settings.home, settings.database_url, make=False) as database:
         status = await load_status(database.admin_url)
         problems = await find_problems(database.admin_url)
     is_fit = not status.pending and not any(problem.refuses for problem in problems)
@@ -52,7 +55,7 @@ async def load_database_status(settings: Settings, *, as_json: bool) -> bool:
         }
         output.print(json.dumps(document), markup=False)
         return is_fit
-    output.print("Database: " + ("embedded, in " + str(settings.home) if database.is_embedded else "TGA_DATABASE_URL"))
+    output.print(f"Database: {database.where}", markup=False)
     for applied in status.applied:
         output.print(f"[green]applied[/] {applied.version:04}_{applied.name}  {applied.applied_at}")
     for migration in status.pending:
@@ -66,6 +69,41 @@ async def load_database_status(settings: Settings, *, as_json: bool) -> bool:
     elif is_fit:
         output.print("Fit: the server's settings are safe, and the schema is as its migrations made it.")
     return is_fit
+
+
+async def drop_database(settings: Settings, *, yes: bool) -> bool:
+    """True when it is gone. The log ends with it: the next one has a key of its own."""
+    from app.keys.log_signer import end_log, verify_log_can_end  # here: `tga db status` needs no cryptography
+
+    if settings.database_url is not None:
+        raise SettingInvalid(
+            "TGA_DATABASE_URL names a server of your own, and only an embedded database is dropped here",
+            remedy="Use that server's own tools, as `dropdb`. Unset TGA_DATABASE_URL to drop the one in TGA_HOME.",
+        )
+    verify_made(settings.home, None)
+    verify_log_can_end()
+    server = EmbeddedPostgres(settings.home)
+    place = server.place
+    question = f"Drop the database in {place}: every trace, key and record in it, for ever?"
+    if not confirmed(question, yes=yes):
+        notes.print("Nothing was dropped.")
+        return False
+    server.drop()
+    ended = end_log(settings.keys) if settings.keys.is_dir() else None
+    output.print(f"The database in {place} is gone, and so are all API keys.", markup=False)
+    if ended is not None:
+        aside = settings.keys / f"log.{ended}.retired"
+        output.print(f"Its log has ended: the key is kept as {aside}. A next start begins a new log.", markup=False)
+    return True
+
+
+@commands.command("drop")
+def drop_command(context: typer.Context, yes: Yes = False) -> None:
+    """Remove the embedded database and all that is in it, for ever. Stop the gateway first.
+
+    It asks first; without a terminal it does nothing unless given --yes.
+    """
+    run(drop_database(context_of(context).settings, yes=yes))
 
 
 @commands.command("migrate")

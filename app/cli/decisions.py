@@ -13,7 +13,16 @@ import typer
 from app.cli.calls import show_answer
 from app.cli.client import GatewayClient, path_to
 from app.cli.running import AsJson, Limit, Rationale, TraceArgument, Yes, refuse, run_over_http
-from app.cli.showing import confirmed, notes, output, print_json, print_table, printable, shown_json
+from app.cli.showing import (
+    confirmed,
+    note_own_only,
+    notes,
+    output,
+    print_json,
+    print_table,
+    printable,
+    shown_json,
+)
 from app.cli.signing import load_private_key, signed
 from app.clock import SystemClock
 from app.core.canonical import parse_json
@@ -114,11 +123,13 @@ def resolve_command(
 
 async def show_approvals(client: GatewayClient, *, limit: int, as_json: bool) -> bool:
     waiting = await client.list_items("/v1/approvals", limit=limit)
+    if waiting.is_own_only:
+        note_own_only("what waits of others")
     if as_json:
         print_json(waiting)
         return True
     if not waiting:
-        output.print("Nothing waits for a person.")
+        output.print("Nothing waits for a person." if not waiting.is_own_only else "Nothing of your own waits.")
         return True
     print_table(
         ("trace", "tool", "asked by", "until", "arguments"),

@@ -151,8 +151,7 @@ def _bank_of(settings: Settings) -> Iterator[None]:
         if not url:
             raise SettingInvalid("the demonstration's tool server did not start", remedy="What it said is shown above.")
         output.print(f"A tool server of its own is at {url}; its book of executions is {book}", markup=False)
-        where = "TGA_DATABASE_URL" if settings.database_url else f"the embedded PostgreSQL in {settings.home}"
-        output.print(f"Starting on {where} …", markup=False)
+        output.print("Starting …")
         yield
     finally:
         os.close(ours)  # the guard sees it, as it would see our death, and ends the bank

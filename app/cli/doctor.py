@@ -1,7 +1,8 @@
 """`tga doctor`: everything that must be right for the gateway to work, each with what to do if it is not.
 
 It does not verify the ledger, and says so: that takes as long as the log is, and `tga verify --all` does it.
-It changes nothing but this: the embedded database is started if it is not running, and stopped again.
+It changes nothing but this: an embedded database that was made before is started if it is not running, and stopped
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from app.domain.system.log import SystemLog
 from app.gateway.policy_file import load_policy
 from app.keys.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
 from app.postgres.api_keys import PostgresAccess
-from app.postgres.database import Database, open_database
+from app.postgres.database import Database, is_made, open_database
 from app.postgres.guards import find_problems
 from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import load_status
@@ -139,12 +140,20 @@ def _keys(settings: Settings) -> Finding:
     return Finding("keys", True, f"signing {keyring.key_id}, sealing {keyring.sealing_key_id}")
 
 
+def _no_database(settings: Settings) -> Finding:
+    """Of a home without a cluster: opening the database would make one, and a lost one must not be replaced unseen."""
+    remedy = f"It is made in {settings.home} at the first start. If this is not the first one: check TGA_HOME."
+    return Finding("database", not settings.admin_key_file.exists(), "none yet", remedy)
+
+
 async def _database(settings: Settings) -> AsyncIterator[Finding]:
+    if not is_made(settings.home, settings.database_url):
+        yield _no_database(settings)
+        return
     try:
         async with open_database(settings.home, settings.database_url) as database:
-            which = f"embedded, in {settings.home}" if database.is_embedded else "TGA_DATABASE_URL"
             status = await load_status(database.admin_url)
-            yield Finding("database", True, which)
+            yield Finding("database", True, database.where)
             pending = [f"{migration.version:04}_{migration.name}" for migration in status.pending]
             yield Finding(
                 "schema",

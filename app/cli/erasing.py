@@ -34,7 +34,9 @@ def erase_command(
     It asks first; without a terminal it does nothing unless given --yes. Names stay: tenant, principal, server, tool
     and idempotency key.
     """
-    run_in_gateway(context, lambda gateway: erase(gateway, trace_id, tenant=tenant, rationale=rationale, yes=yes))
+    run_in_gateway(
+        context, lambda gateway: erase(gateway, trace_id, tenant=tenant, rationale=rationale, yes=yes), make=False
+    )
 
 
 async def erase(gateway: Gateway, trace_id: str, *, tenant: str, rationale: str, yes: bool) -> bool:

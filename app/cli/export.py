@@ -99,7 +99,7 @@ async def export_command(
     """
     with _files_explained(folder):
         wanted, size = _begin(folder, wanted or Filter(), resume=resume)
-        async with open_database(settings.home, settings.database_url) as database:
+        async with open_database(settings.home, settings.database_url, make=False) as database:
             if (await load_status(database.admin_url)).pending:
                 raise StoreUnfit("the database's schema is not up to date", remedy="Run `tga db migrate` first.")
             async with await Sessions.open(database.gateway_url, sessions_max=1) as sessions:

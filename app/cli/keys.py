@@ -167,7 +167,7 @@ async def create_key(
 
 
 async def list_keys(settings: Settings, *, as_json: bool) -> bool:
-    async with open_access(settings) as access:
+    async with open_access(settings, make=False) as access:
         keys = await access.list_keys()
     if as_json:
         output.print(json.dumps([asdict(key) for key in keys]), markup=False)
@@ -186,7 +186,7 @@ async def list_keys(settings: Settings, *, as_json: bool) -> bool:
 
 
 async def revoke_key(settings: Settings, key_id: str) -> bool:
-    async with open_access(settings) as access:
+    async with open_access(settings, make=False) as access:
         is_new = await access.revoke_key(key_id)
     output.print(f"Key {key_id} is revoked." if is_new else f"Key {key_id} had been revoked before.", markup=False)
     return True

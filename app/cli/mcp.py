@@ -30,7 +30,8 @@ def mcp_command(context: typer.Context, server: Server = None) -> None:
     """Speak MCP on stdin and stdout, for desktop clients; the gateway at TGA_URL answers.
 
     It survives restarts of the gateway: a call whose connection broke is sent again under the key it has, which
-    never executes it twice. It ends when stdin does.
+    never executes it twice. A client that connects while no gateway answers is told so at once. It ends when stdin
+    does.
     """
 
     async def work(client: GatewayClient) -> bool:

@@ -45,6 +45,8 @@ _NAMED: Final = {
 _PLAIN: Final = re.compile(r"[!-~]([ -~]*[!-~])?")
 _QUIET_S: Final = 3 * MCP_PING_EVERY_MS / 1000
 _PAUSE_MAX_S: Final = 2.0
+_GREETINGS: Final = frozenset({"initialize", "server/discover"})  # by protocol: up to 2025-11-25, and since 2026-07-28
+_GREETING_S: Final = 5.0
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _HEADER_MISMATCH: Final = -32020
 
@@ -107,10 +109,14 @@ class Bridge:
             task.cancel()
 
     async def _ask(self, message: dict[str, Any]) -> None:
-        """The answer to one request, whatever it takes, or an error that says what is not known."""
+        """The answer to one request, whatever it takes, or an error that says what is not known.
+
+        A greeting is tried once: a client that connects wants to hear at once that there is no gateway, and to show it.
+        """
         if message["method"] == "tools/call":
             _propose_key(message)
         tried, pause_s = 0, BACKOFF_FIRST_MS / 1000
+        tries_max = 1 if message["method"] in _GREETINGS else MCP_BRIDGE_TRIES_MAX
         while True:
             tried += 1
             try:
@@ -120,8 +126,8 @@ class Bridge:
             except TgaError as error:
                 found = str(error)
                 if not isinstance(error, GatewayUnreachable):
-                    tried = MCP_BRIDGE_TRIES_MAX
-            if tried >= MCP_BRIDGE_TRIES_MAX:
+                    tried = tries_max
+            if tried >= tries_max:
                 await self._tell(_unanswered(message, found))
                 return
             if tried == 1:
@@ -132,7 +138,8 @@ class Bridge:
     async def _exchanged(self, message: dict[str, Any]) -> bool:
         """Whether it was answered. False: the gateway says to come back; it has done nothing."""
         body = json.dumps(message).encode()
-        async with self._client.exchange(self._path, body, self._headers(message), quiet_s=_QUIET_S) as exchange:
+        quiet_s = _GREETING_S if message["method"] in _GREETINGS else _QUIET_S
+        async with self._client.exchange(self._path, body, self._headers(message), quiet_s=quiet_s) as exchange:
             if exchange.status in _AGAIN:
                 return False
             async for answer in _messages(exchange):

@@ -20,6 +20,7 @@ from app.cli.running import (
     refuse,
     run,
 )
+from app.cli.showing import notes
 from app.clock import SystemClock
 from app.config import Config, load_config
 from app.config.tables import qualify
@@ -57,15 +58,25 @@ def add_to(application: typer.Typer) -> None:
 @commands.command("check")
 def check_policy_command(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The policy; else the packaged one.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The policy; else the one that is configured.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Whether the gateway would take this policy, and what is in it; exit 1 if it would not.
 
-    Warns of rules that can never match the configured tools; what MCP servers have is not asked."""
+    Without FILE: the one that the configuration names, as the gateway would load it, else the packaged one. Warns of
+    rules that can never match the configured tools; what MCP servers have is not asked."""
 
     async def work() -> bool:
-        return await check_policy(file, config=context_of(context).settings.config_file, as_json=as_json)
+        config_file = context_of(context).settings.config_file
+        path = file
+        if path is None:
+            named = load_config(config_file).policy
+            path = None if named is None else named.file
+            where = "the packaged policy; none is configured" if path is None else path
+            notes.print(f"Checking {where} ({config_file})", markup=False)
+        return await check_policy(path, config=config_file, as_json=as_json)
 
     run(work())
 

@@ -31,7 +31,7 @@ async def show_receipt(settings: Settings, trace_id: str) -> bool:
     """Print the receipt, from the store itself. Keep it elsewhere: its head shows later what became of the log."""
     stream = TRACE.stream(trace_id)
     async with (
-        open_database(settings.home, settings.database_url) as database,
+        open_database(settings.home, settings.database_url, make=False) as database,
         await Sessions.open(database.gateway_url, sessions_max=1) as sessions,
     ):
         tree = PostgresTree(sessions)

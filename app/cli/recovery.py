@@ -39,7 +39,7 @@ def recover_command(
     """Continue traces whose executor is gone; exit 1 if any could not be recovered."""
     if (trace_id is None) != everything:
         refuse("name one trace, or say --all")
-    run_in_gateway(context, lambda gateway: recover(gateway, trace_id, dry_run=dry_run, as_json=as_json))
+    run_in_gateway(context, lambda gateway: recover(gateway, trace_id, dry_run=dry_run, as_json=as_json), make=False)
 
 
 async def recover(gateway: Gateway, trace_id: str | None, *, dry_run: bool, as_json: bool) -> bool:

@@ -145,10 +145,18 @@ async def cancelled_by_signals(work: Coroutine[Any, Any, bool]) -> bool:
         raise typer.Exit(128 + received[0]) from None
 
 
-def run_in_gateway(context: typer.Context, work: Callable[[Gateway], Coroutine[Any, Any, bool]]) -> NoReturn:
-    """On the store, with all that a gateway has: no gateway need be running."""
+def run_in_gateway(
+    context: typer.Context, work: Callable[[Gateway], Coroutine[Any, Any, bool]], *, make: bool = True
+) -> NoReturn:
+    """On the store, with all that a gateway has: no gateway need be running. Without `make` a home in which no gateway
+    ever was is left as it is: StoreUnavailable."""
+    settings = context_of(context).settings
 
     async def opened() -> bool:
+        if not make:
+            from app.postgres.database import verify_made
+
+            verify_made(settings.home, settings.database_url)
         async with context_of(context).open_gateway() as gateway:
             return await work(gateway)
 

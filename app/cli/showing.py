@@ -83,6 +83,13 @@ def print_output(effect: dict[str, Any]) -> None:
     output.print(printable(text) if output.is_terminal else text, markup=False)
 
 
+def note_own_only(hidden: str) -> None:
+    """Say that a list is not all there is: silence would be taken for it."""
+    notes.print(
+        f"This key's role may not see {hidden}: that takes supervisor, operator, auditor or admin.", style="yellow"
+    )
+
+
 def is_watched() -> bool:
     """Whether a person sits at both ends, who can be asked."""
     return sys.stdin.isatty() and output.is_terminal

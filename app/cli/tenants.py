@@ -48,7 +48,7 @@ async def create_tenant(settings: Settings, tenant: str) -> bool:
 
 
 async def list_tenants(settings: Settings, *, as_json: bool) -> bool:
-    async with open_access(settings) as access:
+    async with open_access(settings, make=False) as access:
         tenants = await access.list_tenants()
     if as_json:
         output.print(json.dumps([asdict(tenant) for tenant in tenants]), markup=False)
@@ -59,8 +59,8 @@ async def list_tenants(settings: Settings, *, as_json: bool) -> bool:
 
 
 @asynccontextmanager
-async def open_access(settings: Settings) -> AsyncIterator[PostgresAccess]:
-    async with open_database(settings.home, settings.database_url) as database:
+async def open_access(settings: Settings, *, make: bool = True) -> AsyncIterator[PostgresAccess]:
+    async with open_database(settings.home, settings.database_url, make=make) as database:
         if database.is_embedded:
             await migrate(database.admin_url)
         elif (await load_status(database.admin_url)).pending:

@@ -11,8 +11,10 @@ import typer
 from rich.markup import escape
 
 from app.cli.client import GatewayClient, error_of, path_to
+from app.cli.pipes import reader_is_gone
 from app.cli.running import AsJson, Limit, TraceArgument, refuse, run_over_http
 from app.cli.showing import (
+    note_own_only,
     notes,
     output,
     output_of,
@@ -70,6 +72,8 @@ def trace_command(
 
 async def show_traces(client: GatewayClient, *, limit: int, as_json: bool, **filters: str | None) -> bool:
     traces = await client.list_items("/v1/traces", limit=limit, **filters)
+    if traces.is_own_only:
+        note_own_only("traces of others")
     if as_json:
         print_json(traces)
         return True
@@ -129,6 +133,8 @@ async def watch_trace(client: GatewayClient, trace_id: str, *, as_json: bool) ->
                     raise error_of(item)
                 if event.name == "entry":
                     print_json(item) if as_json else _show_entry(item)
+                    if reader_is_gone():
+                        return True
             if last_id is not None and await _is_finished(client, trace_id, last_id):
                 return True
         except (GatewayUnreachable, ShuttingDown, StoreUnavailable) as error:

@@ -87,7 +87,7 @@ async def verify(
         report.findings += 1
         report.broken_streams += error.stream not in broken.streams
 
-    async with open_database(settings.home, settings.database_url) as database:
+    async with open_database(settings.home, settings.database_url, make=False) as database:
         if not (await load_status(database.admin_url)).applied:
             raise StoreUnfit("the database holds no ledger", remedy="Run `tga db migrate` first.")
         async with await Sessions.open(database.gateway_url, sessions_max=1) as sessions:

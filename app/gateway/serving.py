@@ -44,7 +44,7 @@ async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListeni
     with _stopped_by_signals(stopping):
         serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors))
         tasks = [asyncio.create_task(work) for work in background.all()]
-        tasks.append(asyncio.create_task(_greet(listening, settings, on_listening)))
+        tasks.append(asyncio.create_task(_greet(listening, settings, gateway.database.where, on_listening)))
         try:
             await _until_the_end(serving, tasks[-1])
         finally:
@@ -105,8 +105,11 @@ async def _until_the_end(serving: asyncio.Task[None], greeting: asyncio.Task[Non
         await asyncio.wait({serving})
 
 
-async def _greet(listening: asyncio.Future[str], settings: Settings, on_listening: OnListening | None) -> None:
+async def _greet(
+    listening: asyncio.Future[str], settings: Settings, where: str, on_listening: OnListening | None
+) -> None:
     url = await listening
+    output.print(f"The database is {where}", markup=False)
     output.print(f"Listening on [bold]{url}[/]  (API: {url}/docs)")
     output.print(f"The administrator's key is in {settings.admin_key_file}: Authorization: Bearer <key>", markup=False)
     if on_listening is not None:

@@ -63,6 +63,7 @@ class Gateway:
     clock: Clock
     services: Services
     mcp: McpEndpoint
+    database: Database
 
 
 @asynccontextmanager
@@ -160,6 +161,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 hold_ms=config.mcp.hold_ms,
                 task_after_ms=config.mcp.task_after_ms,
             ),
+            database=database,
         )
 
 

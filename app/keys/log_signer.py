@@ -174,6 +174,33 @@ class LogSigner:
         return note
 
 
+def end_log(folder: Path, environment: Mapping[str, str] | None = None) -> str | None:
+    """The log of this folder is over, because its database was dropped: key and memory are put aside. The next log has
+    a key of its own, so nothing of it can be taken for the old one's. Returns the old key's id, if there was one.
+
+    The key first: after a crash in between the memory still refuses what is not its log.
+    """
+    verify_log_can_end(environment)
+    with _files_explained(folder), locked(folder):
+        raw = read_key(folder / _KEY_FILE)
+        if raw is None:
+            (folder / _MEMORY_FILE).unlink(missing_ok=True)
+            return None
+        key_id = key_id_of(_public_of(raw)).partition(":")[2]
+        (folder / _KEY_FILE).rename(folder / f"log.{key_id}.retired")
+        if (folder / _MEMORY_FILE).exists():
+            (folder / _MEMORY_FILE).rename(folder / f"log.{key_id}.head")
+        return key_id
+
+
+def verify_log_can_end(environment: Mapping[str, str] | None = None) -> None:
+    if (os.environ if environment is None else environment).get(LOG_VARIABLE):
+        raise SettingInvalid(
+            f"the log's key comes from {LOG_VARIABLE}, and would sign a second history under the same name",
+            remedy=f"Unset {LOG_VARIABLE} for this command, and set it to a new key before a gateway starts again.",
+        )
+
+
 def _is_signed_by(key: Ed25519PrivateKey, signed: SignedHead) -> bool:
     public = VerifierKey(signed.head.origin, key.public_key().public_bytes_raw())
     try:

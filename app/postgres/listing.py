@@ -97,6 +97,10 @@ class Visibility:
     tenant: str
     principal_id: str | None
 
+    @property
+    def name(self) -> str:
+        return "tenant" if self.principal_id is None else "own"
+
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):

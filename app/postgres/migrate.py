@@ -63,7 +63,7 @@ async def load_status(url: str, migrations: tuple[Migration, ...] | None = None)
     try:
         return _compare(await _load_applied(session), migrations or packaged_migrations())
     except asyncpg.PostgresError as error:
-        raise unavailable(error) from error
+        raise unavailable(error, url) from error
     finally:
         await session.close()
 

@@ -21,6 +21,7 @@ from app.core.errors import (
     TgaError,
 )
 from app.core.limits import READ_LOCK_TIMEOUT_MS, WRITER_FLUSHERS_FROM_PLANS
+from app.postgres.refusals import unavailable as unavailable
 
 Record: TypeAlias = asyncpg.Record
 _Pooled: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
@@ -55,7 +56,7 @@ async def connect(url: str, *, role: str | None = None) -> asyncpg.Connection[as
     try:
         return await asyncpg.connect(url, server_settings=settings, timeout=10.0, command_timeout=COMMAND_TIMEOUT_S)
     except (*LOST, asyncpg.PostgresError, ValueError) as error:
-        raise unavailable(error) from error
+        raise unavailable(error, url) from error
 
 
 class Closing(abc.ABC):
@@ -103,7 +104,7 @@ class Sessions(Closing):
                 server_settings={**_SETTINGS, "role": GATEWAY_ROLE, "lock_timeout": str(READ_LOCK_TIMEOUT_MS)},
             )
         except (*LOST, asyncpg.PostgresError, ValueError) as error:
-            raise unavailable(error) from error
+            raise unavailable(error, url) from error
         return cls(pool)
 
     async def close(self) -> None:
@@ -193,10 +194,6 @@ def _is_lost(connection: _Pooled) -> bool:
         return connection.is_closed()
     except asyncpg.InterfaceError:  # the pool noticed it first, and has taken it back
         return True
-
-
-def unavailable(error: BaseException) -> TgaError:
-    return StoreUnavailable("PostgreSQL did not answer as it should", found=f"{type(error).__name__}: {error}")
 
 
 def _refused(error: BaseException) -> TgaError:

@@ -28,6 +28,7 @@ OUTCOMES = {
         " 403",
     ],
     "Killed": ["killed with -9", "1 execution of this key"],
+    "Tampered with": ["claim and head is right", "entry 4  STATE_CHECKSUM_MISMATCH", "the runtime refuses to go on"],
     "Verified": ["every digest, link, transition, claim and head is right", "a complete bundle", "Sound: "],
 }
 # How often the bank executed each key, by the bank's own book.

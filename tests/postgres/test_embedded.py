@@ -551,6 +551,40 @@ def test_a_home_that_the_server_cannot_reach_gets_its_cluster_elsewhere(
 
 
 @needs_root
+def test_a_home_that_is_made_anew_never_meets_the_database_of_the_one_that_was_removed(
+    make: Make, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "SHARED_STATE", place / "state")
+    closed = place / "closed"
+    closed.mkdir(mode=0o700)
+    with make(closed / "home") as server:
+        query(server, "CREATE TABLE kept ()")
+        former = server.place
+    shutil.rmtree(closed / "home")
+    with make(closed / "home") as server:
+        assert query(server, "SELECT count(*) FROM pg_class WHERE relname = 'kept'") == 0
+        assert former != server.place
+    server.drop()
+    assert (former.is_dir(), server.place.exists(), os.path.lexists(closed / "home" / "postgres")) == (
+        True,
+        False,
+        False,
+    )
+
+
+def test_a_database_that_is_in_use_is_not_dropped(made: Make) -> None:
+    with made() as server:
+        query(server, "CREATE TABLE kept ()")
+        with pytest.raises(EmbeddedPostgresFailed, match="is in use"):
+            made().drop()
+        assert query(server, "SELECT count(*) FROM kept") == 0
+    server.drop()
+    assert not server.is_made
+    with made() as server:
+        assert query(server, "SELECT count(*) FROM pg_class WHERE relname = 'kept'") == 0
+
+
+@needs_root
 def test_a_cluster_that_can_no_longer_be_reached_is_not_replaced_by_an_empty_one(
     made: Make, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
+from secrets import token_hex
 
 from app.core.errors import EmbeddedPostgresFailed
 from app.postgres.embedded.binaries import Account, make_directory
@@ -41,6 +43,28 @@ def verify_major(data_dir: Path, version: str) -> None:
             remedy=f"Nothing was changed. Dump it with PostgreSQL {major} (pg_dumpall), move home away, "
             f"and restore the dump with {version}; or go on with the programs of version {major}.",
         )
+
+
+def link_to_new_place(entry: Path, shared: Path, mode: int, *, name: str) -> None:
+    """Make a directory in `shared` that never was, and `entry` a link to it, unless another process is faster.
+
+    Never one that is there already: a home that was removed and made anew must not meet its former database, in which
+    former keys are valid.
+    """
+    place = shared / f"{name}-{token_hex(8)}"
+    make_directory(place, mode)
+    verify_ours(shared)
+    try:
+        entry.symlink_to(place)
+    except FileExistsError:
+        place.rmdir()
+
+
+def remove_place(entry: Path) -> None:
+    """Remove what `entry` is or links to, and then `entry` itself."""
+    shutil.rmtree(os.path.realpath(entry))
+    if entry.is_symlink():
+        entry.unlink()
 
 
 def ensure_socket_dir(path: Path, account: Account | None) -> None:

@@ -37,7 +37,13 @@ from app.postgres.embedded.binaries import (
     run_as,
     unprivileged_account,
 )
-from app.postgres.embedded.cluster import ensure_socket_dir, verify_major, verify_ours
+from app.postgres.embedded.cluster import (
+    ensure_socket_dir,
+    link_to_new_place,
+    remove_place,
+    verify_major,
+    verify_ours,
+)
 from app.postgres.embedded.postmaster import (
     answers,
     clear_way,
@@ -89,6 +95,16 @@ class EmbeddedPostgres:
     @property
     def data_dir(self) -> Path:
         return self._cluster / "data"
+
+    @property
+    def place(self) -> Path:
+        """Where the cluster is, or will be: `home/postgres`, or what that links to."""
+        return self._cluster
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a cluster; looking makes none."""
+        return self.data_dir.is_dir()
 
     @property
     def log_file(self) -> Path:
@@ -164,6 +180,24 @@ class EmbeddedPostgres:
             finally:
                 self._leave()
 
+    def drop(self) -> None:
+        """Remove the cluster and all that is in it, for ever; EmbeddedPostgresFailed while anyone uses it.
+
+        After a crash in the middle there is no cluster, and the next start sweeps the remains away.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        with self._failures_explained("drop"), self._alone(deadline):
+            users = self._open_lock("users.lock")
+            try:
+                if is_free := try_exclusive(users):
+                    self._shut_down(deadline)
+                    os.rename(self.data_dir, self._cluster / "initdb-dropped")
+                    remove_place(self._home / "postgres")
+            finally:
+                os.close(users)
+        if not is_free:
+            raise EmbeddedPostgresFailed(f"the database in {self._cluster} is in use", remedy="Stop the gateway first.")
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -214,11 +248,7 @@ class EmbeddedPostgres:
             if can_enter(self._home, account):
                 make_directory(entry, mode)
             else:
-                place = SHARED_STATE / _short_hash(self._home)
-                make_directory(place, mode)
-                verify_ours(SHARED_STATE)
-                with contextlib.suppress(FileExistsError):
-                    entry.symlink_to(place)
+                link_to_new_place(entry, SHARED_STATE, mode, name=_short_hash(self._home))
         verify_ours(entry)
         verify_ours(self._cluster)
         if not can_enter(self._cluster, self._account):

@@ -11,7 +11,10 @@ BEGIN
         CREATE ROLE tga_gateway LOGIN;
     EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
     END;
-    IF NOT pg_has_role(current_user, 'tga_owner', 'MEMBER') THEN
+    -- From 16 on, who creates a role may grant it, and may act as it only after that.
+    IF NOT pg_has_role(current_user, 'tga_owner',
+                       CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END)
+    THEN
         EXECUTE format('GRANT tga_owner, tga_gateway TO %I', current_user);
     END IF;
     IF to_regnamespace('tga') IS NULL THEN
