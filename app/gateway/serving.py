@@ -109,8 +109,8 @@ async def _greet(
     listening: asyncio.Future[str], settings: Settings, where: str, on_listening: OnListening | None
 ) -> None:
     url = await listening
-    output.print(f"The database is {where}", markup=False)
     output.print(f"Listening on [bold]{url}[/]  (API: {url}/docs)")
+    output.print(f"The database is {where}", markup=False)
     output.print(f"The administrator's key is in {settings.admin_key_file}: Authorization: Bearer <key>", markup=False)
     if on_listening is not None:
         await on_listening(url)

@@ -13,7 +13,18 @@ from app.cli.command import Later, application, command
 # SURFACES: what is there in this version.
 PROMISED = (
     *("serve", "call", "traces", "trace", "approvals", "approve", "deny", "recover", "resolve", "withdraw", "erase"),
-    *("verify", "export", "receipt", "init", "doctor", "servers", "servers/accept", "db/migrate", "db/status"),
+    *(
+        "verify",
+        "export",
+        "receipt",
+        "init",
+        "doctor",
+        "servers",
+        "servers/accept",
+        "db/drop",
+        "db/migrate",
+        "db/status",
+    ),
     *("keys/create", "keys/list", "keys/revoke", "keys/register", "keys/retire", "keys/make", "keys/rotate"),
     *("tenants/create", "tenants/list", "policy/check", "policy/explain", "mcp", "demo"),
 )
