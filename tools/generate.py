@@ -24,6 +24,8 @@ from expected_schema import render as render_expected_schema
 from vectors import render as render_vectors
 
 from app.api.catalogue import render_errors
+from app.core.chain import StreamKind
+from app.domain.runs.transitions import RUN
 from app.domain.tga.replay import ACTION_OF_STATE
 from app.domain.tga.transitions import TRACE
 
@@ -40,33 +42,10 @@ _ACTIONS: Final = {
 
 def render_state_machine() -> str:
     """docs/state-machine.md: the table of a trace as a picture, as rows, and what each state calls for."""
-    births = [t for t in TRACE.transitions if t.is_birth]
-    moves = [t for t in TRACE.transitions if not t.is_birth]
     lines = [
         _GENERATED.format(source="app/domain/tga/transitions.py and app/domain/tga/replay.py"),
         "# The state machine of a trace",
-        "",
-        "```mermaid",
-        "stateDiagram-v2",
-        *(f"    [*] --> {t.to_state}: {_label(t.artifact_type, t.verdict)}" for t in births),
-        *(f"    {t.from_state} --> {t.to_state}: {_label(t.artifact_type, t.verdict)}" for t in moves),
-        *(f"    {state} --> [*]" for state in TRACE.states if state in TRACE.terminal_states),
-        "```",
-        "",
-        "## Transitions",
-        "",
-        "Each admits one artifact type. Whatever is not in this table is",
-        "[`STATE_INVALID_TRANSITION`](errors.md#state_invalid_transition).",
-        "",
-        "| from | artifact | verdict | to | |",
-        "|---|---|---|---|---|",
-    ]
-    for t in TRACE.transitions:
-        rule = TRACE.rule_of[t.artifact_type]
-        verdict = f"`{rule.verdict_field}` = `{t.verdict}`" if rule.verdict_field else ""
-        note = "birth: entry 1, and only there" if t.is_birth else ""
-        lines.append(f"| {t.from_state} | {t.artifact_type} | {verdict} | {t.to_state} | {note} |")
-    lines += [
+        *_picture_and_rows(TRACE),
         "",
         "## What a state calls for",
         "",
@@ -77,6 +56,44 @@ def render_state_machine() -> str:
         *(f"| {state} | `{action}` | {_ACTIONS[action]} |" for state, action in ACTION_OF_STATE.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def render_state_machine_of_runs() -> str:
+    """docs/state-machine-of-runs.md: the table of a run as a picture and as rows."""
+    lines = [
+        _GENERATED.format(source="app/domain/runs/transitions.py"),
+        "# The state machine of a run",
+        *_picture_and_rows(RUN),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _picture_and_rows(kind: StreamKind) -> list[str]:
+    births = [t for t in kind.transitions if t.is_birth]
+    moves = [t for t in kind.transitions if not t.is_birth]
+    lines = [
+        "",
+        "```mermaid",
+        "stateDiagram-v2",
+        *(f"    [*] --> {t.to_state}: {_label(t.artifact_type, t.verdict)}" for t in births),
+        *(f"    {t.from_state} --> {t.to_state}: {_label(t.artifact_type, t.verdict)}" for t in moves),
+        *(f"    {state} --> [*]" for state in kind.states if state in kind.terminal_states),
+        "```",
+        "",
+        "## Transitions",
+        "",
+        "Each admits one artifact type. Whatever is not in this table is",
+        "[`STATE_INVALID_TRANSITION`](errors.md#state_invalid_transition).",
+        "",
+        "| from | artifact | verdict | to | |",
+        "|---|---|---|---|---|",
+    ]
+    for t in kind.transitions:
+        rule = kind.rule_of[t.artifact_type]
+        verdict = f"`{rule.verdict_field}` = `{t.verdict}`" if rule.verdict_field else ""
+        note = "birth: entry 1, and only there" if t.is_birth else ""
+        lines.append(f"| {t.from_state} | {t.artifact_type} | {verdict} | {t.to_state} | {note} |")
+    return lines
 
 
 def render_verifier() -> str:
@@ -95,6 +112,7 @@ def _label(artifact_type: str, verdict: str) -> str:
 FILES: Final[dict[str, Callable[[], str]]] = {
     EXPECTED_SCHEMA: lambda: render_expected_schema(ROOT),
     "docs/errors.md": render_errors,
+    "docs/state-machine-of-runs.md": render_state_machine_of_runs,
     "docs/state-machine.md": render_state_machine,
     "test_vectors/tga/state_transition_vectors.json": render_vectors,
     "tools/verify.py": render_verifier,

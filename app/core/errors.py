@@ -423,6 +423,24 @@ class BundleInvalid(TgaError):
     remedy = "Get it again, or finish it with `tga export --resume`; if it stays so, it was changed after its export."
 
 
+class RunPositionTaken(TgaError):
+    code = "RUN_POSITION_TAKEN"
+    meaning = "An operation of the run has begun or ended at this address already, and it was another one."
+    remedy = "Read the journal from the last entry that the worker has seen, and go on from there."
+
+
+class RunPositionGap(TgaError):
+    code = "RUN_POSITION_GAP"
+    meaning = "An operation of the run was put at an address before which another one must come."
+    remedy = "Put the operations of a scope in their order; concurrent ones go into branches of a gather."
+
+
+class RunAnswerUnasked(TgaError):
+    code = "RUN_ANSWER_UNASKED"
+    meaning = "An answer names an operation of the run that has not begun, has ended, or has begun anew since."
+    remedy = "Read the run again; if its question is still open, answer that one."
+
+
 ALL_ERRORS: tuple[type[TgaError], ...] = (
     InvalidTransition,
     SequenceGap,
@@ -479,5 +497,8 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     EntryUnlogged,
     LogForked,
     BundleInvalid,
+    RunPositionTaken,
+    RunPositionGap,
+    RunAnswerUnasked,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

@@ -25,6 +25,19 @@ from app.core.canonical import JsonValue, canonical_bytes, parse_json
 from app.core.digest import digest_of, digest_of_bytes
 from app.core.errors import InputMalformed, InputTooLarge, SchemaViolation
 from app.domain.ledger.documents import Document
+from app.domain.runs.documents import (
+    RUN_MODELS,
+    Resolved,
+    RunAnswer,
+    RunAttempt,
+    RunCheckpoint,
+    RunDocument,
+    RunEnd,
+    RunIntent,
+    RunLogEntry,
+    RunStart,
+)
+from app.domain.runs.requests import REQUEST_OF_KIND
 from app.domain.system.documents import (
     SYSTEM,
     SYSTEM_MODELS,
@@ -37,9 +50,17 @@ from app.domain.system.documents import (
     ToolPin,
 )
 from app.domain.system.log import SystemState, plan_system
-from app.domain.tga.documents import ActionRequest, ExecutionLogEntry, SupervisorDecision, ToolCall, ToolEffect
+from app.domain.tga.documents import (
+    ActionRequest,
+    DigestOutput,
+    ExecutionLogEntry,
+    SupervisorDecision,
+    ToolCall,
+    ToolEffect,
+)
 from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.replay import LogRecord, fold
+from tests.runs import journal
 from tests.traces import (
     EXECUTOR,
     action_request,
@@ -72,13 +93,15 @@ MODELS: Final[dict[str, type[Document]]] = {
     "signing_key": SigningKey,
     "policy_set": PolicySet,
     "erasure": Erasure,
+    "run_log_entry": RunLogEntry,
+    **RUN_MODELS,
 }
 _NO_RESOURCES: Registry[Any] = Registry()
 REGISTRY: Final = _NO_RESOURCES.with_resources(
     [(schema["$id"], Resource.from_contents(schema)) for schema in SCHEMAS.values()]
 )
 VALIDATORS: Final = {name: Draft202012Validator(schema, registry=REGISTRY) for name, schema in SCHEMAS.items()}
-OPEN_OBJECTS: Final = {"arguments", "value", "definition"}
+OPEN_OBJECTS: Final = {"arguments", "value", "definition", "answer_schema", "to"}
 # Fields that came after the first stores were written: left out when they are not known.
 MAY_BE_LEFT_OUT: Final = {"roles", "traceparent"}
 
@@ -135,6 +158,7 @@ def known_match(pattern: str, chars_max: int) -> st.SearchStrategy[str]:
         *("00000000-0000-7000-8000-000000000000", "0198c0de-ffff-7abc-bfff-0123456789ab"),
         *("2026-01-31T23:59:59.999Z", "0000-12-01T00:00:00.000Z"),
         *("a", "!~", "crm/create.ticket", "x" * chars_max, "a key with spaces", "A" * 86 + "==", "A" * 43 + "="),
+        *("3", "3.1", "3:2.1", "/a/-", "", "run-7"),
         *("00-" + "a" * 32 + "-" + "b" * 16 + "-01", "trace:00000000-0000-7000-8000-000000000000"),
     )
     return st.sampled_from([text for text in samples if re.fullmatch(pattern, text) and len(text) <= chars_max])
@@ -171,11 +195,13 @@ class FromSchema:
         if kind == "object":
             return self.objects(name, schema) if "properties" in schema else open_objects()
         if kind == "array":
-            return st.lists(self.values(name, schema["items"]), max_size=3)
+            return st.lists(self.values(name, schema["items"]), min_size=schema.get("minItems", 0), max_size=3)
         if kind == "integer":
             return st.integers(min_value=schema["minimum"], max_value=schema["maximum"])
         if kind == "null":
             return st.none()
+        if kind == "boolean":
+            return st.booleans()
         assert kind == "string", kind
         if "pattern" not in schema:
             return free_text()
@@ -231,7 +257,8 @@ def values_for(annotation: Any, constraints: tuple[Any, ...] = ()) -> st.SearchS
     if origin is Literal:
         return st.sampled_from(get_args(annotation))
     if origin is list:
-        return st.lists(values_for(get_args(annotation)[0]), max_size=3)
+        least = next((c.min_length for c in bounds_of(constraints) if isinstance(c, annotated_types.MinLen)), 0)
+        return st.lists(values_for(get_args(annotation)[0]), min_size=least, max_size=3)
     if origin is dict:
         return open_objects()
     if annotation is types.NoneType:
@@ -239,9 +266,9 @@ def values_for(annotation: Any, constraints: tuple[Any, ...] = ()) -> st.SearchS
     if annotation is Any:
         return argument_values()
     if annotation is bool:
-        return st.just(True)  # `truncated`, the only one
+        return st.booleans()
     if annotation is int:
-        bounds = [bound for c in constraints for bound in (getattr(c, "metadata", None) or [c])]
+        bounds = bounds_of(constraints)
         low = next(c.ge for c in bounds if isinstance(c, annotated_types.Ge))
         high = next(c.le for c in bounds if isinstance(c, annotated_types.Le))
         return st.integers(min_value=low, max_value=high)  # type: ignore[arg-type]
@@ -249,6 +276,10 @@ def values_for(annotation: Any, constraints: tuple[Any, ...] = ()) -> st.SearchS
         return _strings_for(next(c for c in constraints if isinstance(c, StringConstraints)))
     assert issubclass(annotation, BaseModel), annotation
     return fields_for(annotation)
+
+
+def bounds_of(constraints: tuple[Any, ...]) -> list[Any]:
+    return [bound for c in constraints for bound in (getattr(c, "metadata", None) or [c])]
 
 
 def _strings_for(constraint: StringConstraints) -> st.SearchStrategy[str]:
@@ -280,9 +311,42 @@ def fields_for(draw: st.DrawFn, model: type[BaseModel]) -> dict[str, Any]:
         verdict = {"action": action, "resolved_by": "op", "rationale": "", "resolved_at": fields["recorded_at"]}
         fields["resolution"] = verdict if fields["basis"] == "resolution" else None
         fields["error"] = {"code": "c", "message": "m"} if fields["outcome"] == "FAILURE" else None
+    if model is DigestOutput:
+        fields["truncated"] = True
     if model is ExecutionState:
         _fit_digests_to_state(fields)
+    if model is RunIntent:
+        fields["request"] = draw(fields_for(REQUEST_OF_KIND[fields["kind"]]))
+    _fit_run(model, fields)
     return fields
+
+
+_INLINE: Final = {"tier": "inline", "value": 1}
+_WRONG: Final = {"type": "ValueError", "message": "m", "retryable": False}
+
+
+def _fit_run(model: type[BaseModel], fields: dict[str, Any]) -> None:
+    """Restated from RUNS.md: what must be there together, and what must not."""
+    if model is RunStart:
+        trigger, parent = fields["trigger"]["type"], {"run_id": "r", "path": "1", "intent_digest": "0" * 64}
+        fork = {"run_id": "r", "sequence_number": 1, "entry_digest": "0" * 64, "state_change": []}
+        fields["parent"] = parent if trigger == "child" else None
+        fields["forked_from"] = fork if trigger == "fork" else None
+    if model is RunAttempt:
+        fields["error"] = _WRONG if fields["change"] == "FAILED" else None
+    if model in (RunCheckpoint, RunAnswer, Resolved):
+        is_ok = fields["outcome"] == "OK"
+        fields["value"] = _INLINE if is_ok else None
+        fields["error"] = None if is_ok else _WRONG
+    if model is RunCheckpoint and (fields["outcome"] != "OK" or fields["resume"] == "recompute"):
+        fields["state_change"] = []
+    if model is RunEnd:
+        is_completed = fields["outcome"] == "COMPLETED"
+        fields["output"] = _INLINE if is_completed else None
+        fields["error"] = None if is_completed else _WRONG
+        fields["positions"] = 1 if is_completed else fields["positions"]
+        divergence = {"path": "1", "recorded": "step a", "performed": "step b", "source": None}
+        fields["divergence"] = divergence if fields["outcome"] == "DIVERGED" else None
 
 
 def _fit_digests_to_state(fields: dict[str, Any]) -> None:
@@ -644,7 +708,49 @@ def full_documents() -> dict[str, list[dict[str, Any]]]:
         "execution_state": [state.to_json()],
         "execution_checkpoint": [ExecutionCheckpoint.of(state, created_at=later).to_json()],
         **full_system_documents(),
+        **full_run_documents(),
     }
+
+
+def full_run_documents() -> dict[str, list[dict[str, Any]]]:
+    from_blob = {
+        "tier": "artifact",
+        "ref": {"sha256": "5" * 64, "size_bytes": 9, "media_type": "text/plain", "serializer": "text"},
+    }
+    effect = {"tier": "effect", "trace_id": "0198c0de-ffff-7abc-bfff-0123456789ab", "tool_effect_digest": "5" * 64}
+    changes = [{"op": "set", "at": "/a/-", "to": {"b": 1}}, {"op": "remove", "at": "/c"}]
+    fork = {"run_id": "acme/s", "sequence_number": 7, "entry_digest": "5" * 64, "state_change": changes}
+    parent = {"run_id": "p", "path": "3:2.1", "intent_digest": "5" * 64}
+    line = {"level": "info", "text": "hello", "at": time_at(2)}
+    resolved = {"path": "1", "outcome": "OK", "value": journal.inline(1), "error": None}
+    documents: list[RunDocument] = [
+        journal.start(trigger={"type": "child", "id": "p"}, parent=parent),
+        journal.start(trigger={"type": "fork", "id": "s"}, forked_from=fork, input=from_blob),
+        journal.attempt(1, "FAILED", reason="it raised", not_before=time_at(9)),
+        *(journal.intent("3:2.1", kind, "name") for kind in journal.REQUESTS),
+        journal.checkpoint("3.1", state_change=changes, logs=[line]),
+        journal.checkpoint("3.1", resume="recompute", value={"tier": "transient"}),
+        journal.checkpoint("3.1", value={"tier": "event", "value": [1]}),
+        journal.checkpoint("3.1", outcome="ERROR"),
+        journal.answer(
+            "3.1", "5" * 64, value=effect, signature={"algorithm": "Ed25519", "key_id": "key", "value": "A" * 86 + "=="}
+        ),
+        journal.answer("3.1", "5" * 64, value={"tier": "run", "run_id": "child-1", "entry_digest": "5" * 64}),
+        journal.answer("3.1", "5" * 64, outcome="TIMEOUT"),
+        journal.signal("paid", "s-1"),
+        journal.suspension("1", "3:2.1"),
+        journal.end("DIVERGED", positions=3),
+        journal.end("COMPLETED"),
+        journal.resumption(
+            accepts={"version": "1.3.0", "program_digest": "5" * 64}, reopens=["3.1"], resolves=[resolved]
+        ),
+    ]
+    full: dict[str, list[dict[str, Any]]] = {
+        "run_log_entry": [journal.Journal().records[-1].entry.to_json()],
+    }
+    for document in documents:
+        full.setdefault(document.artifact_type, []).append(document.to_json())
+    return full
 
 
 def full_system_documents() -> dict[str, list[dict[str, Any]]]:
@@ -737,7 +843,7 @@ def combinations_of(name: str) -> Iterator[dict[str, Any]]:
     }
     samples: dict[str, list[Any]] = {
         "decided_by": [{"type": kind, "id": "x"} for kind in ("policy", "person", "expiry", "withdrawal")],
-        "error": [None, {"code": "c", "message": ""}],
+        "error": [None, journal.WRONG if name.startswith("run_") else {"code": "c", "message": ""}],
         "resolution": [
             None,
             *(

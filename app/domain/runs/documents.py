@@ -1,0 +1,380 @@
+"""The documents of a run. They agree with schemas/tga/v1; a property test holds them together.
+
+Every field is stated: one that has nothing to say is null. `try_number` counts from 1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from app.core.limits import (
+    RUN_AWAITS_MAX,
+    RUN_ENTRIES_MAX,
+    RUN_LOG_CHARS_MAX,
+    RUN_LOG_LINES_MAX,
+    RUN_TAGS_MAX,
+)
+from app.domain.identity import Principal
+from app.domain.ledger.documents import (
+    Count,
+    LogEntry,
+    Name,
+    Part,
+    SequenceNumber,
+    Sha256,
+    Signature,
+    StreamArtifact,
+    Text,
+    Time,
+)
+from app.domain.runs.requests import REQUEST_OF_KIND, Request
+from app.domain.runs.state import StateChanges
+from app.domain.runs.transitions import RUN, RunArtifactType, RunState
+from app.domain.runs.values import Path, Resume, RunId, TransientValue, Value
+
+Positive = Annotated[int, Field(ge=1, le=RUN_ENTRIES_MAX)]
+Milliseconds = Annotated[int, Field(ge=1, le=31_536_000_000)]
+OperationKind = Literal[
+    "step",
+    "tool",
+    "ask",
+    "sleep",
+    "signal",
+    "child",
+    "call",
+    "gather",
+    "checkpoint",
+    "turn",
+    "model",
+    "now",
+    "emit",
+    "patched",
+]
+
+
+class RunDocument(StreamArtifact):
+    """A document that an entry of a run commits to."""
+
+    artifact_type: ClassVar[RunArtifactType]
+    run_id: RunId
+
+
+class RunError(Part):
+    """`retryable`: whether trying again may help. The program, or its retry policy, decides whether it does."""
+
+    type: Name
+    message: Text
+    retryable: bool
+
+
+class Trigger(Part):
+    type: Literal["call", "schedule", "event", "child", "fork"]
+    id: Name | None
+
+
+class Parent(Part):
+    """Whose child the run is: it is told how the run ends."""
+
+    run_id: RunId
+    path: Path
+    intent_digest: Sha256
+
+
+class ForkedFrom(Part):
+    """The journal up to this entry is the source's; its digest commits to all before it."""
+
+    run_id: RunId
+    sequence_number: SequenceNumber
+    entry_digest: Sha256
+    state_change: StateChanges
+
+
+class RetryPolicy(Part):
+    """`retries` after the first try, with pauses that double from `first_ms` to `max_ms`. 0 is never."""
+
+    retries: Annotated[int, Field(ge=0, le=1_000)]
+    first_ms: Milliseconds
+    max_ms: Milliseconds
+
+
+class RunPolicy(Part):
+    """`timeout_ms`: of the whole run. `checkpoint_timeout_ms`: without a word from its worker. `park_after`: attempts
+    in a row without a checkpoint."""
+
+    timeout_ms: Milliseconds | None
+    checkpoint_timeout_ms: Milliseconds | None
+    retry: RetryPolicy
+    park_after: Annotated[int, Field(ge=1, le=1_000)]
+    on_parent_end: Literal["cancel", "abandon"]
+    retention: Literal["keep", "delete_on_success"]
+
+
+class RunStart(RunDocument):
+    artifact_type: ClassVar[RunArtifactType] = "run_start"
+    schema_id: Literal["tga/v1/run_start"] = "tga/v1/run_start"
+    principal: Principal
+    procedure: Name
+    version: Name
+    program_digest: Sha256
+    input: Value
+    started_at: Time
+    trigger: Trigger
+    parent: Parent | None
+    forked_from: ForkedFrom | None
+    policy: RunPolicy
+    tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.trigger.type == "child") != (self.parent is not None):
+            raise ValueError("a child names its parent, always and only")
+        if (self.trigger.type == "fork") != (self.forked_from is not None):
+            raise ValueError("a fork names its source, always and only")
+        return self
+
+
+class WorkerName(Part):
+    principal_id: Name
+    name: Name
+
+
+class RunAttempt(RunDocument):
+    """LEASED: a worker begins the attempt. RELEASED, LOST, FAILED: it has ended, not before `not_before` comes the
+    next. FENCED: a worker whose attempt was over came back and was refused."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_attempt"
+    schema_id: Literal["tga/v1/run_attempt"] = "tga/v1/run_attempt"
+    attempt: Positive
+    change: Literal["LEASED", "RELEASED", "LOST", "FAILED", "FENCED"]
+    worker: WorkerName
+    program_digest: Sha256
+    reason: Text | None
+    error: RunError | None
+    not_before: Time | None
+    at: Time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.change == "FAILED") != (self.error is not None):
+            raise ValueError("an attempt that failed says why in `error`, always and only")
+        return self
+
+
+class RunIntent(RunDocument):
+    """What the worker is about to do, durable before it is done."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_intent"
+    schema_id: Literal["tga/v1/run_intent"] = "tga/v1/run_intent"
+    attempt: Positive
+    path: Path
+    kind: Literal["step", "tool", "ask", "sleep", "signal", "child"]
+    name: Name
+    input_digest: Sha256
+    try_number: Positive
+    request: Request
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        expected = REQUEST_OF_KIND[self.kind]
+        if type(self.request) is not expected:
+            raise ValueError(f"the request of a {self.kind} is a {expected.__name__}")
+        return self
+
+    @property
+    def due_at(self) -> str | None:
+        """When it ends by itself: a sleep is over, a question or a wait for a signal expires."""
+        return self.request.due_at
+
+
+class LogLine(Part):
+    level: Literal["debug", "info", "warning", "error"]
+    text: Annotated[str, StringConstraints(max_length=RUN_LOG_CHARS_MAX)]
+    at: Time
+
+
+class RunCheckpoint(RunDocument):
+    """An operation has ended, or one try of it. `inner`: how many operations it performed inside."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_checkpoint"
+    schema_id: Literal["tga/v1/run_checkpoint"] = "tga/v1/run_checkpoint"
+    attempt: Positive
+    path: Path
+    kind: OperationKind
+    name: Name
+    input_digest: Sha256
+    outcome: Literal["OK", "ERROR", "RETRY", "INTERRUPTED"]
+    value: Value | None
+    error: RunError | None
+    resume: Resume
+    try_number: Positive
+    inner: Count
+    state_change: StateChanges
+    logs: Annotated[list[LogLine], Field(max_length=RUN_LOG_LINES_MAX)]
+    started_at: Time
+    duration_ms: Count
+    source: Text | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.outcome == "OK") != (self.value is not None) or (self.outcome == "OK") != (self.error is None):
+            raise ValueError("an operation that succeeded has a value, any other an error")
+        if self.outcome != "OK" and self.state_change:
+            raise ValueError("what a failed operation changed is dropped")
+        if self.resume == "recompute" and self.state_change:
+            raise ValueError("what is recomputed changes no state")
+        if self.resume == "snapshot" and isinstance(self.value, TransientValue):
+            raise ValueError("a transient value is not recorded, so a replay cannot skip it: `recompute`")
+        return self
+
+
+class AnsweredBy(Part):
+    type: Literal["person", "timer", "signal", "child", "tool", "operator"]
+    id: Name
+
+
+class RunAnswer(RunDocument):
+    """What others did for an operation that has begun. RETRY: it is tried again under a new intent."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_answer"
+    schema_id: Literal["tga/v1/run_answer"] = "tga/v1/run_answer"
+    path: Path
+    intent_digest: Sha256
+    wakes: Literal["YES", "NO"]
+    outcome: Literal["OK", "ERROR", "TIMEOUT", "RETRY"]
+    value: Value | None
+    error: RunError | None
+    answered_by: AnsweredBy
+    answered_at: Time
+    signature: Signature | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.outcome == "OK") != (self.error is None):
+            raise ValueError("an answer that is not OK says why in `error`, always and only")
+        if self.outcome == "OK" and self.value is None:
+            raise ValueError("an answer that is OK has a value")
+        return self
+
+
+class RunSignal(RunDocument):
+    artifact_type: ClassVar[RunArtifactType] = "run_signal"
+    schema_id: Literal["tga/v1/run_signal"] = "tga/v1/run_signal"
+    name: Name
+    signal_id: Name
+    value: Value
+    sent_by: Name
+    sent_at: Time
+
+
+class RunSuspension(RunDocument):
+    """The worker leaves; the run waits for one of these operations, or for all of them."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_suspension"
+    schema_id: Literal["tga/v1/run_suspension"] = "tga/v1/run_suspension"
+    attempt: Positive
+    awaits: Annotated[list[Path], Field(min_length=1, max_length=RUN_AWAITS_MAX)]
+    wake: Literal["ANY", "ALL"]
+
+
+class Divergence(Part):
+    """The program is not the one that wrote the journal: what each of them has at the first address that differs."""
+
+    path: Path
+    recorded: Text
+    performed: Text
+    source: Text | None
+
+
+class EndedBy(Part):
+    type: Literal["worker", "person", "time", "parent", "gateway"]
+    id: Name
+
+
+class RunEnd(RunDocument):
+    """`positions`: how many operations the program itself performed; null where it was not the program that ended."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_end"
+    schema_id: Literal["tga/v1/run_end"] = "tga/v1/run_end"
+    attempt: Count
+    outcome: Literal["COMPLETED", "FAILED", "PARKED", "DIVERGED", "CANCELLED"]
+    output: Value | None
+    error: RunError | None
+    divergence: Divergence | None
+    positions: Count | None
+    ended_by: EndedBy
+    ended_at: Time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.outcome == "COMPLETED") != (self.output is not None):
+            raise ValueError("a run that is completed has an output, always and only")
+        if (self.outcome == "COMPLETED") != (self.error is None):
+            raise ValueError("a run that is not completed says why in `error`, always and only")
+        if (self.outcome == "DIVERGED") != (self.divergence is not None):
+            raise ValueError("a divergence is named, always and only")
+        if self.outcome == "COMPLETED" and self.positions is None:
+            raise ValueError("a run that is completed says how many operations it performed")
+        return self
+
+
+class Accepted(Part):
+    version: Name
+    program_digest: Sha256
+
+
+class Resolved(Part):
+    """An operator's word on a step that was interrupted."""
+
+    path: Path
+    outcome: Literal["OK", "ERROR"]
+    value: Value | None
+    error: RunError | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.outcome == "OK") != (self.value is not None) or (self.outcome == "OK") != (self.error is None):
+            raise ValueError("what succeeded has a value, what failed an error")
+        return self
+
+
+class RunResumption(RunDocument):
+    """`frontier_digest`: of the frontier after `reopens`, so that whoever verifies computes the same one."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_resumption"
+    schema_id: Literal["tga/v1/run_resumption"] = "tga/v1/run_resumption"
+    resumed_by: Name
+    rationale: Text
+    accepts: Accepted | None
+    reopens: Annotated[list[Path], Field(max_length=RUN_AWAITS_MAX)]
+    frontier_digest: Sha256
+    resolves: Annotated[list[Resolved], Field(max_length=RUN_AWAITS_MAX)]
+    resumed_at: Time
+
+
+RUN_MODELS: Final[dict[str, type[RunDocument]]] = {
+    model.artifact_type: model
+    for model in (
+        RunStart,
+        RunAttempt,
+        RunIntent,
+        RunCheckpoint,
+        RunAnswer,
+        RunSignal,
+        RunSuspension,
+        RunEnd,
+        RunResumption,
+    )
+}
+
+
+class RunLogEntry(LogEntry):
+    """One link of a run's chain."""
+
+    kind: ClassVar = RUN
+    schema_id: Literal["tga/v1/run_log_entry"] = "tga/v1/run_log_entry"
+    run_id: RunId
+    from_state: RunState
+    to_state: RunState
+    artifact_type: RunArtifactType

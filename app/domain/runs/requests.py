@@ -1,0 +1,77 @@
+"""What an operation asks of others, by its kind: a tool server, a person, time, another program, another run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from app.domain.ledger.documents import IdempotencyKey, Name, Part, Text, Time, Uuid7
+from app.domain.runs.values import RunId, Value
+
+
+class _Request(Part):
+    @property
+    def due_at(self) -> str | None:
+        """When it ends by itself, if it does."""
+        return None
+
+
+class StepRequest(_Request):
+    """A step that is performed at most once: after a crash nobody performs it again."""
+
+
+class ToolRequest(_Request):
+    trace_id: Uuid7
+    idempotency_key: IdempotencyKey
+
+
+class AskRequest(_Request):
+    """A question to a person. `default` is the answer when nobody gives one in time."""
+
+    form: Literal["approve", "input", "select", "review"]
+    message: Text
+    context: Value | None
+    answer_schema: dict[str, Any]
+    expires_at: Time | None
+    default: Value | None
+    webhooks: Annotated[list[Name], Field(max_length=16)]
+
+    @property
+    def due_at(self) -> str | None:
+        return self.expires_at
+
+
+class SleepRequest(_Request):
+    wakes_at: Time
+
+    @property
+    def due_at(self) -> str:
+        return self.wakes_at
+
+
+class SignalRequest(_Request):
+    """The operation's name is the signal's."""
+
+    expires_at: Time | None
+
+    @property
+    def due_at(self) -> str | None:
+        return self.expires_at
+
+
+class ChildRequest(_Request):
+    child_run_id: RunId
+    procedure: Name
+    version: Name
+
+
+Request = ToolRequest | AskRequest | SleepRequest | SignalRequest | ChildRequest | StepRequest
+REQUEST_OF_KIND: Final[dict[str, type[_Request]]] = {
+    "step": StepRequest,
+    "tool": ToolRequest,
+    "ask": AskRequest,
+    "sleep": SleepRequest,
+    "signal": SignalRequest,
+    "child": ChildRequest,
+}

@@ -1,0 +1,73 @@
+"""Values in a run's journal: where each is kept, and whether a replay may rely on it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from app.core.limits import RUN_PATH_CHARS_MAX
+from app.domain.ledger.documents import Count, Name, Part, Sha256, Uuid7
+from app.domain.runs.paths import PATH_PATTERN
+
+RunId = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=225, pattern=r"^([!-.0-~]{1,128}/)?[A-Za-z0-9][A-Za-z0-9._:-]{0,95}$"),
+]
+Path = Annotated[str, StringConstraints(min_length=1, max_length=RUN_PATH_CHARS_MAX, pattern=PATH_PATTERN)]
+Resume = Literal["snapshot", "recompute"]
+
+
+class InlineValue(Part):
+    """In the journal itself. How large it may be is for the engine to say (RUN_INLINE_BYTES_MAX)."""
+
+    tier: Literal["inline"]
+    value: Any
+
+
+class BlobReference(Part):
+    """Bytes in the blob store, by their digest: stored and verified before the entry that refers to them."""
+
+    sha256: Sha256
+    size_bytes: Count
+    media_type: Name
+    serializer: Literal["json", "bytes", "text", "pydantic"]
+
+
+class ArtifactValue(Part):
+    tier: Literal["artifact"]
+    ref: BlobReference
+
+
+class EventValue(Part):
+    """Shown to followers; the program gets null."""
+
+    tier: Literal["event"]
+    value: Any
+
+
+class TransientValue(Part):
+    """Not recorded: the operation runs again in each attempt."""
+
+    tier: Literal["transient"]
+
+
+class EffectValue(Part):
+    """What a tool answered: it stands on the tool call's own trace."""
+
+    tier: Literal["effect"]
+    trace_id: Uuid7
+    tool_effect_digest: Sha256
+
+
+class ChildValue(Part):
+    """What a child run returned: it stands on the child's last entry."""
+
+    tier: Literal["run"]
+    run_id: RunId
+    entry_digest: Sha256
+
+
+Value = Annotated[
+    InlineValue | ArtifactValue | EventValue | TransientValue | EffectValue | ChildValue, Field(discriminator="tier")
+]
