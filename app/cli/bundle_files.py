@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,8 +12,8 @@ from typing import Self
 from app.cli.installation import SCHEMAS
 from app.core.errors import BundleInvalid
 from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_STREAMS_IN_MEMORY_MAX
+from app.domain.ledger.checks import Erased, Kinds, Standing
 from app.domain.log.bundle import MANIFEST
-from app.domain.log.streams import Erased, Standing
 
 
 class FolderFiles:
@@ -58,7 +57,8 @@ class FolderFiles:
 class DiskMemory:
     """The StreamMemory on disk: a temporary database that vanishes with it, in front of it what was used last."""
 
-    def __init__(self, *, streams_max: int = BUNDLE_STREAMS_IN_MEMORY_MAX) -> None:
+    def __init__(self, kinds: Kinds, *, streams_max: int = BUNDLE_STREAMS_IN_MEMORY_MAX) -> None:
+        self._kinds = kinds
         self._recent: OrderedDict[str, Standing] = OrderedDict()
         self._streams_max = streams_max
         # An empty name: a private file, removed when it is closed; little of it is kept in memory.
@@ -79,7 +79,7 @@ class DiskMemory:
             self._recent.move_to_end(stream)
             return found
         row = self._disk.execute("SELECT standing FROM streams WHERE stream = ?", (stream,)).fetchone()
-        return None if row is None else Standing.from_bytes(row[0])
+        return None if row is None else Standing.from_bytes(stream, row[0], self._kinds)
 
     def store(self, stream: str, standing: Standing) -> None:
         self._recent[stream] = standing
@@ -92,7 +92,7 @@ class DiskMemory:
         while self._recent:
             self._spill(*self._recent.popitem())
         for stream, standing in self._disk.execute("SELECT stream, standing FROM streams ORDER BY stream"):
-            yield stream, Standing.from_bytes(standing)
+            yield stream, Standing.from_bytes(stream, standing, self._kinds)
 
     def claim(self, key: str, stream: str) -> str:
         written = self._disk.execute("INSERT OR IGNORE INTO claims VALUES (?, ?)", (key, stream))
@@ -101,7 +101,7 @@ class DiskMemory:
         return str(self._disk.execute("SELECT stream FROM claims WHERE key = ?", (key,)).fetchone()[0])
 
     def remember_erasure(self, erased: Erased) -> None:
-        self._disk.execute("INSERT INTO erasures VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(erased))
+        self._disk.execute("INSERT INTO erasures VALUES (?, ?, ?, ?, ?, ?, ?)", erased)
 
     def erasures(self) -> Iterator[Erased]:
         for row in self._disk.execute("SELECT * FROM erasures ORDER BY rowid"):

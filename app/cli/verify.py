@@ -1,4 +1,4 @@
-"""`tga verify`: show what app.domain.tga.verification finds."""
+"""`tga verify`: show what app.domain.ledger.verification finds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
 from app.cli.showing import printable
 from app.cli.verify_bundle import verify_bundle_command
 from app.core.errors import StoreUnfit, TgaError, TraceNotFound
+from app.domain.ledger.checks import Report
+from app.domain.ledger.verification import verify_ledger
 from app.domain.log.forensics import STREAMS_NAMED_MAX, Diagnosis, Unlogged, examine_tree, find_unlogged
 from app.domain.tga.transitions import TRACE
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.keys.keyring import Unsealer
 from app.postgres.database import open_database
 from app.postgres.migrate import load_status
@@ -78,7 +80,7 @@ async def verify(
     stream = None if trace_id is None else TRACE.stream(trace_id)
     out: _Out = _Json() if as_json else _Words()
     report, broken, diagnosis = Report(), _Broken(), None
-    unseals = Unsealer.find(settings.keys)
+    kinds = stream_checks(unseals=Unsealer.find(settings.keys))
     keys, held = load_held(settings, heads, key) if stream is None else ([], [])
 
     def note(error: TgaError) -> None:
@@ -94,7 +96,7 @@ async def verify(
             async with open_reader(sessions, stream=stream) as reader:
                 with _progress() as progress:
                     task = progress.add_task("verifying", total=reader.count_streams())
-                    async for error in verify_ledger(reader, report, unseals=unseals):
+                    async for error in verify_ledger(reader, kinds, report):
                         out.finding(error)
                         broken.add(error)
                         progress.update(task, completed=report.streams)

@@ -19,6 +19,9 @@ from app.core.note import PROOF_HEADER, TlogProof, VerifierKey, open_note
 from app.domain.log.bundle import ENTRIES, HEADS
 from app.domain.log.bundle_verification import AfterHead, BundleReport, verify_bundle
 from app.domain.log.heads import SignedHead, fits
+from app.domain.system.documents import SYSTEM
+from app.domain.tga.transitions import TRACE
+from app.domain.tga.verification import stream_checks
 
 _KEY: Final = "name+id+base64, or a file of them"
 
@@ -28,12 +31,13 @@ async def verify_bundle_command(folder: Path, key: str, *, heads: Sequence[Path]
     files with heads or receipts that were kept from this log."""
     keys, report = load_keys(key), BundleReport()
     held = [read_held(path, keys).head for path in heads]
-    with _progress(folder) as progress, DiskMemory() as memory:
+    kinds = stream_checks()
+    with _progress(folder) as progress, DiskMemory(kinds) as memory:
         task = next(iter(progress.task_ids), None)
         files = FolderFiles(folder, seen=lambda read: None if task is None else progress.advance(task, read))
         out = _Json() if as_json else _Words()
         for error in verify_bundle(
-            files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas(), held=held
+            files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas(), kinds=kinds, held=held
         ):
             out.finding(error)
     out.end(report)
@@ -96,9 +100,9 @@ def checked(report: BundleReport) -> dict[str, Any]:
         "leaves": report.leaves,
         "heads": report.heads,
         "heads_signed": report.heads_signed,
-        "traces": streams.traces,
-        "traces_unfinished": streams.traces_unfinished,
-        "system_streams": streams.system_streams,
+        "traces": streams.of_kind[TRACE.name],
+        "traces_unfinished": streams.unfinished[TRACE.name],
+        "system_streams": streams.of_kind[SYSTEM.name],
         "decisions_signed": streams.signatures,
         "decisions_signed_by_retired_keys": streams.signatures_by_retired_keys,
         "payloads_erased": streams.payloads_erased,

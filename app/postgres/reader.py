@@ -53,6 +53,7 @@ SELECT c.server_id, c.tool_name, c.idempotency_key, c.stream
   JOIN tga.claims c ON c.server_id = o.server_id AND c.tool_name = o.tool_name AND c.idempotency_key = o.idempotency_key
  WHERE o.stream = $1
 """
+_LEAF_INDEX = "SELECT leaf_index FROM tga.leaves WHERE stream = $1 AND sequence_number = $2"
 
 _PREFETCH_ROWS = 500
 
@@ -151,6 +152,10 @@ class PostgresLedgerReader:
             for cursor in (entries, artifacts):
                 async for _ in cursor.of(stream):
                     pass  # what the verifier left unread
+
+    async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
+        found: int | None = await self._connection.fetchval(_LEAF_INDEX, stream, sequence_number)
+        return found
 
     async def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
         query, arguments = (_CLAIMED_KEYS, ()) if self._stream is None else (_CLAIMED_BY_ITS_KEY, (self._stream,))

@@ -25,7 +25,9 @@ from typing import Any, Self
 
 import asyncpg
 
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.ledger.checks import Report
+from app.domain.ledger.verification import verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.postgres.reader import open_reader
@@ -205,7 +207,7 @@ class Database:
                 await Sessions.open(self.gateway_url, sessions_max=1) as sessions,
                 open_reader(sessions) as reader,
             ):
-                return [str(error) async for error in verify_ledger(reader, Report())]
+                return [str(error) async for error in verify_ledger(reader, stream_checks(), Report())]
 
         return asyncio.run(verify())
 

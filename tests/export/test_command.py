@@ -173,7 +173,7 @@ async def test_filters_choose_whole_traces(world: World, tmp_path: Path) -> None
         verdict = judge(tmp_path / name, world.verifier_key)
         assert verdict.findings == judge_alone(tmp_path / name, world.verifier_key).findings == []
         assert verdict.report is not None
-        assert verdict.report.streams.traces == count, name
+        assert verdict.report.streams.of_kind["trace"] == count, name
 
 
 def test_an_export_does_not_write_over_anything(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from app.domain.system.log import SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.domain.tga.documents import ArtifactDocument, SupervisorDecision
 from app.domain.tga.replay import LogRecord
+from app.domain.tga.verification import stream_checks
 from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.erasing import erase_trace
@@ -187,7 +188,8 @@ class Verdict:
 def judge(folder: Path, *keys: VerifierKey, streams_max: int = 100, held: Sequence[SignedHead] = ()) -> Verdict:
     """What `tga verify --file` finds."""
     report = BundleReport()
-    with DiskMemory(streams_max=streams_max) as memory:
+    kinds = stream_checks()
+    with DiskMemory(kinds, streams_max=streams_max) as memory:
         found = [
             (error.code, error.stream, error.sequence_number)
             for error in verify_bundle(
@@ -197,6 +199,7 @@ def judge(folder: Path, *keys: VerifierKey, streams_max: int = 100, held: Sequen
                 memory=memory,
                 report=report,
                 schemas=own_schemas(),
+                kinds=kinds,
                 held=[one.head for one in held],
             )
         ]

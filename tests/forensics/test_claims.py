@@ -7,7 +7,9 @@ import resource
 import pytest
 
 from app.core.errors import RecoveryFailed, TgaError
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.ledger.checks import Report
+from app.domain.ledger.verification import verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.reader import open_reader
@@ -22,7 +24,7 @@ FIRST, SECOND, OTHER = (f"trace:{trace_id(n)}" for n in (1, 2, 3))
 
 async def find(sessions: Sessions, stream: str | None = None) -> list[TgaError]:
     async with open_reader(sessions, stream=stream) as reader:
-        return [error async for error in verify_ledger(reader, Report())]
+        return [error async for error in verify_ledger(reader, stream_checks(), Report())]
 
 
 @pytest.fixture

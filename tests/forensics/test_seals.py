@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from app.core.errors import ArgumentsInvalid, RecoveryFailed, SecretMissing, TgaError
+from app.domain.ledger.checks import Report
+from app.domain.ledger.verification import verify_ledger
 from app.domain.tga.documents import TraceId
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.secrets import find_redactions
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.keys.keyring import Keyring, Unsealer
 from app.postgres.database import Database
 from app.postgres.reader import open_reader
@@ -32,7 +34,7 @@ MARKER: dict[str, Any] = {"$redacted": {"commitment": "ab" * 32}}
 
 async def find(sessions: Sessions, unseals: Unsealer | None = KEYS) -> list[TgaError]:
     async with open_reader(sessions) as reader:
-        return [error async for error in verify_ledger(reader, Report(), unseals=unseals)]
+        return [error async for error in verify_ledger(reader, stream_checks(unseals=unseals), Report())]
 
 
 @asynccontextmanager

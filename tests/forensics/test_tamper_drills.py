@@ -11,9 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.core.errors import LogForked
 from app.core.note import TreeHead, VerifierKey, sign_note
+from app.domain.ledger.checks import Report
+from app.domain.ledger.verification import verify_ledger
 from app.domain.log.forensics import Diagnosis, HeldHead, examine_tree
 from app.domain.log.heads import SignedHead
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
@@ -31,7 +33,7 @@ STREAM = f"trace:{trace_id(4)}"
 async def diagnose(world: World, sessions: Sessions, *held: SignedHead) -> Diagnosis:
     """As `tga verify --all --head FILE` does it."""
     async with open_reader(sessions) as reader:
-        broken = [str(error.stream) async for error in verify_ledger(reader, Report())]
+        broken = [str(error.stream) async for error in verify_ledger(reader, stream_checks(), Report())]
     async with open_tree_reader(sessions) as tree:
         kept = [HeldHead(one, "a client") for one in held]
         return await examine_tree(tree, kept, keys=[world.verifier_key], broken_streams=broken)
@@ -97,7 +99,8 @@ async def test_a_deleted_trace_is_found_and_named(
         attacker, [STREAM], "entries", "artifacts", "execution_checkpoints", "claims", "claim_effects", "heads"
     )
     async with open_reader(sessions) as reader:
-        assert [error async for error in verify_ledger(reader, Report())] == []  # the chains do not miss it
+        in_chains = [error async for error in verify_ledger(reader, stream_checks(), Report())]
+    assert in_chains == []  # the chains do not miss it
     found = await diagnose(world, sessions, heads[1])
     assert (found.kind, found.streams) == ("deleted_trace", [STREAM])
 
@@ -138,7 +141,8 @@ async def test_a_trace_that_was_recomputed_whole_is_found(
     await _remove(attacker, [stream], *tables)
     await world.append(completed_trace(n, arguments={"title": "another", "priority": 1})[:count])
     async with open_reader(sessions) as reader:
-        assert [error async for error in verify_ledger(reader, Report())] == []  # chains, claims and heads are right
+        in_chains = [error async for error in verify_ledger(reader, stream_checks(), Report())]
+    assert in_chains == []  # chains, claims and heads are right
     found = await diagnose(world, sessions, heads[1])
     assert found.kind == "changed_entry"
     assert (found.trusted_size, found.broken_size) == (heads[0].head.size, heads[1].head.size)

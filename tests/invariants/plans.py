@@ -7,11 +7,13 @@ from typing import TypeAlias
 
 import asyncpg
 
+from app.domain.ledger.checks import Report
 from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.ledger.verification import verify_ledger
 from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord, fold
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from tests.traces import EXECUTOR, time_at
@@ -84,6 +86,6 @@ async def verify_all(sessions: Sessions) -> Report:
     """Every stream verifies, from its first entry to its head."""
     report = Report()
     async with open_reader(sessions) as reader:
-        findings = [str(finding) async for finding in verify_ledger(reader, report)]
+        findings = [str(finding) async for finding in verify_ledger(reader, stream_checks(), report)]
     assert findings == []
     return report

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from app.core.canonical import canonical_bytes, parse_object
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import ChecksumMismatch, SequenceGap, TgaError
+from app.domain.ledger.checks import Report
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream
+from app.domain.ledger.verification import Walk, verify_ledger, verify_stream
 from app.domain.tga.documents import ActionRequest
 from app.domain.tga.execution_state import ExecutionCheckpoint
 from app.domain.tga.idempotency import claim_of_request
 from app.domain.tga.replay import LogRecord, fold, head_of
-from app.domain.tga.verification import Report, SigningKeys, verify_ledger, verify_stream
+from app.domain.tga.verification import stream_checks
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
@@ -95,12 +97,12 @@ class Rows:
             dispatch_attempts=[],
             entries=rows(),
         )
-        return [error async for error in verify_stream(stored, Report(), SigningKeys())]
+        return [error async for error in verify_stream(stored, Walk(stream_checks(), Report()))]
 
 
 async def verify(sessions: Sessions) -> list[TgaError]:
     async with open_reader(sessions) as reader:
-        return [error async for error in verify_ledger(reader, Report())]
+        return [error async for error in verify_ledger(reader, stream_checks(), Report())]
 
 
 async def fill(store: PostgresStateStore) -> list[LogRecord]:

@@ -24,11 +24,11 @@ from app.core.errors import (
     TraceUnfinished,
 )
 from app.domain.identity import Principal
+from app.domain.ledger.checks import Report
 from app.domain.system.log import SystemState
 from app.domain.tga.documents import JsonOutput, TraceId
 from app.domain.tga.ports import Answered
 from app.domain.tga.runtime import CheckedCall
-from app.domain.tga.verification import Report
 from app.postgres.database import Database
 from app.postgres.erasing import erase_trace
 from app.postgres.sessions import Sessions

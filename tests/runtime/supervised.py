@@ -15,13 +15,15 @@ from app.core.ed25519 import key_id_of
 from app.core.errors import TgaError
 from app.domain.clock import Clock
 from app.domain.identity import Principal
+from app.domain.ledger.checks import Report
 from app.domain.ledger.documents import Signature
+from app.domain.ledger.verification import verify_ledger
 from app.domain.tga.documents import DecidedBy, SupervisorDecision, TraceId
 from app.domain.tga.execution import Answer
 from app.domain.tga.ports import Ports, Vault
 from app.domain.tga.runtime import TgaRuntime
 from app.domain.tga.supervision import Ruling
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.keys.keyring import Keyring
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
@@ -136,7 +138,7 @@ class Signer:
 async def find(sessions: Sessions, report: Report | None = None) -> list[TgaError]:
     """Everything that verification finds."""
     async with open_reader(sessions) as reader:
-        return [error async for error in verify_ledger(reader, report or Report())]
+        return [error async for error in verify_ledger(reader, stream_checks(), report or Report())]
 
 
 async def holding(admin: Admin, text: str) -> dict[str, list[str]]:

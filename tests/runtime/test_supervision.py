@@ -26,10 +26,12 @@ from app.core.errors import (
     ToolQuarantined,
 )
 from app.domain.identity import Principal
+from app.domain.ledger.checks import Report
+from app.domain.ledger.verification import verify_ledger
 from app.domain.tga.documents import SupervisorDecision, TraceId
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.supervision import Ruling
-from app.domain.tga.verification import Report, verify_ledger
+from app.domain.tga.verification import stream_checks
 from app.postgres.database import Database
 from app.postgres.reader import open_reader
 from tests.conftest import Admin
@@ -582,6 +584,6 @@ async def test_verification_of_one_trace_says_what_is_wrong_with_its_keys_stream
         await admin.execute("UPDATE tga.artifacts SET artifact = artifact || ' ' WHERE stream = 'system:default'")
         report = Report()
         async with open_reader(scripted.sessions, stream=f"trace:{asked}") as reader:
-            found = [error.stream async for error in verify_ledger(reader, report)]
+            found = [error.stream async for error in verify_ledger(reader, stream_checks(), report)]
         assert found == ["system:default", f"trace:{asked}"]
         assert (report.streams, report.findings) == (1, 2)

@@ -11,7 +11,7 @@ from app.core.ed25519 import key_id_of
 from app.core.errors import AccessNotFound, AlreadyDecided, SettingInvalid, SignatureInvalid
 from app.domain.identity import Principal
 from app.domain.system.log import KnownKey
-from app.domain.tga.verification import SigningKeys
+from app.domain.system.verification import SigningKeys
 from app.postgres.database import Database
 from tests.conftest import Admin
 from tests.invariants.plans import verify_all
@@ -76,7 +76,9 @@ async def test_a_gateways_signature_stays_good_whatever_a_tenant_has_registered(
         asked = await ask(scripted, principal=acme)
         await decide(scripted, asked, approver=replace_tenant(ADA, "acme"))
         assert (await verify_all(scripted.sessions)).signatures == 1
-    keys = SigningKeys({"default": {"k": KnownKey(b"gateway", None)}, "acme": {"k": KnownKey(b"gateway", "mallory")}})
+    keys = SigningKeys()
+    keys.add("default", "k", KnownKey(b"gateway", None))
+    keys.add("acme", "k", KnownKey(b"gateway", "mallory"))
     assert keys.find("acme", "k") == KnownKey(b"gateway", None)
 
 
@@ -85,7 +87,8 @@ def replace_tenant(principal: Principal, tenant: str) -> Principal:
 
 
 def test_a_persons_key_counts_in_its_own_tenant_only() -> None:
-    keys = SigningKeys({"default": {"k": KnownKey(b"ada", "ada")}, "acme": {}})
+    keys = SigningKeys()
+    keys.add("default", "k", KnownKey(b"ada", "ada"))
     assert keys.find("default", "k") == KnownKey(b"ada", "ada")
     assert keys.find("acme", "k") is None
     assert keys.find("nobody", "k") is None

@@ -13,12 +13,16 @@ from app.domain.ledger.plans import Claim
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """One place of a stream, as stored. An artifact without an entry, or an entry without artifact, are possible."""
+    """One place of a stream, as stored. An artifact without an entry, or an entry without artifact, are possible.
+
+    `leaf_index`: its place among all entries, where it was looked up; None: not looked up, or it has none yet.
+    """
 
     sequence_number: int
     entry: bytes | None
     entry_digest: Digest | None
     artifact: bytes | None
+    leaf_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,10 @@ class LedgerReader(Protocol):
         ...
 
     def streams(self) -> AsyncIterator[StoredStream]: ...
+
+    async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
+        """The entry's place in the tree; None as long as it has none."""
+        ...
 
     def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
         """In the order of keys; when only one stream is asked for, all claims of its key."""

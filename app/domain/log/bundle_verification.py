@@ -35,8 +35,9 @@ from app.core.errors import (
 from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX
 from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
+from app.domain.ledger.checks import Kinds, Report
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
-from app.domain.log.streams import AfterHeadJudge, StreamJudge, StreamMemory, StreamReport
+from app.domain.log.streams import BundleWalk, StreamMemory
 
 
 class BundleFiles(Protocol):
@@ -63,7 +64,7 @@ class BundleReport:
     its own. `unknown`: what this bundle cannot show, in plain words."""
 
     manifest: Manifest | None = None
-    streams: StreamReport = field(default_factory=StreamReport)
+    streams: Report = field(default_factory=Report)
     leaves: int = 0
     heads: int = 0
     heads_signed: int = 0
@@ -84,7 +85,7 @@ class _Verification:
     verify: Verify
     report: BundleReport
     manifest: Manifest
-    judge: StreamJudge
+    streams: BundleWalk
     held: dict[int, TreeHead]
     frontier: Frontier = field(default_factory=Frontier)
     heads_right: int = 0
@@ -101,13 +102,15 @@ def verify_bundle(
     memory: StreamMemory,
     report: BundleReport,
     schemas: Mapping[str, bytes],
+    kinds: Kinds,
     held: Sequence[TreeHead] = (),
 ) -> Iterator[TgaError]:
     """Every finding about the bundle and its covered entries, as it is found, up to a bound. `report` counts along,
     holds what was found about entries that no head covers, and says at the end what is not known.
 
-    `keys` are whom the reader trusts; those in the bundle count for nothing. `schemas` are this version's own. `held`
-    are heads that the reader kept and has opened: an old backup and a rewritten history look sound without them.
+    `keys` are whom the reader trusts; those in the bundle count for nothing. `schemas` are this version's own,
+    `kinds` judge what streams of each kind say. `held` are heads that the reader kept and has opened: an old backup and
+    a rewritten history look sound without them.
     """
     try:
         manifest = Manifest.from_bytes(files.read(MANIFEST, bytes_max=BUNDLE_MANIFEST_BYTES_MAX))
@@ -116,8 +119,8 @@ def verify_bundle(
         yield error
         return
     report.manifest = manifest
-    judge = StreamJudge(memory, manifest.complete, manifest.filter.tenant, report.streams)
-    walk = _Verification(files, keys, verify, report, manifest, judge, {head.size: head for head in held})
+    streams = BundleWalk(kinds, report.streams, memory, complete=manifest.complete, tenant=manifest.filter.tenant)
+    walk = _Verification(files, keys, verify, report, manifest, streams, {head.size: head for head in held})
     parts = (
         _verify_small_files(walk, schemas),
         _verify_held(walk),
@@ -269,7 +272,7 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
             expected=walk.manifest.tree_size,
             found=walk.frontier.size,
         )
-    yield from walk.judge.end()
+    yield from walk.streams.end_covered()
     if uncovered is not None:
         try:
             _judge_after_head(walk, chain([uncovered], lines))
@@ -292,13 +295,13 @@ def _verify_covered(walk: _Verification, lines: Iterator[EntryLine]) -> Generato
             next_head = next(heads, None)
         if walk.is_tree_known and walk.frontier.size in walk.held:
             yield from _verify_kept(walk, walk.frontier.size, walk.frontier.root())
-        yield from walk.judge.judge(line)
+        yield from walk.streams.judge(line)
     return uncovered
 
 
 def _judge_after_head(walk: _Verification, lines: Iterator[EntryLine]) -> None:
     """Nothing covered is judged any more: whatever stands here cannot vouch for it."""
-    after, judge = walk.report.after_head, AfterHeadJudge(walk.judge)
+    after = walk.report.after_head
     for line in lines:
         if line.leaf_index is not None:
             raise BundleInvalid(
@@ -308,7 +311,7 @@ def _judge_after_head(walk: _Verification, lines: Iterator[EntryLine]) -> None:
                 sequence_number=line.sequence_number,
             )
         after.entries += 1
-        after.findings.extend(judge.judge(line))
+        after.findings.extend(walk.streams.judge_after_head(line))
         if len(after.findings) >= BUNDLE_FINDINGS_MAX:
             raise BundleInvalid("too much is wrong after the head: verification stopped there")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 from app.core.chain import Head
 from app.core.digest import Digest, digest_of_bytes
@@ -51,6 +51,10 @@ class KnownKey:
     principal_id: str | None
     is_retired: bool = False
 
+    @classmethod
+    def of(cls, document: SigningKey) -> Self:
+        return cls(b64decode(document.public_key), document.principal_id, document.change == "retired")
+
 
 @dataclass(frozen=True, slots=True)
 class SystemState:
@@ -81,18 +85,6 @@ def fold_system(
     return fold_next(state, record)
 
 
-def fold_withheld(state: SystemState, raw_entry: bytes) -> SystemState:
-    """As `fold_system` for an entry whose artifact is kept from the reader: its digest stands, and it says nothing."""
-    try:
-        entry = SystemLogEntry.from_body_bytes(raw_entry)
-        if entry.system_id != state.system_id:
-            raise SchemaViolation("the entry is of another stream", expected=state.system_id, found=entry.system_id)
-        head = SYSTEM_DOCUMENTS.verify_next(state.head, Record(entry, None))
-    except TgaError as error:
-        raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
-    return replace(state, head=head)
-
-
 def fold_next(state: SystemState, record: SystemRecord) -> SystemState:
     """The state after one more entry with its artifact, or the error of the first check that fails."""
     entry, document = record
@@ -102,13 +94,13 @@ def fold_next(state: SystemState, record: SystemRecord) -> SystemState:
         if entry.system_id != state.system_id:
             raise SchemaViolation("the entry is of another stream", expected=state.system_id, found=entry.system_id)
         head = SYSTEM_DOCUMENTS.verify_next(state.head, record)
-        _verify_names(document)
+        verify_names(document)
     except TgaError as error:
         raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
     return _after(replace(state, head=head), document)
 
 
-def _verify_names(document: SystemDocument) -> None:
+def verify_names(document: SystemDocument) -> None:
     """Decisions name a key and a policy by what is made from them: none may stand here under another's name."""
     match document:
         case SigningKey():
@@ -127,8 +119,7 @@ def _after(state: SystemState, document: SystemDocument) -> SystemState:
             key = (document.server_id, document.tool_name)
             return replace(state, pins={**state.pins, key: _pin_after(state.pins.get(key), document)})
         case SigningKey():
-            known = KnownKey(b64decode(document.public_key), document.principal_id, document.change == "retired")
-            return replace(state, keys={**state.keys, document.key_id: known})
+            return replace(state, keys={**state.keys, document.key_id: KnownKey.of(document)})
         case PolicySet():
             return replace(state, policy_digest=document.policy_digest)
         case _:

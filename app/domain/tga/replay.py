@@ -64,10 +64,15 @@ def _fold_next(state: ExecutionState | None, head: Head, record: LogRecord) -> E
         if state is not None and entry.trace_id != state.trace_id:
             raise SchemaViolation("the entry is of another trace", expected=state.trace_id, found=entry.trace_id)
         verify_next(head, record)
-        _verify_continuity(state, record.artifact)  # a binding too: after the transition
-        return _next_state(state, record)
+        return fold_linked(state, record)
     except TgaError as error:
         raise error.at(stream=record.stream, sequence_number=head.sequence_number + 1) from error.__cause__
+
+
+def fold_linked(state: ExecutionState | None, record: LogRecord) -> ExecutionState:
+    """As `fold_next`, of a record of this trace whose link was verified."""
+    _verify_continuity(state, record.artifact)  # a binding too: after the transition
+    return _next_state(state, record)
 
 
 def advance(

@@ -1,0 +1,202 @@
+"""What a kind of stream registers with the verification walk, and what the walk remembers of one stream.
+
+app/domain/ledger/verification.py has the theory and the steps; the numbers here are those of its steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from app.core.canonical import JsonValue, canonical_bytes, parse_object
+from app.core.chain import Head
+from app.core.digest import GENESIS, Digest, digest_of_bytes
+from app.core.errors import RecoveryFailed, TgaError
+from app.domain.ledger.records import Record, StreamDocuments
+from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredErasure, StoredStream
+
+AnyRecord = Record[Any, Any]
+
+
+@dataclass(slots=True)
+class Report:
+    """What was checked, and what was found to be wrong."""
+
+    streams: int = 0
+    entries: int = 0
+    broken_streams: int = 0
+    findings: int = 0
+    erased_streams: int = 0
+    signatures: int = 0
+    signatures_by_retired_keys: int = 0
+    seals_unopened: int = 0  # there, but without their key nobody can tell whether they are the right ones
+    payloads_erased: int = 0
+    payloads_withheld: int = 0
+    of_kind: Counter[str] = field(default_factory=Counter)  # streams of a bundle, by kind
+    unfinished: Counter[str] = field(default_factory=Counter)  # those of them in no final state
+
+
+class Erased(NamedTuple):
+    """What an erasure says of the stream that it erased, and where it stands itself."""
+
+    stream: str
+    last_sequence_number: int
+    last_entry_digest: str
+    payloads: str  # the digests that its entries commit to, folded by `with_payload`
+    key_digest: str | None  # of the claim that the stream had
+    system_stream: str
+    sequence_number: int
+
+
+class Walking(Protocol):
+    """What the walk tells a kind's checks, and what they tell it."""
+
+    report: Report
+    tenant: str | None  # what is walked is the bundle of this tenant alone
+    is_covered: bool  # by a signed head; True for a database, whose tree is compared apart
+
+    def claim_holder(self, key_digest: Digest, stream: str) -> str:
+        """Which stream made a call with this key first: this one, unless another did."""
+        ...
+
+    def note_erasure(self, erased: Erased) -> None:
+        """A stream that vouches for others says that one of them was erased."""
+        ...
+
+
+class StreamChecks:
+    """A kind's own checks of one stream, and what they remember of it. A kind overrides those that it needs."""
+
+    def note(self, record: AnyRecord) -> None:
+        """Step 3 is done: remember what the record says, whether or not its link is right."""
+
+    def fold(self, record: AnyRecord) -> None:
+        """Step 6: the state after it. Asked only while all before it was right, and every payload there."""
+
+    def verify(self, record: AnyRecord, row: StoredEntry, walk: Walking) -> None:
+        """Step 6: raise unless that on which the record rests is right."""
+
+    def lose_payload(self) -> None:
+        """Step 5: a payload is missing; what the stream folds to is not known from here on."""
+
+    def is_checkpoint_due(self, state: str) -> bool:
+        """Step 7: whether the entry that leads to this state is written together with a checkpoint."""
+        return False
+
+    def verify_checkpoint(self, checkpoint: StoredCheckpoint, at: Standing) -> None:
+        """Step 7: raise unless it is what the log folds to at its entry."""
+        raise RecoveryFailed(f"a {at.kind.name} stream has no execution checkpoints", expected="none")
+
+    def end(self, stored: StoredStream, at: Standing, walk: Walking) -> Iterator[TgaError]:
+        """Step 11: what is wrong with that which stands beside the stream."""
+        yield from ()
+
+    def to_json(self) -> JsonValue:
+        """What the checks of later entries need, for a walk that comes back to the stream (`KindChecks.restore`)."""
+        return None
+
+
+class KindChecks:
+    """What a kind registers: its documents, and what distinguishes its streams from others."""
+
+    documents: StreamDocuments[Any, Any]
+    vouches_for_others: bool = False
+    waits_for: Mapping[str, str] = {}  # state to whom a stream in it may wait for
+
+    @property
+    def name(self) -> str:
+        return self.documents.kind.name
+
+    def begin(self, stored: StoredStream | None = None) -> StreamChecks:
+        """The checks of one more stream. Without `stored`, nothing need be remembered for `end`."""
+        return StreamChecks()
+
+    def restore(self, kept: JsonValue) -> StreamChecks:
+        """What `StreamChecks.to_json` gave, for as long as it takes to come to the stream's next entry."""
+        return self.begin()
+
+    def rests_on_order(self, row: StoredEntry) -> bool:
+        """Whether the row's place in the tree matters to the checks: if so, the feed looks it up."""
+        return False
+
+    def may_withhold(self, stream: str, *, tenant: str) -> bool:
+        """Whether the bundle of this tenant may hold the stream's entries without their payloads."""
+        return False
+
+    def erasure_errors(self, erasure: StoredErasure, stored: StoredStream, at: Standing) -> Iterator[TgaError]:
+        """Step 10, asked of the kind of stream that holds the erasure."""
+        yield RecoveryFailed(
+            f"a {self.name} stream holds no erasures", expected="a stream that does", found=erasure.system_stream
+        )
+
+
+Kinds = Mapping[str, KindChecks]  # by name
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where the walk stands in one stream.
+
+    The walk alone writes it; a kind's checks read it. After a finding `is_sound` is False for good: the folded state is
+    no longer known, and `head` is what the last row claims to be.
+    """
+
+    stream: str
+    kind: KindChecks
+    own: StreamChecks
+    head: Head
+    goes_on: bool  # after a finding
+    is_sound: bool = True
+    resumes: bool = False  # the row before could not be read, or is missing
+    is_erased: bool = False  # a covered erasure of a bundle says so
+    payloads: Digest = GENESIS
+    payloads_present: int = 0
+    payloads_missing: int = 0
+    stored: StoredStream | None = None  # of a database
+    artifact_digests: list[str] = field(default_factory=list)  # of an erased stream of a database
+    checkpoints: Iterator[StoredCheckpoint] = field(default_factory=lambda: iter(()))
+    next_checkpoint: StoredCheckpoint | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        return not self.is_sound and not self.goes_on
+
+    def finding(self, error: TgaError, sequence_number: int | None) -> TgaError:
+        self.is_sound = False
+        return error.at(stream=self.stream, sequence_number=sequence_number)
+
+    def at_last(self, error: TgaError) -> TgaError:
+        """The error, at the stream's last entry unless it says another; what was folded stays known."""
+        return error.at(stream=self.stream, sequence_number=self.head.sequence_number or None)
+
+    def to_bytes(self) -> bytes:
+        """What a bundle's walk needs when it comes back to the stream."""
+        head = self.head
+        return canonical_bytes(
+            {
+                "head": [head.sequence_number, head.entry_digest, head.state, head.artifact_digest],
+                "own": self.own.to_json(),
+                "payloads": [self.payloads, self.payloads_present, self.payloads_missing],
+                "flags": [self.is_sound, self.is_erased],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, stream: str, raw: bytes, kinds: Kinds) -> Standing:
+        """Only for what `to_bytes` wrote: nothing is judged here."""
+        kind, read = kinds[kind_name(stream)], dict[str, Any](parse_object(raw))
+        at = cls(stream, kind, kind.restore(read["own"]), Head(*read["head"]), goes_on=False)
+        at.payloads, at.payloads_present, at.payloads_missing = read["payloads"]
+        at.is_sound, at.is_erased = read["flags"]
+        return at
+
+
+def kind_name(stream: str) -> str:
+    return stream.partition(":")[0]
+
+
+def with_payload(payloads: Digest, digest: str) -> Digest:
+    """The digests that a stream's entries commit to, folded into one."""
+    return digest_of_bytes((payloads + digest).encode("ascii"))
