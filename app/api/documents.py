@@ -242,6 +242,15 @@ class ConnectionDocument(Shape):
     stderr: str = Field(description="The last of it; for those who see the whole tenant.")
 
 
+class StatusDocument(Shape):
+    """Whether calls can reach the server. It stays `down` while it is tried again."""
+
+    state: Literal["unchecked", "starting", "up", "down"]
+    since: Time
+    last_error: str | None = Field(description="In the server's own words only for those who see the whole tenant.")
+    remedy: str | None = Field(description="What to do; for those who see the whole tenant, and while it is down.")
+
+
 class ServerItem(Shape):
     server_id: Name
     transport: str
@@ -251,6 +260,7 @@ class ServerItem(Shape):
     max_concurrency: int
     max_in_flight: int
     tools: list[Name]
+    status: StatusDocument
     health: HealthDocument
     connection: ConnectionDocument | None = Field(description="Of an MCP server.")
 
@@ -266,6 +276,7 @@ class ServerPage(ListPage):
             "max_concurrency": 16,
             "max_in_flight": 64,
             "tools": ["charge"],
+            "status": {"state": "up", "since": _TIME, "last_error": None, "remedy": None},
             "health": {
                 "dispatching": 0,
                 "waiting": 0,
@@ -288,6 +299,52 @@ class PinDocument(Shape):
     since: Time | None
 
 
+class HiddenCharacter(Shape):
+    """An invisible character of a definition: which, where (a JSON pointer), and how many times."""
+
+    where: Literal["pinned", "found"]
+    at: str
+    character: str
+    times: int
+
+
+class PinComparisonDocument(Shape):
+    """What is pinned, and what the tool is now. `diff`: lines that begin with `-` (pinned only), `+` (found only)
+    or a space (both), invisible characters named; `hidden` lists these."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "server_id": "pay",
+                "tool_name": "charge",
+                "status": "quarantined",
+                "pinned_digest": _DIGEST,
+                "found_digest": _DIGEST,
+                "since": _TIME,
+                "pinned": {"description": "Charge an amount."},
+                "found": {"description": "Charge an amount.\u200b"},
+                "diff": [
+                    '- /description: "Charge an amount."',
+                    '+ /description: "Charge an amount.<U+200B ZERO WIDTH SPACE>"',
+                ],
+                "hidden": [
+                    {"where": "found", "at": "/description", "character": "U+200B ZERO WIDTH SPACE", "times": 1}
+                ],
+            }
+        }
+    )
+    server_id: Name
+    tool_name: Name
+    status: Literal["pinned", "quarantined"]
+    pinned_digest: Sha256 | None
+    found_digest: Sha256
+    since: Time | None
+    pinned: dict[str, Any] | None
+    found: dict[str, Any]
+    diff: list[str]
+    hidden: list[HiddenCharacter]
+
+
 class ToolItem(Shape):
     server_id: Name
     tool_name: Name
@@ -297,6 +354,8 @@ class ToolItem(Shape):
     input_schema: dict[str, Any]
     secret_arguments: list[str] = Field(description="JSON pointers to arguments that are never recorded in clear.")
     on_unknown_outcome: Literal["redispatch", "reconcile", "hold"]
+    on_unknown_outcome_chosen: bool = Field(description="Whether the configuration says so, or nobody has chosen.")
+    reconcile_tool: Name | None
     timeout_ms: int
     max_attempts: int
     approval_timeout_ms: int
@@ -315,6 +374,8 @@ class ToolPage(ListPage):
             "input_schema": {"type": "object"},
             "secret_arguments": ["/card"],
             "on_unknown_outcome": "redispatch",
+            "on_unknown_outcome_chosen": True,
+            "reconcile_tool": None,
             "timeout_ms": 5000,
             "max_attempts": 5,
             "approval_timeout_ms": 86400000,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from fastapi import APIRouter
@@ -17,6 +17,37 @@ from app.edge.problems import documented_alone, problem
 from app.edge.services import Services
 
 _JSON: Final = "application/json"
+
+
+_READY_EXAMPLES: Final[dict[str, Any]] = {
+    "all is well": {"value": {"status": "ok", "log": "ok"}},
+    "a server is down": {
+        "value": {
+            "status": "ok",
+            "log": "ok",
+            "servers": [
+                {"server_id": "files", "state": "starting", "since": "2026-07-28T09:00:00.000Z"},
+                {
+                    "server_id": "pay",
+                    "state": "down",
+                    "since": "2026-07-28T09:00:00.000Z",
+                    "reason": "Connection refused",
+                },
+            ],
+        }
+    },
+}
+
+
+def _servers_missing(services: Services) -> list[dict[str, str]]:
+    """Of all tenants, and in the gateway's own words: whoever asks has not said who they are."""
+    missing = []
+    for server in services.registry.servers():
+        status = server.status
+        if not status.is_callable:
+            reason = {"reason": status.failure.reason} if status.failure is not None else {}
+            missing.append({"server_id": server.server_id, "state": status.state, "since": status.since} | reason)
+    return missing
 
 
 class Readiness:
@@ -83,8 +114,10 @@ def router(services: Services) -> APIRouter:
                 "description": "It can: the store answers. `log` is not `ok` when calls are recorded but not proven: "
                 "`stalled` while a transaction that does not end keeps entries out of the log, `failing` while this "
                 "gateway can sign or follow no head, `unlogged` when entries were put into the tables behind its back. "
-                "`reason` says why; the gateway's own log says more.",
-                "content": {_JSON: {"example": {"status": "ok", "log": "ok"}}},
+                "`reason` says why; the gateway's own log says more. `servers` are the tool servers that cannot be "
+                "called now, if there are any: those that are still starting and those that are down, since when and "
+                "why. Others can be called, so this is no reason not to be ready.",
+                "content": {_JSON: {"examples": _READY_EXAMPLES}},
             },
             **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown, errors.LogForked),
         },
@@ -95,7 +128,11 @@ def router(services: Services) -> APIRouter:
         except TgaError as error:
             return problem(error)
         log = services.log.condition
-        said = {"status": "ok", "log": log.state, **({} if log.reason is None else {"reason": log.reason})}
+        said: dict[str, Any] = {"status": "ok", "log": log.state}
+        if log.reason is not None:
+            said["reason"] = log.reason
+        if missing := _servers_missing(services):
+            said["servers"] = missing
         return Response(orjson.dumps(said), media_type=_JSON)
 
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -9,10 +10,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.documents import ServerPage, ToolPage
+from app.api.documents import PinComparisonDocument, ServerPage, ToolPage
 from app.api.traces import json_answer
 from app.config import qualify
 from app.connectors.registry import ServerInfo
+from app.core import errors
+from app.domain.system.definition_diff import diff_definitions
 from app.domain.tools import Tool
 from app.edge.parameters import documented_parameters, name_in, own_name, parameters
 from app.edge.permissions import may, require
@@ -45,6 +48,7 @@ def router(services: Services) -> APIRouter:
                     "max_concurrency": server.max_concurrency,
                     "max_in_flight": server.max_in_flight,
                     "tools": [tool.tool_name for tool in tools if tool.server_id == server.server_id],
+                    "status": status_of(server, sees_all=sees_addresses),
                     "health": asdict(server.health),
                     "connection": _connection(server, sees_all=sees_addresses),
                 }
@@ -67,7 +71,45 @@ def router(services: Services) -> APIRouter:
             tools = [tool for tool in services.registry.tools(principal.tenant) if wanted in (None, tool.server_id)]
             return json_answer({"items": [_tool(services, tool) for tool in tools], "next": None})
 
+    @routes.get(
+        "/v1/tools/{server_id}/{tool_name:path}/pin",
+        summary="Compare a tool's pinned definition with the present one",
+        response_model=None,
+        responses={
+            200: {"model": PinComparisonDocument},
+            **documented(errors.ToolNotFound, errors.ChecksumMismatch, errors.SequenceGap),
+        },
+        openapi_extra=documented_parameters(in_path=("server_id", "tool_name")),
+    )
+    async def compare_pin(request: Request) -> Response:
+        server_id, tool_name = request.path_params["server_id"], request.path_params["tool_name"]
+        async with services.admitted(request) as principal:
+            require(principal, "read_tenant")
+            parameters(request)
+            tool = services.registry.resolve_for(principal.tenant, server_id, tool_name)
+            compared = await services.pins.compare(tool)
+            diff = await asyncio.to_thread(diff_definitions, compared.pinned, compared.found)
+            return json_answer(
+                {
+                    "server_id": server_id,
+                    "tool_name": tool_name,
+                    **asdict(compared.state),
+                    "pinned": compared.pinned,
+                    "found": compared.found,
+                    "diff": list(diff.lines),
+                    "hidden": [asdict(hidden) for hidden in diff.hidden],
+                }
+            )
+
     return routes
+
+
+def status_of(server: ServerInfo, *, sees_all: bool) -> dict[str, Any]:
+    """What a server said of its failure is for those who see the whole tenant; others get the gateway's own words."""
+    status, failure = server.status, server.status.failure
+    last_error = None if failure is None else failure.error if sees_all else failure.reason
+    remedy = failure.remedy if failure is not None and sees_all and status.state == "down" else None
+    return {"state": status.state, "since": status.since, "last_error": last_error, "remedy": remedy}
 
 
 def _connection(server: ServerInfo, *, sees_all: bool) -> dict[str, Any] | None:
@@ -88,6 +130,8 @@ def _tool(services: Services, tool: Tool) -> dict[str, Any]:
         "input_schema": tool.input_schema,
         "secret_arguments": list(tool.secret_arguments),
         "on_unknown_outcome": tool.on_unknown_outcome,
+        "on_unknown_outcome_chosen": tool.is_outcome_chosen,
+        "reconcile_tool": tool.reconcile_tool,
         "timeout_ms": tool.timeout_ms,
         "max_attempts": tool.max_attempts,
         "approval_timeout_ms": tool.approval_timeout_ms,

@@ -53,7 +53,7 @@ COMMANDS: Final = (
         "doctor",
         "doctor",
         "Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running "
-        "gateway, and what waits; exit 1 if anything is wrong.",
+        "gateway, its tool servers, and what waits; exit 1 if anything is wrong.",
     ),
     ("mcp", "mcp", "Speak MCP on stdin and stdout, for desktop clients; the gateway at TGA_URL answers."),
     ("servers", "servers", "The tool servers and their tools, with pins and health."),

@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import typer
 
 from app.cli.client import GatewayClient
+from app.cli.findings import Finding
 from app.cli.policy import configured_misfits
 from app.cli.running import AsJson, context_of, run
+from app.cli.server_findings import server_findings
 from app.cli.showing import output, print_json, printable
 from app.clock import SystemClock
 from app.config import Config, load_config
@@ -41,25 +43,13 @@ _CLOCKS_APART_MS_MAX: Final = 2_000
 _WAITING: Final = "SELECT waiting, count(*) AS many FROM tga.heads WHERE waiting IS NOT NULL GROUP BY waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at. `remedy` is what to do when it is wrong, or what might be worth doing; `warning`:
-    it is right, and somebody should look at it all the same."""
-
-    what: str
-    is_right: bool
-    found: str
-    remedy: str | None = None
-    warning: bool = False
-
-
 def add_to(application: typer.Typer) -> None:
     application.command("doctor")(doctor_command)
 
 
 def doctor_command(context: typer.Context, as_json: AsJson = False) -> None:
     """Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running
-    gateway, and what waits; exit 1 if anything is wrong."""
+    gateway, its tool servers, and what waits; exit 1 if anything is wrong."""
     run(examine(context_of(context).settings, as_json=as_json))
 
 
@@ -108,7 +98,8 @@ async def _findings(settings: Settings) -> AsyncIterator[Finding]:
     yield _keys(settings)
     async for finding in _database(settings):
         yield finding
-    yield await _gateway(settings)
+    async for finding in _gateway(settings):
+        yield finding
 
 
 async def _policy(config: Config) -> AsyncIterator[Finding]:
@@ -228,14 +219,20 @@ async def _waiting(sessions: Sessions) -> Finding:
     return Finding("waiting", True, f"{asked} for a supervisor, {held} held for an operator", remedy)
 
 
-async def _gateway(settings: Settings) -> Finding:
+async def _gateway(settings: Settings) -> AsyncIterator[Finding]:
     what = f"gateway at {settings.url.rpartition('@')[2]}"
     try:
         async with GatewayClient.open(settings) as client:
             ready = await client.get("/readyz")
             await client.get("/v1/traces", limit=1)
+            yield _log_standing(what, ready)
+            async for finding in server_findings(client, ready):
+                yield finding
     except TgaError as error:
-        return _wrong(what, error)
+        yield _wrong(what, error)
+
+
+def _log_standing(what: str, ready: dict[str, Any]) -> Finding:
     if ready.get("log") == "ok":
         return Finding(what, True, "ready, and takes the key")
     found = f"takes calls, but its log is {ready.get('log')}: {ready.get('reason')}"

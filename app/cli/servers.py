@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text
 
 from app.cli.client import GatewayClient, path_to
 from app.cli.running import AsJson, ServerArgument, ToolArgument, Yes, run_over_http
-from app.cli.showing import confirmed, notes, output, print_json, print_table
+from app.cli.showing import confirmed, notes, output, print_json, print_table, printable
 from app.core.errors import RequestMismatch, ToolNotFound
 
 commands = typer.Typer(help="The tool servers and their tools, with pins and health.", invoke_without_command=True)
+
+
+_COMPLAINTS_SHOWN: Final = 3
+_STYLE_OF_LINE: Final = {"-": "red", "+": "green"}
 
 
 def add_to(application: typer.Typer) -> None:
@@ -21,7 +25,7 @@ def add_to(application: typer.Typer) -> None:
 
 @commands.callback()
 def servers_command(context: typer.Context, as_json: AsJson = False) -> None:
-    """The tool servers and their tools, with pins and health; exit 1 if a tool is quarantined."""
+    """The tool servers and their tools, with pins and health; exit 1 if a server is down or a tool quarantined."""
     if context.invoked_subcommand is None:
         run_over_http(context, lambda client: show_servers(client, as_json=as_json))
 
@@ -36,12 +40,12 @@ def accept_command(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Accept a tool's changed definition: show what was pinned and what is there now, and pin that."""
+    """Accept a tool's changed definition: show what was pinned and what is there now, line by line, and pin that."""
     run_over_http(context, lambda client: accept_tool(client, server, tool, digest=digest, yes=yes))
 
 
 async def show_servers(client: GatewayClient, *, as_json: bool) -> bool:
-    """True unless a tool is quarantined."""
+    """True unless a server is down or a tool is quarantined."""
     servers = (await client.get("/v1/servers"))["items"]
     tools = (await client.get("/v1/tools"))["items"]
     if as_json:
@@ -50,11 +54,13 @@ async def show_servers(client: GatewayClient, *, as_json: bool) -> bool:
         output.print("No servers: name some in tga.toml.")
     else:
         print_table(
-            ("server", "address", "answered", "failed", "at work", "last failure"),
+            ("server", "address", "state", "since", "answered", "failed", "at work", "last failure"),
             (
                 (
                     server["server_id"],
                     server["base_url"] or server["transport"],
+                    _state_cell(server["status"]["state"]),
+                    _to_the_second(server["status"]["since"]),
                     str(server["health"]["answered"]),
                     str(server["health"]["failed"]),
                     str(server["health"]["dispatching"] + server["health"]["waiting"]),
@@ -63,15 +69,18 @@ async def show_servers(client: GatewayClient, *, as_json: bool) -> bool:
                 for server in servers
             ),
         )
-        _tell_of_problems(servers)
+        for server in servers:
+            _tell_of_status(server)
+            _tell_of_problems(server)
         output.print()
         print_table(
-            ("server", "tool", "class", "tags", "pin", "definition"),
+            ("server", "tool", "class", "if the outcome is unknown", "tags", "pin", "definition"),
             (
                 (
                     tool["server_id"],
                     tool["tool_name"],
                     tool["tool_class"],
+                    _choice_cell(tool),
                     " ".join(tool["tags"]),
                     _pin_cell(tool["pin"]),
                     tool["definition_digest"][:16] + "…",
@@ -80,7 +89,9 @@ async def show_servers(client: GatewayClient, *, as_json: bool) -> bool:
             ),
         )
         _tell_of_quarantined(tools)
-    return all(tool["pin"]["status"] == "pinned" for tool in tools)
+    return all(tool["pin"]["status"] == "pinned" for tool in tools) and all(
+        server["status"]["state"] != "down" for server in servers
+    )
 
 
 async def accept_tool(client: GatewayClient, server: str, tool: str, *, digest: str | None, yes: bool) -> bool:
@@ -90,6 +101,8 @@ async def accept_tool(client: GatewayClient, server: str, tool: str, *, digest: 
     if found is None:
         raise ToolNotFound(f"no tool {server} {tool}", remedy="See `tga servers`.")
     pin = found["pin"]
+    if pin["status"] != "pinned":
+        _show_change(await client.get(path_to("v1", "tools", server, tool, "pin")))
     notes.print(f"pinned   {pin['pinned_digest'] or '(nothing)'}", markup=False)
     notes.print(f"present  {pin['found_digest']}", markup=False)
     if pin["status"] == "pinned":
@@ -107,21 +120,69 @@ async def accept_tool(client: GatewayClient, server: str, tool: str, *, digest: 
     return bool(answer["status"] == "pinned")
 
 
+def _show_change(compared: dict[str, Any]) -> None:
+    """Both definitions as a diff. The gateway has named what is invisible; what a terminal would obey is escaped."""
+    since = f"pinned since {_to_the_second(compared['since'])}" if compared["since"] else "never pinned"
+    notes.print(f"{compared['server_id']} {compared['tool_name']}, {since} (-), and as it is now (+):", markup=False)
+    for line in compared["diff"]:
+        notes.print(Text(printable(line), style=_STYLE_OF_LINE.get(line[:1], "default")))
+    for hidden in compared["hidden"]:
+        whose = "the present definition" if hidden["where"] == "found" else "the pinned definition"
+        times = "once" if hidden["times"] == 1 else f"{hidden['times']} times"
+        told = f"Hidden in {whose}: {hidden['character']}, {times}, at {hidden['at']}"
+        notes.print(Text(printable(told), style="bold yellow"))
+
+
+def _choice_cell(tool: dict[str, Any]) -> Text:
+    """What happens to a write whose answer is lost, in the words of the configuration."""
+    if tool["tool_class"] != "write":
+        return Text("")
+    choice = tool["on_unknown_outcome"]
+    if choice == "reconcile":
+        return Text(printable(f"reconcile, by {tool['reconcile_tool']}"))
+    if tool["on_unknown_outcome_chosen"]:
+        return Text(choice)
+    return Text(f"{choice} (nobody chose)", style="yellow")
+
+
 def _pin_cell(pin: dict[str, Any]) -> Text:
     return Text(pin["status"], style="green" if pin["status"] == "pinned" else "bold red")
+
+
+def _state_cell(state: str) -> Text:
+    return Text(state, style={"up": "green", "starting": "yellow", "down": "bold red"}.get(state, "default"))
+
+
+def _to_the_second(time: str) -> str:
+    return f"{time[:19].replace('T', ' ')}Z"
 
 
 def _last_failure(health: dict[str, Any]) -> str:
     return f"{health['last_failure_kind']} {health['last_failure_at']}" if health["last_failure_at"] else ""
 
 
-def _tell_of_problems(servers: list[dict[str, Any]]) -> None:
-    for server in servers:
-        connection = server["connection"] or {}
-        if connection.get("state", "connected") != "connected" and connection["last_error"]:
-            output.print(f"{server['server_id']}: {connection['state']}: {connection['last_error']}", markup=False)
-        for problem in connection.get("problems", ()):
-            output.print(f"{server['server_id']}: {problem}", markup=False)
+def _tell_of_status(server: dict[str, Any]) -> None:
+    """Of a server that cannot be called: why, the last that it complained of, and what to do."""
+    status, name = server["status"], server["server_id"]
+    if status["state"] == "starting":
+        _say(f"\n{name} is still starting. Its tools appear when it is ready.")
+    elif status["state"] == "down":
+        _say(f"\n{name} is down since {_to_the_second(status['since'])}: {status['last_error']}.")
+        complaints = (server["connection"] or {}).get("stderr", "").strip().splitlines()
+        for line in complaints[-_COMPLAINTS_SHOWN:]:
+            _say(f"  its stderr: {line}")
+        if status["remedy"]:
+            _say(f"  What to do: {status['remedy']}")
+
+
+def _tell_of_problems(server: dict[str, Any]) -> None:
+    for problem in (server["connection"] or {}).get("problems", ()):
+        _say(f"{server['server_id']}: {problem}")
+
+
+def _say(line: str) -> None:
+    """What servers wrote may hold anything: it is shown with escapes."""
+    output.print("\n".join(map(printable, line.split("\n"))), markup=False)
 
 
 def _tell_of_quarantined(tools: list[dict[str, Any]]) -> None:

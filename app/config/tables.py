@@ -37,6 +37,7 @@ from app.core.limits import (
     MCP_ENVIRONMENT_MAX,
     MCP_HOLD_MS,
     MCP_HOLD_MS_MAX,
+    MCP_START_TIMEOUT_MS,
     MCP_TASK_AFTER_MS,
     NAME_CHARS_MAX,
     POINTER_CHARS_MAX,
@@ -176,6 +177,7 @@ TRANSPORTS_OF_FIELD: Final[dict[str, tuple[str, ...]]] = {
     "env": ("mcp-stdio",),
     "credentials": ("http", "mcp-http"),
     "protocol_version": ("mcp-stdio", "mcp-http"),
+    "start_timeout_ms": ("mcp-stdio", "mcp-http"),
     "trust_annotations": ("mcp-stdio", "mcp-http"),
 }
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -247,6 +249,7 @@ class ServerConfig(_Table):
     env: dict[VariableName, CredentialConfig | Value] = Field(default={}, max_length=MCP_ENVIRONMENT_MAX, repr=False)
     protocol_version: Literal["2026-07-28", "2025-11-25"] | None = None  # else the newest that the server speaks
     trust_annotations: bool = False
+    start_timeout_ms: Annotated[int, Field(ge=1, le=CALL_TIMEOUT_MS_MAX)] = MCP_START_TIMEOUT_MS  # to its first answer
     timeout_ms: Annotated[int, Field(ge=1, le=CALL_TIMEOUT_MS_MAX)] = 30_000
     max_attempts: Annotated[int, Field(ge=1, le=CALL_ATTEMPTS_MAX)] = 5
     max_concurrency: Annotated[int, Field(ge=1, le=SERVER_CONCURRENCY_MAX)] = 32

@@ -29,7 +29,7 @@ from yarl import URL
 from app.connectors.answers import is_retryable, plain, retry_after_ms, storable_json, traceparent_of
 from app.connectors.credentials import Credentials, CredentialUnavailable
 from app.connectors.http_client import HttpPool, Origin
-from app.connectors.http_connection import Answer, SendingWithheld
+from app.connectors.http_connection import Answer, NotConnected, SendingWithheld
 from app.core.canonical import canonical_bytes
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
@@ -86,6 +86,14 @@ class HttpConnector:
         except Exception as error:  # whatever a server made of it, the outcome must be told
             exchange.error = error
         return exchange.conclude(timeout_ms)
+
+    async def why_unreachable(self) -> str | None:
+        """Why no connection can be made now; None if one can. Nothing is sent on it."""
+        try:
+            await self._pool.verify_reachable(self._origin)
+        except NotConnected as error:
+            return plain(str(error))
+        return None
 
     async def close(self) -> None:
         await self._pool.close()

@@ -86,9 +86,7 @@ class HttpPool:
         says no.
         """
         written = _written(method, origin, target, headers or {}, body, keeps_alive=self._keeps_alive)
-        server = self._servers.get(origin)
-        if server is None:
-            server = self._servers[origin] = _Server(origin, self._connections_per_server)
+        server = self._server(origin)
         async with server.places:
             if self.is_closed:
                 raise NotConnected("the client is closed")
@@ -103,6 +101,17 @@ class HttpPool:
                 yield answer
             finally:
                 server.give_back(connection, keeps_alive=self._keeps_alive and not self.is_closed)
+
+    async def verify_reachable(self, origin: Origin) -> None:
+        """Raise NotConnected unless a connection can be made now. It is closed again, and nothing is sent on it."""
+        server = self._server(origin)
+        server.give_back(await server.connect(), keeps_alive=False)
+
+    def _server(self, origin: Origin) -> _Server:
+        server = self._servers.get(origin)
+        if server is None:
+            server = self._servers[origin] = _Server(origin, self._connections_per_server)
+        return server
 
     async def close(self) -> None:
         """Drop all connections, those in use too."""

@@ -23,6 +23,7 @@ from app.config.tables import Transport, split_pointer
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
 from app.connectors.http import HttpConnector
+from app.connectors.http_check import HttpCheck
 from app.connectors.http_client import HttpPool
 from app.connectors.mcp.child_guard import ends_all_descendants
 from app.connectors.mcp.discovery import Discovery, McpTool
@@ -30,6 +31,7 @@ from app.connectors.mcp.server import Connection, McpServer, Watchers
 from app.connectors.mcp.transport import transport_of
 from app.connectors.mcp.wire import ProgressWatcher
 from app.connectors.server_slots import Health, ServerSlots
+from app.connectors.server_status import ServerStatus
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, TgaError, ToolNotFound
 from app.core.limits import MCP_START_WAIT_MS
@@ -53,6 +55,7 @@ class ServerInfo:
     max_concurrency: int
     max_in_flight: int
     health: Health
+    status: ServerStatus
     connection: Connection | None = None  # of MCP servers
 
 
@@ -82,6 +85,7 @@ class Registry:
         self._slots = dict(slots)
         self._pool = pool
         self._mcp: dict[str, McpServer] = dict(mcp or {})
+        self._http: dict[str, HttpCheck] = {}
         self._watchers = watchers or Watchers()
 
     @classmethod
@@ -100,6 +104,7 @@ class Registry:
             else:
                 credentials = Credentials.open(_at(config, name, "credentials"), server.credentials, environment)
                 connector = HttpConnector(server.base_url or "", pool=pool, credentials=credentials)
+                registry._http[server_id] = HttpCheck(server_id, connector, now)
                 registry._replace(server_id, [_tool(server_id, server, *named) for named in server.tools.items()])
             registry._slots[server_id] = ServerSlots(connector, concurrency=server.max_concurrency, now=now)
         return registry
@@ -139,10 +144,15 @@ class Registry:
     def servers(self, tenant: str | None = None) -> list[ServerInfo]:
         """Of one tenant, or all."""
         return [
-            _info(server_id, name, server, self._slots[server_id].health(), self._mcp.get(server_id))
+            self._info(server_id, name, server)
             for server_id, (name, server) in self._servers.items()
             if tenant is None or server.tenant == tenant
         ]
+
+    async def check_http_servers(self) -> None:
+        """Look whether the HTTP servers take connections, where that is due."""
+        due = [check for server_id, check in self._http.items() if check.is_due(self._slots[server_id].health())]
+        await asyncio.gather(*(check.look() for check in due))
 
     def resolve(self, server_id: str, tool_name: str) -> Tool:
         """The tool of the qualified server id, or ToolNotFound naming what its tenant has instead."""
@@ -220,7 +230,25 @@ class Registry:
 
         server = config.servers[name]
         transport = transport_of(config, name, server, pool=self._pool, environment=environment)
-        return McpServer(server_id, server, transport, publish=publish, watchers=self._watchers)
+        now = SystemClock().now
+        return McpServer(server_id, server, transport, publish=publish, watchers=self._watchers, now=now)
+
+    def _info(self, server_id: str, name: str, server: ServerConfig) -> ServerInfo:
+        mcp = self._mcp.get(server_id)
+        return ServerInfo(
+            server_id=server_id,
+            name=name,
+            tenant=server.tenant,
+            transport=server.transport,
+            base_url=server.base_url if server.url is None else server.url,
+            timeout_ms=server.timeout_ms,
+            max_attempts=server.max_attempts,
+            max_concurrency=server.max_concurrency,
+            max_in_flight=server.max_in_flight,
+            health=self._slots[server_id].health(),
+            status=self._http[server_id].status if mcp is None else mcp.status(),
+            connection=None if mcp is None else mcp.connection(),
+        )
 
     def _not_found(self, tenant: str, qualified: str, server_id: str, tool_name: str) -> ToolNotFound:
         own = {name for name, server in self._servers.values() if server.tenant == tenant}
@@ -247,22 +275,6 @@ def _validator(tool: Tool) -> Any:
     return validator_of(tool.input_schema)
 
 
-def _info(server_id: str, name: str, server: ServerConfig, health: Health, mcp: McpServer | None) -> ServerInfo:
-    return ServerInfo(
-        server_id=server_id,
-        name=name,
-        tenant=server.tenant,
-        transport=server.transport,
-        base_url=server.base_url if server.url is None else server.url,
-        timeout_ms=server.timeout_ms,
-        max_attempts=server.max_attempts,
-        max_concurrency=server.max_concurrency,
-        max_in_flight=server.max_in_flight,
-        health=health,
-        connection=None if mcp is None else mcp.connection(),
-    )
-
-
 def _tool(server_id: str, server: ServerConfig, name: str, config: ToolConfig) -> Tool:
     tool_class = config.tool_class or "write"
     definition = _definition(server_id, name, tool_class, config.input_schema, config.description)
@@ -272,6 +284,7 @@ def _tool(server_id: str, server: ServerConfig, name: str, config: ToolConfig) -
         tool_class=tool_class,
         definition_digest=digest_of(definition),
         on_unknown_outcome=config.on_unknown_outcome,
+        is_outcome_chosen="on_unknown_outcome" in config.model_fields_set,
         reconcile_tool=config.reconcile_tool,
         tags=frozenset(config.tags),
         timeout_ms=server.timeout_ms,

@@ -107,6 +107,9 @@ INTAKE_REFILL_SHARE: Final = 0.01
 INTAKE_TURN_MS: Final = 1
 INTAKE_SHARE: Final = 0.2
 RETRY_AFTER_MS_MAX: Final = 300_000
+# Whether an HTTP server takes connections is looked at so often, each look taking at most so long.
+HTTP_CHECK_EVERY_MS: Final = 10_000
+HTTP_CHECK_MS: Final = 3_000
 CONNECTIONS_PER_SERVER_MAX: Final = 64
 # An output of more values is kept as bytes: parsing and writing them takes some 5 us each, in the loop.
 OUTPUT_VALUES_MAX: Final = 10_000
@@ -138,9 +141,9 @@ MCP_PROBLEMS_MAX: Final = 32
 MCP_COMMAND_WORDS_MAX: Final = 128
 MCP_ENVIRONMENT_MAX: Final = 64
 MCP_STDERR_BYTES_KEPT: Final = 8_192
-MCP_PROBE_MS: Final = 5_000
-MCP_ANSWER_MS: Final = 30_000  # handshake and listing
-MCP_START_WAIT_MS: Final = 10_000
+MCP_START_TIMEOUT_MS: Final = 60_000  # until a server answers for the first time; each may have its own
+MCP_ANSWER_MS: Final = 30_000  # a page of the list of tools
+MCP_START_WAIT_MS: Final = 10_000  # for all of them, before the gateway takes requests
 MCP_READY_WAIT_MS: Final = 5_000
 MCP_BACKOFF_FIRST_MS: Final = 200
 MCP_BACKOFF_MAX_MS: Final = 30_000
@@ -220,6 +223,7 @@ POLICY_VALUES_MAX: Final = 10_000
 POLICY_IDS_MAX: Final = 64
 POLICY_MEMORY_VERDICTS_MAX: Final = 1_024
 POLICY_MEMORY_CONTEXT_BYTES_MAX: Final = 512
+POLICY_TOOLS_AT_ONCE: Final = 16  # put to the policy in one go, some 0.2 ms each, when a principal lists its tools
 
 # Reading over HTTP. Rows looked at, not only rows answered: a filter that nothing fits costs no more than one page.
 LIST_ITEMS_DEFAULT: Final = 50

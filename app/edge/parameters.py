@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -109,8 +110,10 @@ def _malformed(what: str, expected: str, found: str | None = None) -> InputMalfo
 
 
 # The same for OpenAPI.
-def documented_parameters(*names: str) -> dict[str, Any]:
-    return {"parameters": [_DOCUMENTED[name] for name in names]}
+def documented_parameters(*names: str, in_path: Sequence[str] = ()) -> dict[str, Any]:
+    """For `openapi_extra`. `in_path`: names of servers and tools, which other routes take as filters."""
+    named = [{"name": name, "in": "path", "required": True, "schema": _NAME_SCHEMA} for name in in_path]
+    return {"parameters": [*named, *(_DOCUMENTED[name] for name in names)]}
 
 
 def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:

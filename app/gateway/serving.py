@@ -44,7 +44,7 @@ async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListeni
     with _stopped_by_signals(stopping):
         serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors))
         tasks = [asyncio.create_task(work) for work in background.all()]
-        tasks.append(asyncio.create_task(_greet(listening, settings, gateway.database.where, on_listening)))
+        tasks.append(asyncio.create_task(_greet(gateway, listening, settings, on_listening)))
         try:
             await _until_the_end(serving, tasks[-1])
         finally:
@@ -106,14 +106,22 @@ async def _until_the_end(serving: asyncio.Task[None], greeting: asyncio.Task[Non
 
 
 async def _greet(
-    listening: asyncio.Future[str], settings: Settings, where: str, on_listening: OnListening | None
+    gateway: Gateway, listening: asyncio.Future[str], settings: Settings, on_listening: OnListening | None
 ) -> None:
     url = await listening
     output.print(f"Listening on [bold]{url}[/]  (API: {url}/docs)")
-    output.print(f"The database is {where}", markup=False)
+    output.print(f"The database is {gateway.database.where}", markup=False)
+    _tell_of_starting(gateway)
     output.print(f"The administrator's key is in {settings.admin_key_file}: Authorization: Bearer <key>", markup=False)
     if on_listening is not None:
         await on_listening(url)
+
+
+def _tell_of_starting(gateway: Gateway) -> None:
+    """Which servers are not ready yet; of those that are down, and why, the log has told already."""
+    starting = [server.server_id for server in gateway.registry.servers() if server.status.state == "starting"]
+    if starting:
+        output.print(f"Still starting: {', '.join(starting)}. Tools appear as their servers get ready.", markup=False)
 
 
 @contextlib.contextmanager

@@ -27,10 +27,12 @@ from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
+from app.gateway.quarantine import QuarantineLog
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
 from app.mcp_server.origins import Origins
 from app.mcp_server.server import McpEndpoint
+from app.mcp_server.tool_visibility import ToolVisibility
 from app.postgres.api_keys import PostgresAccess
 from app.postgres.database import Database, open_database
 from app.postgres.guards import verify_guards
@@ -102,9 +104,10 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         await system.decision_signer.announce()
         await announce_log_key(system.log, clock, log_signer.public_key)
         await record_policy(system.log, clock, policy.digest, policy.text)
-        registry.on_discovery = system.pins.see
+        quarantine = QuarantineLog(system.pins)
+        registry.on_discovery = quarantine.see
         await registry.start()  # their tools are pinned as they are discovered
-        for unpinned in await system.pins.see(registry.tools()):
+        for unpinned in await quarantine.see(registry.tools()):
             logger.warning("%s", unpinned)
         for tenant in {*config.tenants, *(server.tenant for server in config.servers.values())}:
             await access.create_tenant(tenant)
@@ -157,6 +160,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             mcp=McpEndpoint(
                 services,
                 PostgresIntents(sessions, traces.executor_id),
+                ToolVisibility(system.pins, policy),
                 origins=Origins(hosts=[settings.host, *config.mcp.allowed_hosts], origins=config.mcp.allowed_origins),
                 hold_ms=config.mcp.hold_ms,
                 task_after_ms=config.mcp.task_after_ms,

@@ -99,7 +99,7 @@ class Calling:
             return Called(await self._supervised(asked, name, arguments))
         try:
             require(asked.principal, "call")
-            tool = asked.catalogue.find(name)
+            tool = await asked.catalogue.find(name)
             meta = checked(_Meta, asked.message.meta)
         except (ToolNotFound, SchemaViolation) as error:
             raise RpcError.of(error) from None

@@ -48,12 +48,12 @@ class Listening:
         if self._wanted_ids:
             agreed["taskIds"] = self._ids
         yield self._event("notifications/subscriptions/acknowledged", {"notifications": agreed})
-        tools, sequences = self._tools(), await self._sequences()
+        tools, sequences = await self._tools(), await self._sequences()
         quiet_ms = 0
         while not self._services.stopping.is_set():
             await asyncio.sleep(MCP_WATCH_EVERY_MS / 1000)
             quiet_ms += MCP_WATCH_EVERY_MS
-            if self._wants_tools and (now := self._tools()) != tools:
+            if self._wants_tools and (now := await self._tools()) != tools:
                 tools, quiet_ms = now, 0
                 yield self._event("notifications/tools/list_changed", {})
             if self._ids:
@@ -79,8 +79,8 @@ class Listening:
         found = await load_sequences(self._services.sessions, [TraceId(one) for one in self._ids]) if self._ids else {}
         return {str(trace_id): sequence for trace_id, sequence in found.items()}
 
-    def _tools(self) -> frozenset[tuple[str, str]]:
-        return self._asked.catalogue.identities() if self._wants_tools else frozenset()
+    async def _tools(self) -> frozenset[tuple[str, str]]:
+        return await self._asked.catalogue.identities() if self._wants_tools else frozenset()
 
     def _event(self, method: str, params: dict[str, Any]) -> bytes:
         meta = {SUBSCRIPTION_KEY: self._asked.message.id}

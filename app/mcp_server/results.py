@@ -98,7 +98,7 @@ def not_over(answer: Answer, client: Client, key: str | None, *, waited_ms: int)
         what, then = "the call is still being executed", "in a while"
     error = CallInFlight(
         f"{what}, after {waited_ms // 1000} s",
-        remedy=f"{repeat}, {then}. Nothing is executed twice by that.",
+        remedy=f"{repeat}, {then}, and asking again does not execute it again.",
         stream=TRACE.stream(answer.trace_id),
     )
     return refusal(error, client, key=key, state=answer.state, waiting=answer.waiting)
@@ -159,7 +159,7 @@ _BASIS: Final = {
     "answer": "",
     "reconciliation": "The server was asked afterwards, and says so.",
     "resolution": "An operator says so.",
-    "unknown": "Whether it was executed is not known. Look before you call it again.",
+    "unknown": "Whether it was executed, and how often, is not known. Look before you call it again.",
     "not_sent": "It was not sent: nothing was executed.",
 }
 

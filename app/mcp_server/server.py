@@ -48,6 +48,7 @@ from app.mcp_server.listening import Listening
 from app.mcp_server.origins import Origins
 from app.mcp_server.tasks import Tasks
 from app.mcp_server.tool_catalogue import ToolCatalogue
+from app.mcp_server.tool_visibility import ToolVisibility
 from app.mcp_server.wire import (
     METHOD_NOT_FOUND,
     Message,
@@ -66,9 +67,12 @@ logger = logging.getLogger("tga")
 PATH: Final = "/mcp"
 _INFO: Final = {"name": "tga", "title": "TGA Gateway", "version": __version__}
 _INSTRUCTIONS: Final = (
-    "Every tool call here is decided on by a policy or a person, executed once, and recorded. A call may have to wait "
-    "for a person: if the answer says so, call the tool again later with exactly the same arguments; that never "
-    "executes it twice. An error result says what to do."
+    "Every tool call here is decided on by a policy or a person, and recorded. A call may have to wait for a person: "
+    "if the answer says so, call the tool again later with exactly the same arguments; it is recognised as the same "
+    "call. If a tool's answer is lost, the gateway does what the operator chose for that tool: it sends the call again "
+    "with the same key (a tool that remembers keys executes it once, one that ignores them may execute it twice), or "
+    "asks the tool's server what became of it, or waits for an operator and sends nothing. An error result says "
+    "whether the call was executed, as far as that is known, and what to do."
 )
 _EVENT_STREAM: Final = [
     (b"content-type", b"text/event-stream"),
@@ -98,12 +102,14 @@ class McpEndpoint:
         self,
         services: Services,
         intents: Intents,
+        visibility: ToolVisibility,
         *,
         origins: Origins | None = None,
         hold_ms: int = MCP_HOLD_MS,
         task_after_ms: int = MCP_TASK_AFTER_MS,
     ) -> None:
         self._services = services
+        self._visibility = visibility
         self._origins = origins or Origins()
         self._calling = Calling(services, intents, hold_ms=hold_ms, task_after_ms=task_after_ms)
         self._tasks = Tasks(services)
@@ -134,7 +140,9 @@ class McpEndpoint:
             async with self._services.admitted(request) as principal:
                 if scope["method"] != "POST":
                     raise MethodNotAllowed("MCP is spoken with POST here", expected="POST")
-                catalogue = ToolCatalogue(self._services.registry, principal, _server_in(scope["path"]))
+                catalogue = ToolCatalogue(
+                    self._services.registry, self._visibility, principal, _server_in(scope["path"])
+                )
                 catalogue.verify()
                 message = read_message(await read_bytes(scope, receive))
                 await self._answer(request, message, headers, catalogue)
@@ -202,7 +210,7 @@ class McpEndpoint:
         return {}
 
     async def _list_tools(self, asked: Asked) -> dict[str, Any]:
-        return asked.catalogue.page(asked.client, asked.message.params.get("cursor"))
+        return await asked.catalogue.page(asked.client, asked.message.params.get("cursor"))
 
     async def _get_task(self, asked: Asked) -> dict[str, Any]:
         if asked.client.is_modern:

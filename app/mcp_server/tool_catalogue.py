@@ -18,6 +18,7 @@ from app.edge.permissions import may
 from app.mcp_server.envelope import Client
 from app.mcp_server.names import by_name
 from app.mcp_server.supervising import SUPERVISOR_TOOLS
+from app.mcp_server.tool_visibility import ToolVisibility
 
 _OF_BOOLEAN: dict[bool, dict[str, Any]] = {True: {}, False: {"not": {}}}
 _KEPT = ("title", "description", "inputSchema", "outputSchema", "annotations", "icons", "_meta")
@@ -28,6 +29,7 @@ class ToolCatalogue:
     """The tools of one request: those of the principal's tenant, or of one of its servers only (`server`)."""
 
     registry: Registry
+    visibility: ToolVisibility
     principal: Principal
     server: str | None = None
 
@@ -44,23 +46,22 @@ class ToolCatalogue:
     def offers_supervision(self) -> bool:
         return self.server is None and may(self.principal, "decide")
 
-    def find(self, name: str) -> Tool:
-        """The tool of this name, or ToolNotFound."""
-        tools = self._named()
-        tool = tools.get(name)
+    async def find(self, name: str) -> Tool:
+        """The tool of this name, listed or not: whether it is called is decided later. Else ToolNotFound."""
+        tool = self._named().get(name)
         if tool is None:
             raise ToolNotFound(
                 f"no tool {shown(name)}",
-                expected=one_of("a listed tool", name, tools),
+                expected=one_of("a listed tool", name, await self._listed()),
                 remedy="Ask for tools/list: the tools may have changed.",
             )
         return tool
 
-    def page(self, client: Client, cursor: Any) -> dict[str, Any]:
+    async def page(self, client: Client, cursor: Any) -> dict[str, Any]:
         """One page of tools/list, in the order of names: a cursor is the last name of the page before."""
         if cursor is not None and not isinstance(cursor, str):
             raise InputMalformed("the cursor is not one of this list", remedy="Begin again without a cursor.")
-        described = {name: _described(name, tool, client) for name, tool in self._named().items()}
+        described = {name: _described(name, tool, client) for name, tool in (await self._listed()).items()}
         if self.offers_supervision:
             described |= {tool["name"]: tool for tool in SUPERVISOR_TOOLS}
         names = sorted(name for name in described if cursor is None or name > cursor)
@@ -71,9 +72,15 @@ class ToolCatalogue:
             page |= {"resultType": "complete", "ttlMs": MCP_LIST_TTL_MS, "cacheScope": "private"}
         return page
 
-    def identities(self) -> frozenset[tuple[str, str]]:
+    async def identities(self) -> frozenset[tuple[str, str]]:
         """Enough to notice that a tool came, went or changed."""
-        return frozenset((name, tool.definition_digest) for name, tool in self._named().items())
+        return frozenset((name, tool.definition_digest) for name, tool in (await self._listed()).items())
+
+    async def _listed(self) -> Mapping[str, Tool]:
+        """What models are told of. A tool's name does not depend on which others are listed."""
+        named = self._named()
+        visible = {id(tool) for tool in await self.visibility.visible(self.principal, list(named.values()))}
+        return {name: tool for name, tool in named.items() if id(tool) in visible}
 
     def _named(self) -> Mapping[str, Tool]:
         if not may(self.principal, "call"):

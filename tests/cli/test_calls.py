@@ -8,7 +8,15 @@ import sys
 
 import pytest
 
-from tests.cli.world import World, trace_of
+from tests.cli.world import NOWHERE, World, trace_of
+
+
+@pytest.fixture(scope="module")
+def world(still_world: World) -> World:
+    """With a server that is down beside the bank."""
+    still_world.config.write_text(still_world.config.read_text() + NOWHERE)
+    still_world.start()
+    return still_world
 
 
 def test_a_call_and_its_repeat_print_the_same_bytes_and_are_executed_once(world: World) -> None:

@@ -28,6 +28,11 @@ TOOLS = {
     "slow_charge": 'on_unknown_outcome = "hold"',
 }
 CONFIG = """
+[policy]
+file = "policy.cedar"
+"""
+# For worlds that need it: a server that is down makes doctor and `tga servers` exit 1.
+NOWHERE = """
 [servers.nowhere]
 transport = "http"
 base_url = "http://127.0.0.1:9"
@@ -35,9 +40,6 @@ max_attempts = 2
 
 [servers.nowhere.tools.charge]
 class = "write"
-
-[policy]
-file = "policy.cedar"
 """
 POLICY = """
 @id("every-tool") permit(principal, action == Action::"call", resource);

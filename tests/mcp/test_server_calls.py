@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
-from tests.cli.world import World
+from tests.cli.world import NOWHERE, World
 from tests.mcp.served import FIXTURE, LEGACY, MODERN, MODES, client_of, executions, mcp_world, raw_of
 
 VERSIONS = [MODERN, LEGACY]
@@ -22,7 +22,7 @@ OURS = ("tga/trace-id", "tga/idempotency-key", "tga/replayed")
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with mcp_world() as made:
+    with mcp_world(NOWHERE) as made:
         made.start()
         yield made
 

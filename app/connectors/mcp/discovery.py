@@ -163,6 +163,7 @@ def _overridden(override: ToolConfig | None) -> dict[str, Any]:
         return {}
     return {
         "on_unknown_outcome": override.on_unknown_outcome,
+        "is_outcome_chosen": "on_unknown_outcome" in override.model_fields_set,
         "reconcile_tool": override.reconcile_tool,
         "tags": frozenset(override.tags),
         "approval_timeout_ms": override.approval_timeout_ms,

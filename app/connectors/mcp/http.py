@@ -18,7 +18,7 @@ from yarl import URL
 from app.connectors.answers import DETAIL_CHARS_MAX, plain, retry_after_ms
 from app.connectors.credentials import Credentials, CredentialUnavailable
 from app.connectors.http_client import HttpPool, Origin
-from app.connectors.http_connection import Answer, HttpFailure, SendingWithheld
+from app.connectors.http_connection import Answer, HttpFailure, NotConnected, SendingWithheld
 from app.connectors.mcp.large import Arriving, Large, Unasked
 from app.connectors.mcp.sse import Event, TooMuchUnasked, events
 from app.connectors.mcp.wire import (
@@ -260,6 +260,8 @@ class HttpLink:
         is_late = isinstance(error, TimeoutError)
         within = f"within {int((timeout_s or 0) * 1000)} ms"
         reason = plain(f"{type(error).__name__}: {error}", DETAIL_CHARS_MAX)
+        if not exchange.may_be_sent and isinstance(error, NotConnected):
+            return Silence("not_sent", plain(f"no connection: {error}", DETAIL_CHARS_MAX))
         if not exchange.may_be_sent:
             return Silence("not_sent", f"no connection {within}" if is_late else f"no request: {reason}")
         if is_late:

@@ -20,6 +20,7 @@ from app.connectors.mcp.discovery import Discovery, McpTool, bounded_problems, d
 from app.connectors.mcp.http import HttpLink
 from app.connectors.mcp.session import NoAgreement, ProbeUnanswered, Session, Unlistable, open_session
 from app.connectors.mcp.wire import HANDSHAKE_VERSION, WITHHELD, Heard, Inbox, Link, ProgressWatcher, Reply, Silence
+from app.connectors.server_status import Failure, ServerStatus, StatusWatch
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import (
     MCP_BACKOFF_FIRST_MS,
@@ -105,6 +106,7 @@ class McpServer:
         *,
         publish: Publish,
         watchers: Watchers,
+        now: Callable[[], str],
     ) -> None:
         self.server_id = server_id
         self._config = config
@@ -119,6 +121,7 @@ class McpServer:
         self._running: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
         self._known = Connection("stopped")
+        self._status = StatusWatch(server_id, now)
         self._needs_handshake = False
 
     def start(self) -> None:
@@ -137,6 +140,9 @@ class McpServer:
 
     def connection(self) -> Connection:
         return replace(self._known, stderr=self._transport.complaints())
+
+    def status(self) -> ServerStatus:
+        return self._status.status
 
     def cancel(self, trace_id: str) -> bool:
         """The caller does not want the call any more: tell the server. False: it is not under way here."""
@@ -162,7 +168,7 @@ class McpServer:
         began = asyncio.get_running_loop().time()
         session = await self._connected(min(timeout_ms, MCP_READY_WAIT_MS) / 1000)
         if session is None:
-            return NotSent(f"the server is not connected: {self._known.last_error or 'not yet'}")
+            return NotSent(f"the server is not connected: {self._known.last_error or 'it is still starting'}")
         left_s = timeout_ms / 1000 - (asyncio.get_running_loop().time() - began)
         if left_s <= 0:
             return NotSent(f"the server was not connected within {timeout_ms} ms")
@@ -234,15 +240,16 @@ class McpServer:
         while True:
             began = loop.time()
             self._note(state="connecting")
+            self._status.note_starting()
             try:
                 async with self._agreed() as session:
                     await self._serve(session)
             except NoAgreement as error:
-                self._note(last_error=plain(str(error)))
+                self._note_down(plain(str(error)), plain(error.reason), is_late=error.is_late)
             except OSError as error:
-                self._note(last_error=plain(f"{type(error).__name__}: {error.strerror}"))
+                self._note_down(plain(f"{type(error).__name__}: {error.strerror}"), plain(type(error).__name__))
             except Exception as error:  # whatever it is, it must not end the watching
-                self._note(last_error=plain(type(error).__name__))
+                self._note_down(plain(type(error).__name__), plain(type(error).__name__))
             finally:
                 self._session = None
                 self._ready.clear()
@@ -258,10 +265,11 @@ class McpServer:
         version = self._config.protocol_version or (HANDSHAKE_VERSION if self._needs_handshake else None)
         async with self._transport.open(Inbox(self._tools_changed.set)) as link:
             try:
-                session = await open_session(link, pinned_version=version)
-            except ProbeUnanswered:
-                # Some servers of the older protocol end at a question they do not know.
-                self._needs_handshake = not self._needs_handshake
+                session = await open_session(link, pinned_version=version, timeout_ms=self._config.start_timeout_ms)
+            except NoAgreement as error:
+                # Some servers of the older protocol end at a question they do not know, or pass over it: the next one
+                # gets the older question alone. If that leads nowhere either, the newer one has its turn again.
+                self._needs_handshake = isinstance(error, ProbeUnanswered)
                 raise
             self._note(protocol_version=session.version, server=session.server_name)
             await self._refresh(session)
@@ -271,6 +279,7 @@ class McpServer:
         """Calls may be sent from here until the link is lost; changes of the tools are followed."""
         self._session = session
         self._note(state="connected", connects=self._known.connects + 1, last_error=None)
+        self._status.note_up()
         self._ready.set()
         self._tried.set()
         tasks = {
@@ -343,8 +352,25 @@ class McpServer:
                 logger.warning("server %s: %s", self.server_id, problem)
         self._note(problems=told)
 
+    def _note_down(self, error: str, reason: str, *, is_late: bool = False) -> None:
+        self._note(last_error=error)
+        self._status.note_down(Failure(reason, _remedy(self.server_id, self._config, is_late=is_late), error))
+
     def _note(self, **changes: Any) -> None:
         self._known = replace(self._known, **changes)
+
+
+def _remedy(server_id: str, config: ServerConfig, *, is_late: bool) -> str:
+    table = f"servers.{server_id.rpartition('/')[2]}"
+    if is_late:
+        return (
+            f"If it needs longer to start, raise {table}.start_timeout_ms (now {config.start_timeout_ms}). If it is of "
+            f"an older protocol and passes over what it does not know, set {table}.protocol_version to "
+            f'"{HANDSHAKE_VERSION}".'
+        )
+    if config.command is not None:
+        return f"What it wrote to stderr (`tga servers`) may say why; else run {table}.command by hand."
+    return f"Start it, or correct {table}.url and its credentials in tga.toml."
 
 
 def _meta(call: ToolCall, traceparent: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ can), and the versions until 2025-11-25, which begin with a handshake (`initiali
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from app.connectors.mcp.wire import (
     Reply,
     Silence,
 )
-from app.core.limits import MCP_ANSWER_MS, MCP_LISTING_BYTES_MAX, MCP_PAGES_MAX, MCP_PROBE_MS, MCP_TOOLS_MAX
+from app.core.limits import MCP_ANSWER_MS, MCP_LISTING_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
 from app.domain.tga.ports import MaySend
 
 CLIENT: Final = {"name": "tga-gateway", "version": __version__}
@@ -41,7 +42,13 @@ _UNPROVEN: Final = frozenset({401, 403, 407})
 
 
 class NoAgreement(Exception):
-    """Why a server cannot be used now, in words that hold no secret."""
+    """Why a server cannot be used now, in words that hold no secret. `reason`: the same without the server's own words.
+    `is_late`: it has not answered in time, and may only be slow."""
+
+    def __init__(self, said: str, *, reason: str | None = None, is_late: bool = False) -> None:
+        super().__init__(said)
+        self.reason = reason or said
+        self.is_late = is_late
 
 
 class Unlistable(NoAgreement):
@@ -49,7 +56,7 @@ class Unlistable(NoAgreement):
 
 
 class ProbeUnanswered(NoAgreement):
-    """The connection broke at a question of the newest protocol: the server may bear only the older one."""
+    """A question of the newest protocol was not answered: the server may bear only the older one."""
 
 
 @dataclass(slots=True)
@@ -151,25 +158,29 @@ class Session:
         return result, len(heard.message.result_bytes or b"") if isinstance(heard, Reply) else 0
 
 
-async def open_session(link: Link, *, pinned_version: str | None) -> Session:
-    """Agree with the server on a version, the newest first unless one is pinned. Raises NoAgreement."""
+async def open_session(link: Link, *, pinned_version: str | None, timeout_ms: int) -> Session:
+    """Agree with the server on a version, the newest first unless one is pinned. Raises NoAgreement.
+
+    A server that is still starting answers late, and in order. So the second question is asked only when the first was
+    answered: whoever asks both at once may get the answer to the wrong one.
+    """
+    deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
     if pinned_version is None or pinned_version == MODERN_VERSION:
-        session = await _discover(link, must=pinned_version is not None)
+        session = await _discover(link, must=pinned_version is not None, timeout_s=timeout_ms / 1000)
         if session is not None:
             return session
-    return await _initialize(link)
+    return await _initialize(link, timeout_s=max(0.0, deadline_s - asyncio.get_running_loop().time()))
 
 
-async def _discover(link: Link, *, must: bool) -> Session | None:
+async def _discover(link: Link, *, must: bool, timeout_s: float) -> Session | None:
     """None: the server does not speak that protocol, and another may be tried."""
     # Before the agreement, requests are made as if it were there: it is what they ask for.
     draft = Session(link, MODERN_VERSION, {}, None)
-    wait_ms = MCP_ANSWER_MS if must else MCP_PROBE_MS
-    heard = await link.request(draft.outgoing("server/discover", {}), timeout_s=wait_ms / 1000)
-    if isinstance(heard, Silence) and heard.kind != "timed_out":
-        raise ProbeUnanswered(heard.detail)
+    heard = await link.request(draft.outgoing("server/discover", {}), timeout_s=timeout_s)
+    if isinstance(heard, Silence):
+        raise ProbeUnanswered(heard.detail, is_late=heard.kind == "timed_out")
     if isinstance(heard, Refusal) and (heard.status in _UNPROVEN or heard.status >= 500):
-        raise NoAgreement(heard.detail)
+        raise NoAgreement(heard.detail, reason=f"the server answered {heard.status}")
     result = heard.message.result if isinstance(heard, Reply) and heard.message.error is None else None
     versions = result.get("supportedVersions") if isinstance(result, dict) else None
     if isinstance(result, dict) and isinstance(versions, list) and MODERN_VERSION in versions:
@@ -183,14 +194,17 @@ async def _discover(link: Link, *, must: bool) -> Session | None:
     return None
 
 
-async def _initialize(link: Link) -> Session:
+async def _initialize(link: Link, *, timeout_s: float) -> Session:
     draft = Session(link, HANDSHAKE_VERSION, {}, None)
     params = {"protocolVersion": HANDSHAKE_VERSION, "capabilities": _NO_CAPABILITIES, "clientInfo": CLIENT}
-    heard = await link.request(draft.outgoing("initialize", params), timeout_s=MCP_ANSWER_MS / 1000)
+    heard = await link.request(draft.outgoing("initialize", params), timeout_s=timeout_s)
     result = _result_of("initialize", heard)
     version = result.get("protocolVersion")
     if version not in HANDSHAKE_VERSIONS:
-        raise NoAgreement(plain(f"the server speaks {version}, which the gateway does not"))
+        raise NoAgreement(
+            plain(f"the server speaks {version}, which the gateway does not"),
+            reason="the server speaks a version that the gateway does not",
+        )
     if isinstance(link, HttpLink):
         link.headers = {"MCP-Protocol-Version": version}
     await link.notify("notifications/initialized")
@@ -202,9 +216,16 @@ def _result_of(method: str, heard: Heard) -> dict[str, Any]:
         case Reply(message) if message.error is None and isinstance(message.result, dict):
             return message.result
         case Reply(message) if message.error is not None:
-            raise NoAgreement(plain(f"{method}: error {message.error.get('code')}: {message.error.get('message')}"))
-        case Silence() | Refusal():
-            raise NoAgreement(plain(f"{method}: {heard.detail}"))
+            raise NoAgreement(
+                plain(f"{method}: error {message.error.get('code')}: {message.error.get('message')}"),
+                reason=f"{method} was answered with an error",
+            )
+        case Silence("timed_out", detail):
+            raise NoAgreement(plain(f"{method}: {detail}"), is_late=True)
+        case Silence(_, detail):
+            raise NoAgreement(plain(detail))  # whatever was asked, the server is not there
+        case Refusal(status):
+            raise NoAgreement(plain(f"{method}: {heard.detail}"), reason=f"{method} was answered with status {status}")
     raise NoAgreement(f"{method}: the answer cannot be read")
 
 

@@ -35,6 +35,7 @@ from app.domain.policy.encoding import (
 )
 from app.domain.policy.fitting import find_misfits
 from app.domain.policy.question import AskedCall, Verdict
+from app.domain.policy.reach import relaxed
 from app.domain.policy.rules import Action, Rule, arguments_read, context_read, find_mistakes, find_warnings, read_rules
 from app.domain.policy.source import Statement, place_of_error, read_statements
 from app.domain.tools import Tool
@@ -116,6 +117,7 @@ class CedarPolicy:
         self._arguments_read = arguments_read(self.rules)
         self._context_read = context_read(self.rules)
         self._judged: dict[Hashable, Verdict] = {}
+        self._relaxed: PolicySet | None = None
         self._permits_approvals = any(r.effect == "permit" and r.names_action("approve") for r in self.rules)
 
     def misfits(self, tools: Iterable[Tool], *, undiscovered: Collection[str] = ()) -> list[str]:
@@ -131,6 +133,25 @@ class CedarPolicy:
             if seen is not None and not any(outcome.faults for outcome in outcomes):
                 self._remember(seen, verdict)
         return verdict
+
+    def might_allow(self, principal: Principal, tools: Sequence[Tool]) -> list[bool]:
+        """Of each tool, whether there may be arguments with which the principal could call it; False is certain, and
+        True promises nothing (app/domain/policy/reach.py). One question for all of them; never raises."""
+        if not tools:
+            return []
+        asks = principal_uid(principal)
+        action, context = {"type": "Action", "id": "call"}, '{"arguments":{}}'
+        requests = [
+            {"principal": asks, "action": action, "resource": tool_uid(tool), "context": context} for tool in tools
+        ]
+        try:
+            if self._relaxed is None:
+                self._relaxed = relaxed(self.rules)
+            entities = orjson.dumps([principal_entity(principal), *map(tool_entity, tools)]).decode()
+            results = is_authorized_batch(requests, self._relaxed, entities)
+            return [result.decision is not Decision.Deny or bool(result.diagnostics.errors) for result in results]
+        except Exception:
+            return [True] * len(tools)  # they are decided on all the same when they are called
 
     def _all_that_decides(self, request: AskedCall, tool: Tool) -> Hashable | None:
         """All that Cedar is told of a request: what is the same in this is judged the same. None: too much to keep."""

@@ -14,7 +14,14 @@ from typing import Final, NamedTuple, Protocol, Self
 from app.core.chain import Head
 from app.core.digest import Digest, digest_of_bytes
 from app.core.ed25519 import key_id_of
-from app.core.errors import ChecksumMismatch, ConcurrentExecution, OutcomeUnknown, SchemaViolation, TgaError
+from app.core.errors import (
+    ChecksumMismatch,
+    ConcurrentExecution,
+    OutcomeUnknown,
+    SchemaViolation,
+    SequenceGap,
+    TgaError,
+)
 from app.core.limits import LIST_ENTRIES_MAX, SYSTEM_APPEND_TRIES_MAX
 from app.domain.clock import Clock
 from app.domain.ledger.owned_stream import NoOwner, OwnedStream, Position, StreamPorts
@@ -42,6 +49,7 @@ class Pin:
 
     definition_digest: str
     since: str
+    sequence_number: int  # of the entry that pinned it
     quarantined_digests: frozenset[str] = frozenset()
 
 
@@ -117,7 +125,7 @@ def _after(state: SystemState, document: SystemDocument) -> SystemState:
     match document:
         case ToolPin():
             key = (document.server_id, document.tool_name)
-            return replace(state, pins={**state.pins, key: _pin_after(state.pins.get(key), document)})
+            return replace(state, pins={**state.pins, key: _pin_after(state, document)})
         case SigningKey():
             return replace(state, keys={**state.keys, document.key_id: KnownKey.of(document)})
         case PolicySet():
@@ -126,10 +134,11 @@ def _after(state: SystemState, document: SystemDocument) -> SystemState:
             return state
 
 
-def _pin_after(pin: Pin | None, document: ToolPin) -> Pin:
+def _pin_after(state: SystemState, document: ToolPin) -> Pin:
+    pin = state.pins.get((document.server_id, document.tool_name))
     if document.change == "quarantined" and pin is not None:
         return replace(pin, quarantined_digests=pin.quarantined_digests | {document.definition_digest})
-    return Pin(document.definition_digest, document.recorded_at)
+    return Pin(document.definition_digest, document.recorded_at, state.head.sequence_number)
 
 
 def plan_system(state: SystemState, documents: list[SystemDocument], *, executor_id: str, recorded_at: str) -> Plan:
@@ -192,6 +201,15 @@ class SystemLog:
         if state.head.sequence_number >= self.state_of(tenant).head.sequence_number:
             self._states[tenant] = state
         return self.state_of(tenant)
+
+    async def load(self, tenant: str, sequence_number: int) -> SystemDocument:
+        """The document of that entry, verified against the entry."""
+        stream = self.state_of(tenant).stream
+        for row in await self._rows.load_tail(stream, after=sequence_number - 1, limit=1):
+            entry, document = SYSTEM_DOCUMENTS.read(row.entry, row.artifact, entry_digest=row.entry_digest)
+            if document is not None and entry.sequence_number == sequence_number:
+                return document
+        raise SequenceGap("an entry or its artifact is missing", stream=stream, sequence_number=sequence_number)
 
     async def refresh_all(self) -> None:
         for tenant in list(self._states):

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from app.core.errors import InputMalformed, InputTooLarge, RequestMismatch, ToolQuarantined
+from app.core.digest import digest_of
+from app.core.errors import ChecksumMismatch, InputMalformed, InputTooLarge, RequestMismatch, ToolQuarantined
 from app.core.limits import PINS_AT_ONCE_MAX, PINS_PER_SERVER_MAX, QUARANTINED_PER_PIN_MAX
 from app.domain.clock import Clock
 from app.domain.identity import Principal
@@ -29,6 +30,15 @@ class PinState:
     pinned_digest: str | None
     found_digest: str
     since: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PinComparison:
+    """What is pinned and what is there now, both as they were described; `pinned` is None if nothing ever was."""
+
+    state: PinState
+    pinned: dict[str, Any] | None
+    found: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -55,6 +65,16 @@ class Pins:
             "pinned" if pin.definition_digest == tool.definition_digest else "quarantined"
         )
         return PinState(status, pin.definition_digest, tool.definition_digest, pin.since)
+
+    async def compare(self, tool: Tool) -> PinComparison:
+        """Both definitions, the pinned one from the record. Raises ChecksumMismatch when that is not what it was."""
+        pin = (await self._system.refresh(tool.tenant)).pins.get((tool.server_id, tool.tool_name))
+        if pin is None:
+            return PinComparison(self.state_of(tool), None, self._definition_of(tool))
+        document = await self._system.load(tool.tenant, pin.sequence_number)
+        if not isinstance(document, ToolPin) or digest_of(document.definition) != pin.definition_digest:
+            raise ChecksumMismatch("the record of the pinned definition was changed", expected=pin.definition_digest)
+        return PinComparison(self.state_of(tool), document.definition, self._definition_of(tool))
 
     async def see(self, tools: Iterable[Tool]) -> list[str]:
         """Pin every tool that was never seen; put on the record each that is not what it was.
