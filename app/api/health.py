@@ -19,23 +19,13 @@ from app.edge.services import Services
 _JSON: Final = "application/json"
 
 
-_READY_EXAMPLES: Final[dict[str, Any]] = {
-    "all is well": {"value": {"status": "ok", "log": "ok"}},
-    "a server is down": {
-        "value": {
-            "status": "ok",
-            "log": "ok",
-            "servers": [
-                {"server_id": "files", "state": "starting", "since": "2026-07-28T09:00:00.000Z"},
-                {
-                    "server_id": "pay",
-                    "state": "down",
-                    "since": "2026-07-28T09:00:00.000Z",
-                    "reason": "Connection refused",
-                },
-            ],
-        }
-    },
+_READY_EXAMPLE: Final[dict[str, Any]] = {
+    "status": "ok",
+    "log": "ok",
+    "servers": [
+        {"server_id": "files", "state": "starting", "since": "2026-07-28T09:00:00.000Z"},
+        {"server_id": "pay", "state": "down", "since": "2026-07-28T09:00:00.000Z", "reason": "Connection refused"},
+    ],
 }
 
 
@@ -117,7 +107,7 @@ def router(services: Services) -> APIRouter:
                 "`reason` says why; the gateway's own log says more. `servers` are the tool servers that cannot be "
                 "called now, if there are any: those that are still starting and those that are down, since when and "
                 "why. Others can be called, so this is no reason not to be ready.",
-                "content": {_JSON: {"examples": _READY_EXAMPLES}},
+                "content": {_JSON: {"example": _READY_EXAMPLE}},
             },
             **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown, errors.LogForked),
         },

@@ -1,6 +1,8 @@
 """An MCP server that does what its caller asks, right or wrong. Standard library only.
 
-    stdio_server.py BOOK ERA      (modern | legacy | dies_on_probe | silent)
+    stdio_server.py BOOK ERA      (modern | legacy | dies_on_probe | silent | fragile)
+
+`fragile` speaks the newest protocol only, and dies at the first question that it ever gets.
 
 Every call that arrives is a line of BOOK. The tool `does` follows its argument `steps`: each is written as it stands,
 with $ID for the request's id, or is one of the words below.
@@ -97,11 +99,15 @@ def answer(message: dict[str, Any]) -> None:
     if method == "server/discover":
         if ERA == "dies_on_probe":
             os._exit(3)
-        if ERA == "modern":
+        if ERA == "fragile":
+            step({"die_once": f"{BOOK}.once"}, request_id, params)
+        if ERA in ("modern", "fragile"):
             capabilities = {"tools": {"listChanged": True}}
             say({"id": request_id, "result": {"supportedVersions": ["2026-07-28"], "capabilities": capabilities}})
         elif ERA != "silent":
             say({"id": request_id, "error": {"code": -32601, "message": "Method not found"}})
+    elif method == "initialize" and ERA == "fragile":
+        say({"id": request_id, "error": {"code": -32022, "message": "Unsupported protocol version"}})
     elif method == "initialize":
         capabilities = {"tools": {"listChanged": True}}
         info = {"name": "scripted", "version": "1"}

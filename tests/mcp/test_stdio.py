@@ -51,6 +51,18 @@ async def test_a_server_that_dies_of_an_unknown_question_is_asked_in_the_older_p
         assert structured(await world.call("echo")) == {"steps": ["echo"]}
 
 
+async def test_a_server_of_the_newest_protocol_that_died_once_is_asked_in_it_again(tmp_path: Path) -> None:
+    async with standing(tmp_path, scripted(tmp_path, "fragile")) as world:
+        await until(lambda: world.connection().state == "connected")
+        assert world.connection().protocol_version == "2026-07-28"
+
+
+async def test_a_server_that_passes_over_the_newest_protocol_is_asked_in_the_older_one(tmp_path: Path) -> None:
+    async with standing(tmp_path, scripted(tmp_path, "silent", more="start_timeout_ms = 500")) as world:
+        await until(lambda: world.connection().state == "connected")
+        assert world.connection().protocol_version == "2025-11-25"
+
+
 async def test_a_call_without_a_key_carries_none(tmp_path: Path) -> None:
     async with standing(tmp_path, scripted(tmp_path)) as world:
         meta = structured(await world.call("meta", idempotency_key=None, tool_class="read"))
