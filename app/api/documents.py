@@ -257,6 +257,7 @@ class ServerItem(Shape):
     base_url: str | None = Field(description="For those who see the whole tenant; null for others.")
     timeout_ms: int
     max_attempts: int
+    unreachable_for_ms: int = Field(description="How long a server that takes no connections is waited for.")
     max_concurrency: int
     max_in_flight: int
     tools: list[Name]
@@ -273,6 +274,7 @@ class ServerPage(ListPage):
             "base_url": "http://127.0.0.1:9001",
             "timeout_ms": 5000,
             "max_attempts": 5,
+            "unreachable_for_ms": 120000,
             "max_concurrency": 16,
             "max_in_flight": 64,
             "tools": ["charge"],

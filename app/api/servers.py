@@ -45,6 +45,7 @@ def router(services: Services) -> APIRouter:
                     "base_url": server.base_url if sees_addresses else None,
                     "timeout_ms": server.timeout_ms,
                     "max_attempts": server.max_attempts,
+                    "unreachable_for_ms": server.unreachable_for_ms,
                     "max_concurrency": server.max_concurrency,
                     "max_in_flight": server.max_in_flight,
                     "tools": [tool.tool_name for tool in tools if tool.server_id == server.server_id],

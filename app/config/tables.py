@@ -44,6 +44,8 @@ from app.core.limits import (
     SECRET_ARGUMENTS_MAX,
     SERVER_CONCURRENCY_MAX,
     TOOL_TAGS_MAX,
+    UNREACHABLE_FOR_MS,
+    UNREACHABLE_FOR_MS_MAX,
     URL_CHARS_MAX,
     WEBHOOKS_MAX,
 )
@@ -252,6 +254,7 @@ class ServerConfig(_Table):
     start_timeout_ms: Annotated[int, Field(ge=1, le=CALL_TIMEOUT_MS_MAX)] = MCP_START_TIMEOUT_MS  # to its first answer
     timeout_ms: Annotated[int, Field(ge=1, le=CALL_TIMEOUT_MS_MAX)] = 30_000
     max_attempts: Annotated[int, Field(ge=1, le=CALL_ATTEMPTS_MAX)] = 5
+    unreachable_for_ms: Annotated[int, Field(ge=0, le=UNREACHABLE_FOR_MS_MAX)] = UNREACHABLE_FOR_MS
     max_concurrency: Annotated[int, Field(ge=1, le=SERVER_CONCURRENCY_MAX)] = 32
     max_in_flight: Limit = 1024
     tenant: SegmentName = DEFAULT_TENANT

@@ -76,7 +76,7 @@ class HttpConnector:
         except CredentialUnavailable as error:
             return NotSent(plain(f"no credential: {error}"))
         except (InputMalformed, InputTooLarge) as error:  # its text may show a part of them
-            return NotSent(f"the arguments cannot be written: {error.code}")
+            return NotSent(f"the arguments cannot be written: {error.code}", is_hopeless=True)
         exchange = _Exchange()
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -52,6 +52,7 @@ class ServerInfo:
     base_url: str | None
     timeout_ms: int
     max_attempts: int
+    unreachable_for_ms: int
     max_concurrency: int
     max_in_flight: int
     health: Health
@@ -243,6 +244,7 @@ class Registry:
             base_url=server.base_url if server.url is None else server.url,
             timeout_ms=server.timeout_ms,
             max_attempts=server.max_attempts,
+            unreachable_for_ms=server.unreachable_for_ms,
             max_concurrency=server.max_concurrency,
             max_in_flight=server.max_in_flight,
             health=self._slots[server_id].health(),
@@ -289,6 +291,7 @@ def _tool(server_id: str, server: ServerConfig, name: str, config: ToolConfig) -
         tags=frozenset(config.tags),
         timeout_ms=server.timeout_ms,
         max_attempts=server.max_attempts,
+        unreachable_for_ms=server.unreachable_for_ms,
         tenant=server.tenant,
         description=config.description,
         approval_timeout_ms=config.approval_timeout_ms,

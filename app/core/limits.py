@@ -75,6 +75,8 @@ EMBEDDED_LOOK_MS: Final = 1_000  # where its end cannot be waited for
 # Tool servers: what a configuration may ask for, and what is read of an answer.
 CALL_TIMEOUT_MS_MAX: Final = 600_000
 CALL_ATTEMPTS_MAX: Final = ATTEMPTS_LISTED_MAX
+UNREACHABLE_FOR_MS: Final = 120_000  # how long a server that takes no connections is waited for; each may have its own
+UNREACHABLE_FOR_MS_MAX: Final = 86_400_000
 CONFIG_BYTES_MAX: Final = 1_048_576
 INPUT_SCHEMA_BYTES_MAX: Final = 65_536
 TOOL_TAGS_MAX: Final = 16

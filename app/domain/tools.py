@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 from app.core.digest import Digest
+from app.core.limits import UNREACHABLE_FOR_MS
 
 ToolClass = Literal["read", "write"]
 OnUnknownOutcome = Literal["redispatch", "reconcile", "hold"]
@@ -30,6 +31,7 @@ class Tool:
     tags: frozenset[str] = frozenset()
     timeout_ms: int = 30_000
     max_attempts: int = 5
+    unreachable_for_ms: int = UNREACHABLE_FOR_MS
     tenant: str = "default"
     description: str | None = None
     approval_timeout_ms: int = 86_400_000

@@ -160,7 +160,7 @@ _BASIS: Final = {
     "reconciliation": "The server was asked afterwards, and says so.",
     "resolution": "An operator says so.",
     "unknown": "Whether it was executed, and how often, is not known. Look before you call it again.",
-    "not_sent": "It was not sent: nothing was executed.",
+    "not_sent": "Calling the tool again is a new call, and safe.",
 }
 
 

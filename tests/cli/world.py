@@ -36,7 +36,7 @@ NOWHERE = """
 [servers.nowhere]
 transport = "http"
 base_url = "http://127.0.0.1:9"
-max_attempts = 2
+unreachable_for_ms = 200
 
 [servers.nowhere.tools.charge]
 class = "write"

@@ -57,6 +57,8 @@ def conclude(heard: Heard, *, has_session: bool) -> Dispatched:
     match heard:
         case Silence("not_sent" | "withheld", detail):
             return NotSent(plain(detail))
+        case Silence("unwritable", detail):
+            return NotSent(plain(detail), is_hopeless=True)
         case Silence("timed_out", detail):
             return Unknown("timed_out", plain(detail))
         case Silence(_, detail):

@@ -148,6 +148,7 @@ def _tool(server_id: str, server: ServerConfig, listed: dict[str, Any]) -> McpTo
         definition_digest=digest_of(definition),
         timeout_ms=server.timeout_ms,
         max_attempts=server.max_attempts,
+        unreachable_for_ms=server.unreachable_for_ms,
         tenant=server.tenant,
         description=listed.get("description"),
         input_schema=schema,

@@ -204,7 +204,7 @@ class McpServer:
             )
             outgoing.written()
         except (InputMalformed, InputTooLarge) as error:  # its text may show a part of them
-            return Silence("not_sent", f"the arguments cannot be written: {error.code}"), False
+            return Silence("unwritable", f"the arguments cannot be written: {error.code}"), False
         stop = self._running[call.trace_id] = asyncio.Event()
         sending = asyncio.create_task(session.link.request(outgoing, timeout_s=timeout_s))
         stopping = asyncio.create_task(stop.wait())

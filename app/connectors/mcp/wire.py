@@ -171,10 +171,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """No answer. `not_sent`, `withheld`: certain that no byte of the request left; otherwise it may have been
-    received."""
+    """No answer. `not_sent`, `unwritable`, `withheld`: certain that no byte of the request left; otherwise it may have
+    been received. What is `unwritable` never can be sent."""
 
-    kind: Literal["not_sent", "withheld", "timed_out", "disconnected"]
+    kind: Literal["not_sent", "unwritable", "withheld", "timed_out", "disconnected"]
     detail: str
 
 

@@ -4,17 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from app.core.limits import ATTEMPTS_LISTED_MAX, TEXT_CHARS_MAX
+from app.core.limits import ATTEMPTS_LISTED_MAX, BACKOFF_FIRST_MS, BACKOFF_MAX_MS, TEXT_CHARS_MAX
 from app.domain.tga.documents import Attempt, EffectError, JsonOutput, Resolution, ToolCall, ToolEffect
-from app.domain.tga.ports import Answered, Attempted, NotSent, Output, Unknown
+from app.domain.tga.ports import Answered, NotSent, Output, Unknown
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Tries in a row of which certainly nothing was sent: the server takes no connections. They are waited out, with
+    growing pauses, for as long as the tool's server may be unreachable, and are no attempts: nothing came of them."""
+
+    tries: int = 0
+    lasted_ms: float = 0.0  # the tries and the pauses between them
+    is_hopeless: bool = False
+
+    def note(self, refused: NotSent, *, took_ms: float) -> None:
+        self.tries += 1
+        self.lasted_ms += took_ms
+        self.is_hopeless = refused.is_hopeless
+
+    def next_pause_ms(self, *, within_ms: int, jitter: float) -> float:
+        """How long to wait before the next try; the last one is made when the time is over."""
+        delay_ms = min(BACKOFF_FIRST_MS << min(self.tries - 1, 16), BACKOFF_MAX_MS) * (0.5 + jitter / 2)
+        pause_ms = max(0.0, min(delay_ms, within_ms - self.lasted_ms))
+        self.lasted_ms += pause_ms
+        return pause_ms
+
+    def are_over(self, *, within_ms: int) -> bool:
+        """Whether the server was unreachable for so long that the call is given up."""
+        return self.tries > 0 and (self.is_hopeless or self.lasted_ms >= within_ms)
 
 
 @dataclass(slots=True)
 class Attempts:
     """Every send of a call, across crashes. `may_have_been_sent` is false only while it is certain that none was;
-    `may_still_run`: the server was not heard to have ended what was sent to it."""
+    `may_still_run`: the server was not heard to have ended what was sent to it. `is_fenced`: the attempt that is being
+    made has its committed row already, and so far nothing of it was sent. `refusals`: its tries that were refused."""
 
     listed: list[Attempt] = field(default_factory=list)
     may_have_been_sent: bool = False
@@ -24,6 +51,9 @@ class Attempts:
     retry_after_ms: int | None = None
     last_detail: str = "nothing was sent"
     resolution: Resolution | None = None
+    is_fenced: bool = False
+    refusals: Refusals = field(default_factory=Refusals)
+    is_given_up: bool = False  # the server was unreachable for too long
     _begun_at: str = ""
 
     @classmethod
@@ -44,10 +74,22 @@ class Attempts:
 
     def begin(self, now: str) -> None:
         """Whoever is interrupted from here on lists nothing: the next life does (`interrupted`)."""
-        self._begun_at = now
+        if self.refusals.tries == 0:
+            self._begun_at = now
 
-    def end(self, now: str, dispatched: Attempted) -> None:
+    def refuse(self, refused: NotSent, *, took_ms: float) -> None:
+        """Certainly nothing was sent: the attempt goes on, and does not count."""
+        self.refusals.note(refused, took_ms=took_ms)
+        self.last_detail = refused.detail
+
+    def give_up(self, now: str) -> None:
+        """The server was unreachable for too long: the attempt ends, and is listed as refused."""
+        self._list(now, "refused")
+        self.is_given_up = True
+
+    def end(self, now: str, dispatched: Answered | Unknown) -> None:
         self.sent_by_this_process += 1
+        self.is_given_up = False
         self.retry_after_ms = None
         match dispatched:
             case Answered():
@@ -60,18 +102,25 @@ class Attempts:
                 self.is_cancelled |= dispatched.is_cancelled
                 self.retry_after_ms = dispatched.retry_after_ms
                 self.last_detail = dispatched.detail
-            case NotSent():
-                result = "refused"
-                self.last_detail = dispatched.detail
+        self._list(now, result)
+
+    def _list(self, now: str, result: str) -> None:
         self.listed.append(
             Attempt.of_known(
                 {"attempt": self.count + 1, "started_at": self._begun_at, "ended_at": now, "result": result}
             )
         )
+        self.is_fenced, self.refusals = False, Refusals()
 
     def note_not_executed(self) -> None:
         """A reconciling read said that the key was not executed: as if nothing had been sent."""
         self.may_have_been_sent = False
+
+
+_NOTHING_EXECUTED: Final = (
+    ". Nothing of the call was sent, so certainly nothing was executed. This key keeps this answer; to have the call "
+    "made after all, use a new key: that is safe."
+)
 
 
 def effect_of_answer(call: ToolCall, answered: Answered, attempts: Attempts, now: str) -> ToolEffect:
@@ -90,11 +139,13 @@ def effect_of_reconciliation(call: ToolCall, output: Any, attempts: Attempts, no
 
 def effect_of_exhaustion(call: ToolCall, attempts: Attempts, now: str) -> ToolEffect:
     """After the last attempt: a failure that says whether the call may have been executed."""
+    message = attempts.last_detail
     if attempts.may_have_been_sent:
         basis, error_code = "unknown", "OUTCOME_UNKNOWN"
     else:
         basis, error_code = "not_sent", "NOT_SENT"
-    error = EffectError(code=error_code, message=attempts.last_detail[:TEXT_CHARS_MAX])
+        message = f"{message[: TEXT_CHARS_MAX - len(_NOTHING_EXECUTED)]}{_NOTHING_EXECUTED}"
+    error = EffectError(code=error_code, message=message[:TEXT_CHARS_MAX])
     return _effect(call, attempts, now, outcome="FAILURE", basis=basis, output=None, error=error)
 
 

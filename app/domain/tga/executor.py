@@ -20,6 +20,7 @@ from app.domain.ledger.plans import Plan, PlannedCheckpoint
 from app.domain.policy.question import Verdict
 from app.domain.tga.attempts import (
     Attempts,
+    Refusals,
     effect_of_answer,
     effect_of_exhaustion,
     effect_of_reconciliation,
@@ -37,7 +38,7 @@ from app.domain.tga.documents import (
 )
 from app.domain.tga.execution import Answer, TraceExecution, answer_of, known, position_of
 from app.domain.tga.idempotency import claim_at_birth
-from app.domain.tga.ports import Answered, Dispatched, Ports, Withheld
+from app.domain.tga.ports import Answered, Dispatched, NotSent, Ports, Withheld
 from app.domain.tga.replay import ACTION_OF_STATE, TRACE_DOCUMENTS, LogRecord, decide_next, fold_next
 from app.domain.tga.secrets import find_commitments, reveal
 from app.domain.tga.transitions import TRACE
@@ -143,7 +144,8 @@ class TraceExecutor:
                 raise RecoveryFailed("the policy no longer allows the call that was decided on")
 
     async def _dispatch(self, execution: TraceExecution) -> Answer | None:
-        """Send the call until its outcome is known or its attempts are used up; append what became of it."""
+        """Send the call until its outcome is known, its attempts are used up, or its server was unreachable for too
+        long; append what became of it."""
         tool, call = self.tool_of(execution), known(execution.call)
         if execution.owned.pending:
             await self._arguments_to_send(execution, tool)  # fail before the intent is recorded if secrets are missing
@@ -152,16 +154,19 @@ class TraceExecutor:
             await self._commit(execution, owner_after=execution.owned.executor_id)
         while True:
             effect: ToolEffect | None = None
-            if execution.attempts.may_have_been_sent and execution.redispatch is None:
+            attempts = execution.attempts
+            # An attempt of which nothing was sent so far goes on: what to do about earlier ones was asked before it.
+            goes_on = attempts.refusals.tries > 0
+            if attempts.may_have_been_sent and execution.redispatch is None and not goes_on:
                 if call.on_unknown_outcome == "hold":
                     execution.waiting = "operator"
                     await self._commit(execution, owner_after=None)
                     return execution.answer()
                 if call.on_unknown_outcome == "reconcile":
                     effect = await self._reconcile(execution, tool)
-            is_over = execution.attempts.is_cancelled or execution.attempts.count >= tool.max_attempts
-            if effect is None and is_over and execution.redispatch is None:
-                effect = effect_of_exhaustion(call, execution.attempts, self._clock.now())
+            is_over = attempts.is_cancelled or attempts.is_given_up or attempts.count >= tool.max_attempts
+            if effect is None and is_over and execution.redispatch is None and not goes_on:
+                effect = effect_of_exhaustion(call, attempts, self._clock.now())
             if effect is None:
                 effect = await self._attempt(execution, tool)
             if effect is not None:
@@ -176,17 +181,22 @@ class TraceExecutor:
         return known(execution.committed)
 
     async def _attempt(self, execution: TraceExecution, tool: Tool) -> ToolEffect | None:
-        """One send. Every one after the first is preceded by its own committed row: the fence, and the count."""
+        """One send. Every one after the first is preceded by its own committed row: the fence, and the count. A try of
+        which nothing was sent needs no other row: the next try is the same attempt."""
         call, attempts = known(execution.call), execution.attempts
         arguments = await self._arguments_to_send(execution, tool)  # first: what is not sent must not use up an attempt
-        if attempts.sent_by_this_process > 0:
+        if attempts.refusals.tries > 0:
+            await self._pause(attempts.refusals, tool)
+        elif attempts.sent_by_this_process > 0:
             await self._clock.sleep(self._backoff_s(attempts, tool))
         async with self._connectors.place(call.server_id) as connector:
-            if attempts.count > 0:
+            if attempts.count > 0 and not attempts.is_fenced:
                 await self._commit(execution, owner_after=execution.owned.executor_id, attempt=attempts.count + 1)
+                attempts.is_fenced = True
             if execution.redispatch is not None:
                 attempts.resolution, execution.redispatch = execution.redispatch, None
             result: Dispatched = Withheld()
+            began_ms = self._clock.monotonic_ms()
             while isinstance(result, Withheld):
                 await execution.owned.verify_owned()
                 attempts.begin(self._clock.now())
@@ -199,10 +209,19 @@ class TraceExecutor:
                     # I6: waiting for a place, a name or a connection may have been long.
                     may_send=execution.owned.is_still_ours,
                 )
+        if isinstance(result, NotSent):
+            attempts.refuse(result, took_ms=self._clock.monotonic_ms() - began_ms)
+            if attempts.refusals.are_over(within_ms=tool.unreachable_for_ms):
+                attempts.give_up(self._clock.now())
+            return None
         attempts.end(self._clock.now(), result)
         if isinstance(result, Answered):
             return effect_of_answer(call, result, attempts, self._clock.now())
         return None
+
+    async def _pause(self, refusals: Refusals, tool: Tool) -> None:
+        pause_ms = refusals.next_pause_ms(within_ms=tool.unreachable_for_ms, jitter=self._clock.jitter())
+        await self._clock.sleep(pause_ms / 1000)
 
     async def _arguments_to_send(self, execution: TraceExecution, tool: Tool) -> dict[str, Any] | None:
         """The arguments with their secret values; None when the recorded ones are all there is."""
@@ -243,11 +262,19 @@ class TraceExecutor:
                 "idempotency_key": None,
             }
         )
-        for asked in range(tool.max_attempts):
-            if asked:
+        asked, refusals = 0, Refusals()
+        while asked < tool.max_attempts and not refusals.are_over(within_ms=tool.unreachable_for_ms):
+            if refusals.tries > 0:
+                await self._pause(refusals, tool)
+            elif asked:
                 await self._clock.sleep(self._backoff_s(execution.attempts, tool, exponent=asked))
             async with self._connectors.place(call.server_id) as connector:
+                began_ms = self._clock.monotonic_ms()
                 result = await connector.dispatch(question, timeout_ms=reader.timeout_ms)
+            if isinstance(result, NotSent):
+                refusals.note(result, took_ms=self._clock.monotonic_ms() - began_ms)
+                continue
+            asked, refusals = asked + 1, Refusals()
             if isinstance(result, Answered) and result.outcome == "SUCCESS":
                 said = getattr(result.output, "value", None)
                 if isinstance(said, dict) and isinstance(said.get("executed"), bool):

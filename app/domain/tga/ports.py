@@ -64,9 +64,10 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """Certain: nothing of this attempt reached the server."""
+    """Certain: nothing of this attempt reached the server. `is_hopeless`: trying again cannot change that."""
 
     detail: str
+    is_hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
