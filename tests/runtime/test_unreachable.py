@@ -97,3 +97,20 @@ async def test_a_reconciling_question_is_waited_out_too(database: Database) -> N
     assert answer.effect is not None
     assert answer.effect.basis == "reconciliation"
     assert [sent.tool_name for sent in scripted.connector.sent] == ["create", *["read"] * 7]
+
+
+async def test_a_send_that_an_operator_ordered_is_waited_out_and_not_held_again(database: Database) -> None:
+    tool = replace(WRITE, on_unknown_outcome="hold", max_attempts=1)
+    answers: list[Dispatched] = [TIMED_OUT, *[REFUSED] * 3, SUCCESS]
+    async with open_scripted(database.gateway_url, *answers, tool=tool) as scripted:
+        held = await scripted.runtime.call(call(key=new_key()))
+        assert held.waiting == "operator"
+        answer = await scripted.runtime.resolve(
+            held.trace_id,
+            action="redispatch",
+            tool_call_digest=scripted.connector.sent[0].digest(),
+            resolved_by="olga",
+            rationale="the server was restarted",
+        )
+    assert answer.state == "COMPLETED"
+    assert len(scripted.connector.sent) == 5
