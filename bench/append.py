@@ -44,21 +44,26 @@ FLATNESS_APPENDS: Final = 9
 # The same columns and indexes as the ledger's tables, without checks, triggers, locks or hashing.
 BASELINE: Final = """
 CREATE SCHEMA baseline;
-CREATE TABLE baseline.entries (LIKE tga.entries INCLUDING DEFAULTS INCLUDING INDEXES);
-CREATE TABLE baseline.artifacts (LIKE tga.artifacts INCLUDING DEFAULTS INCLUDING INDEXES);
-CREATE TABLE baseline.heads (LIKE tga.heads INCLUDING DEFAULTS INCLUDING INDEXES) WITH (fillfactor = 70);
-CREATE FUNCTION baseline.append(s text, n bigint, e bytea, d bytea, a bytea, st text, o uuid) RETURNS void
+CREATE TABLE baseline.links (LIKE tga.links INCLUDING DEFAULTS INCLUDING INDEXES);
+CREATE TABLE baseline.payloads (LIKE tga.payloads INCLUDING DEFAULTS INCLUDING INDEXES);
+CREATE TABLE baseline.heads (LIKE tga.heads INCLUDING DEFAULTS INCLUDING INDEXES) WITH (fillfactor = 80);
+CREATE FUNCTION baseline.append(s text, n bigint, d bytea, a bytea, st text, o uuid) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    number bigint;
 BEGIN
-    INSERT INTO baseline.entries (stream, sequence_number, entry, entry_digest) VALUES (s, n, e, d);
-    INSERT INTO baseline.artifacts (stream, sequence_number, artifact) VALUES (s, n, a);
     INSERT INTO baseline.heads AS h
            (stream, sequence_number, entry_digest, state, artifact_digest, owner, waiting, is_open)
     VALUES (s, n, d, st, d, o, NULL, n < 4)
         ON CONFLICT (stream) DO UPDATE
        SET sequence_number = excluded.sequence_number, entry_digest = excluded.entry_digest, state = excluded.state,
            artifact_digest = excluded.artifact_digest, owner = excluded.owner, waiting = excluded.waiting,
-           is_open = excluded.is_open, updated_at = clock_timestamp();
+           is_open = excluded.is_open, updated_at = clock_timestamp()
+    RETURNING stream_no INTO number;
+    INSERT INTO baseline.links (stream_no, sequence_number, place, places, executor_id, entry_digest, prev_entry_digest,
+                                artifact_digest, recorded_at, artifact_type, from_state, to_state)
+    VALUES (number, n, 1, 1, o, d, d, d, '2026-01-01T00:00:00.000Z', 'supervisor_decision', st, st);
+    INSERT INTO baseline.payloads (stream_no, sequence_number, artifacts) VALUES (number, n, ARRAY[a]);
 END
 $$;
 """
@@ -122,9 +127,8 @@ def step_of(template: TraceTemplate) -> Step:
     """Four appends to a stream, then the next stream, as in a trace."""
     return Step(
         schema=BASELINE,
-        statements=("SELECT baseline.append(:stream, :place, :entry, :digest, :artifact, 'AUTHORIZED', :owner)",),
+        statements=("SELECT baseline.append(:stream, :place, :digest, :artifact, 'AUTHORIZED', :owner)",),
         values={
-            "entry": bytes(template.entry_bytes),
             "artifact": bytes(template.artifact_bytes),
             "digest": bytes(32),
             "owner": EXECUTOR,
@@ -147,7 +151,7 @@ async def measure_throughput(server: Server, baseline: Baseline, scale: Scale) -
             timing, batch_size = await run_batched(server, workload, at_once, scale.seconds)
             rounds.add("writer", at_once, timing, batch_size=batch_size)
     steps = baseline.steps
-    await baseline.verify_stored({"entries": steps, "artifacts": steps})
+    await baseline.verify_stored({"links": steps, "payloads": steps})
     return rounds, sync_ms
 
 

@@ -24,7 +24,7 @@ _TABLE: Final = """
 CREATE SCHEMA prepared;
 CREATE SEQUENCE prepared.next CACHE 20;
 CREATE UNLOGGED TABLE prepared.calls (
-    number bigint PRIMARY KEY, stream text, executor uuid, key text, payload bytea, checkpoint bytea, at text,
+    number bigint PRIMARY KEY, stream text, executor uuid, key text, payload bytea,
     e1 bytea, a1 bytea, e2 bytea, a2 bytea, e3 bytea, a3 bytea, e4 bytea, a4 bytea
 ) WITH (fillfactor = 100);
 """
@@ -34,7 +34,7 @@ _BEGIN: Final = f"""SELECT {_REFUSED_OR_USED_UP} AS number FROM prepared.calls A
  5000, ARRAY[c.stream], ARRAY[c.executor], ARRAY[c.executor], ARRAY[NULL::text],
  ARRAY[1,1,1], ARRAY[c.e1,c.e2,c.e3], ARRAY[c.a1,c.a2,c.a3],
  ARRAY[1], ARRAY['crm'], ARRAY['create_ticket'], ARRAY[c.key], ARRAY[c.payload],
- ARRAY[1], ARRAY[c.checkpoint], ARRAY[c.at], {_NONE}) AS r
+ '{{}}', '{{}}', '{{}}', {_NONE}) AS r
  WHERE c.number = (SELECT nextval('prepared.next')) \\gset""".replace("\n", "")
 _END: Final = f"""SELECT {_REFUSED_OR_USED_UP} FROM prepared.calls AS c, LATERAL tga.append(
  5000, ARRAY[c.stream], ARRAY[c.executor], ARRAY[NULL::uuid], ARRAY[NULL::text],
@@ -97,7 +97,7 @@ async def prepared_baseline(server: Server, calls: int) -> AsyncIterator[Baselin
         return
     await baseline.prepare()
     async with measuring_session(server.admin_url) as session:
-        columns = ["e1", "a1", "e2", "a2", "e3", "a3", "e4", "a4", "payload", "checkpoint"]
+        columns = ["e1", "a1", "e2", "a2", "e3", "a3", "e4", "a4", "payload"]
         for column in columns:  # in the row, not compressed
             await session.execute(f"ALTER TABLE prepared.calls ALTER COLUMN {column} SET STORAGE PLAIN")
         rows = [_row(number, *plans) async for number, plans in _numbered(calls)]
@@ -114,9 +114,8 @@ async def _numbered(calls: int) -> AsyncIterator[tuple[int, tuple[Plan, Plan]]]:
 
 
 def _row(number: int, begin: Plan, end: Plan) -> tuple[Any, ...]:
-    claim, checkpoint = begin.claim, begin.checkpoint
+    claim = begin.claim
     assert claim is not None
-    assert checkpoint is not None
     assert (len(begin.entries), len(end.entries)) == (3, 1)
     documents = [part for planned in (*begin.entries, *end.entries) for part in planned]
     payload = bytes.fromhex(claim.payload_digest)
@@ -126,7 +125,5 @@ def _row(number: int, begin: Plan, end: Plan) -> tuple[Any, ...]:
         begin.executor_id,
         claim.idempotency_key,
         payload,
-        checkpoint.state,
-        checkpoint.created_at,
         *documents,
     )

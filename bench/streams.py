@@ -97,6 +97,7 @@ class GrowingStream:
                 "prev_entry_digest": self._digest,
                 "recorded_at": recorded_at,
                 "schema_id": BENCH.entry_schema_id,
+                "schema_version": "1.0",
                 "sequence_number": self.sequence_number,
                 "to_state": "OPEN",
             }

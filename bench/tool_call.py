@@ -37,37 +37,39 @@ PREPARED_CLIENTS: Final = 32
 # The same columns and indexes as the ledger's tables, without checks, triggers, locks or hashing.
 BASELINE: Final = """
 CREATE SCHEMA baseline;
-CREATE TABLE baseline.entries (LIKE tga.entries INCLUDING DEFAULTS INCLUDING INDEXES);
-CREATE TABLE baseline.artifacts (LIKE tga.artifacts INCLUDING DEFAULTS INCLUDING INDEXES);
-CREATE TABLE baseline.claims (LIKE tga.claims INCLUDING DEFAULTS INCLUDING INDEXES);
-CREATE TABLE baseline.claim_effects (LIKE tga.claim_effects INCLUDING DEFAULTS INCLUDING INDEXES);
-CREATE TABLE baseline.execution_checkpoints (LIKE tga.execution_checkpoints INCLUDING DEFAULTS INCLUDING INDEXES);
-CREATE TABLE baseline.heads (LIKE tga.heads INCLUDING DEFAULTS INCLUDING INDEXES) WITH (fillfactor = 70);
-CREATE FUNCTION baseline.begin_call(
-    s text, d bytea, o uuid, e1 bytea, e2 bytea, e3 bytea, a1 bytea, a2 bytea, a3 bytea, checkpoint bytea, at text
-) RETURNS void LANGUAGE plpgsql AS $$
+CREATE TABLE baseline.links (LIKE tga.links INCLUDING DEFAULTS INCLUDING INDEXES);
+CREATE TABLE baseline.payloads (LIKE tga.payloads INCLUDING DEFAULTS INCLUDING INDEXES);
+CREATE TABLE baseline.heads (LIKE tga.heads INCLUDING DEFAULTS INCLUDING INDEXES) WITH (fillfactor = 80);
+CREATE TABLE baseline.in_work (LIKE tga.in_work INCLUDING DEFAULTS INCLUDING INDEXES);
+CREATE FUNCTION baseline.begin_call(s text, d bytea, o uuid, a1 bytea, a2 bytea, a3 bytea) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    number bigint;
 BEGIN
-    INSERT INTO baseline.claims (server_id, tool_name, idempotency_key, stream, payload_digest)
-    VALUES ('crm', 'create_ticket', s, s, d);
-    INSERT INTO baseline.entries (stream, sequence_number, entry, entry_digest)
-    VALUES (s, 1, e1, d), (s, 2, e2, d), (s, 3, e3, d);
-    INSERT INTO baseline.artifacts (stream, sequence_number, artifact) VALUES (s, 1, a1), (s, 2, a2), (s, 3, a3);
-    INSERT INTO baseline.heads (stream, sequence_number, entry_digest, state, artifact_digest, owner, waiting, is_open)
-    VALUES (s, 3, d, 'EXECUTING', d, o, NULL, true);
-    INSERT INTO baseline.execution_checkpoints
-           (stream, sequence_number, checkpoint_state, checkpoint_digest, created_at)
-    VALUES (s, 3, checkpoint, d, at);
+    INSERT INTO baseline.heads (stream, tenant, principal_id, subject, name, idempotency_key, payload_digest,
+                                sequence_number, entry_digest, state, artifact_digest, owner, waiting, is_open)
+    VALUES (s, 'default', 'agent-1', 'crm', 'create_ticket', s, d, 3, d, 'EXECUTING', d, o, NULL, true)
+    RETURNING stream_no INTO number;
+    INSERT INTO baseline.links (stream_no, sequence_number, place, places, executor_id, entry_digest, prev_entry_digest,
+                                artifact_digest, recorded_at, artifact_type, from_state, to_state)
+    SELECT number, n, n, 3, o, d, d, d, '2026-01-01T00:00:00.000Z', 'supervisor_decision', 'PENDING', 'AUTHORIZED'
+      FROM generate_series(1, 3) AS n;
+    INSERT INTO baseline.payloads (stream_no, sequence_number, artifacts) VALUES (number, 1, ARRAY[a1, a2, a3]);
+    INSERT INTO baseline.in_work VALUES ('trace', number);
 END
 $$;
-CREATE FUNCTION baseline.end_call(s text, d bytea, e4 bytea, a4 bytea) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION baseline.end_call(s text, d bytea, o uuid, a4 bytea) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    number bigint;
 BEGIN
-    INSERT INTO baseline.entries (stream, sequence_number, entry, entry_digest) VALUES (s, 4, e4, d);
-    INSERT INTO baseline.artifacts (stream, sequence_number, artifact) VALUES (s, 4, a4);
     UPDATE baseline.heads
        SET sequence_number = 4, entry_digest = d, state = 'COMPLETED', artifact_digest = d, owner = NULL,
-           is_open = false, updated_at = clock_timestamp()
-     WHERE stream = s;
-    INSERT INTO baseline.claim_effects (stream, artifact_digest) VALUES (s, d);
+           effect_digest = d, is_open = false, updated_at = clock_timestamp()
+     WHERE stream = s RETURNING stream_no INTO number;
+    INSERT INTO baseline.links (stream_no, sequence_number, place, places, executor_id, entry_digest, prev_entry_digest,
+                                artifact_digest, recorded_at, artifact_type, from_state, to_state)
+    VALUES (number, 4, 1, 1, o, d, d, d, '2026-01-01T00:00:00.000Z', 'tool_effect', 'EXECUTING', 'COMPLETED');
+    INSERT INTO baseline.payloads (stream_no, sequence_number, artifacts) VALUES (number, 4, ARRAY[a4]);
 END
 $$;
 """
@@ -97,23 +99,18 @@ async def step_of_real_call(server: Server) -> Step:
     async with measuring_session(server.admin_url) as session:
         rows = await session.fetch(
             "SELECT sequence_number, octet_length(entry) AS entry, octet_length(artifact) AS artifact"
-            " FROM tga.entries JOIN tga.artifacts USING (stream, sequence_number) WHERE stream = $1",
+            " FROM tga.records WHERE stream = $1 ORDER BY sequence_number",
             f"trace:{answer.trace_id}",
         )
-        (checkpoint,) = await session.fetch(
-            "SELECT octet_length(checkpoint_state) AS size, created_at FROM tga.execution_checkpoints"
-        )
     assert [row["sequence_number"] for row in rows] == [1, 2, 3, 4]
-    values: dict[str, bytes | str] = {"digest": bytes(32), "owner": EXECUTOR, "at": checkpoint["created_at"]}
-    values["checkpoint"] = bytes(checkpoint["size"])
+    values: dict[str, bytes | str] = {"digest": bytes(32), "owner": EXECUTOR}
     for row in rows:
-        values[f"e{row['sequence_number']}"] = bytes(row["entry"])
         values[f"a{row['sequence_number']}"] = bytes(row["artifact"])
     return Step(
         schema=BASELINE,
         statements=(
-            "SELECT baseline.begin_call(:stream, :digest, :owner, :e1, :e2, :e3, :a1, :a2, :a3, :checkpoint, :at)",
-            "SELECT baseline.end_call(:stream, :digest, :e4, :a4)",
+            "SELECT baseline.begin_call(:stream, :digest, :owner, :a1, :a2, :a3)",
+            "SELECT baseline.end_call(:stream, :digest, :owner, :a4)",
         ),
         values=values,
     )
@@ -156,12 +153,10 @@ async def measure_throughput(
     steps = baseline.steps
     await baseline.verify_stored(
         {
-            "entries": 4 * steps,
-            "artifacts": 4 * steps,
-            "claims": steps,
-            "claim_effects": steps,
-            "execution_checkpoints": steps,
+            "links": 4 * steps,
+            "payloads": 2 * steps,
             "heads": steps,
+            "in_work": steps,
         }
     )
     return rounds, sync_ms
@@ -192,8 +187,7 @@ async def bench(server: Server, machine: str, console: Console, scale: Scale) ->
     await baseline.prepare()
     sizes = {name: len(value) for name, value in step.values.items() if isinstance(value, bytes)}
     console.print(
-        f"{machine}; entries of {[sizes[f'e{n}'] for n in range(1, 5)]} bytes, artifacts of "
-        f"{[sizes[f'a{n}'] for n in range(1, 5)]}, a checkpoint of {sizes['checkpoint']}; "
+        f"{machine}; artifacts of {[sizes[f'a{n}'] for n in range(1, 5)]} bytes; "
         f"{scale.rounds} rounds of {scale.seconds:g} s, medians"
     )
     async with measuring_session(server.observer_url) as observer:

@@ -132,17 +132,17 @@ async def tamper(admin_url: str, trace_id: TraceId) -> None:
     session = await asyncpg.connect(admin_url)
     try:
         change = (
-            "UPDATE tga.artifacts"
-            " SET artifact = convert_to(replace(convert_from(artifact, 'UTF8'), '4200', '9900'), 'UTF8')"
-            " WHERE stream = $1 AND sequence_number = 4"
+            "UPDATE tga.payloads p"
+            " SET artifacts[1] = convert_to(replace(convert_from(p.artifacts[1], 'UTF8'), '4200', '9900'), 'UTF8')"
+            " FROM tga.heads h WHERE h.stream_no = p.stream_no AND h.stream = $1 AND p.sequence_number = 4"
         )
         try:
             await session.execute(change, f"trace:{trace_id}")
         except asyncpg.PostgresError as error:
             console.print(f"  as a superuser:           [green]refused[/] ({error})")
-        await session.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER append_only")
+        await session.execute("ALTER TABLE tga.payloads DISABLE TRIGGER append_only")
         await session.execute(change, f"trace:{trace_id}")
-        await session.execute("ALTER TABLE tga.artifacts ENABLE ALWAYS TRIGGER append_only")
+        await session.execute("ALTER TABLE tga.payloads ENABLE ALWAYS TRIGGER append_only")
         console.print("  with the trigger off:     [red]done[/], 42.00 became 99.00 in the recorded effect")
     finally:
         await session.close()

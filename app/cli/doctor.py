@@ -40,7 +40,7 @@ from app.postgres.tree import PostgresTree
 from app.settings import Settings
 
 _CLOCKS_APART_MS_MAX: Final = 2_000
-_WAITING: Final = "SELECT waiting, count(*) AS many FROM tga.heads WHERE waiting IS NOT NULL GROUP BY waiting"
+_WAITING: Final = "SELECT waiting, count(*) AS many FROM tga.at_rest WHERE waiting IS NOT NULL GROUP BY waiting"
 
 
 def add_to(application: typer.Typer) -> None:

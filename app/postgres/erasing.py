@@ -37,23 +37,21 @@ from app.postgres.state_store import verify_head
 
 _TRACE = """
 SELECT h.sequence_number, h.entry_digest, h.is_open, h.state, r.stream IS NOT NULL AS is_erased,
-       c.server_id, c.tool_name, c.idempotency_key, c.payload_digest, x.artifact_digest AS effect,
+       h.subject, h.name, h.idempotency_key, h.payload_digest, h.effect_digest AS effect,
        e.entries, e.digests, e.artifacts
   FROM tga.heads h
   LEFT JOIN tga.erasures r USING (stream)
-  LEFT JOIN tga.claims c USING (stream)
-  LEFT JOIN tga.claim_effects x USING (stream)
  CROSS JOIN LATERAL (
        SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
               array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
-              array_agg(p.artifact ORDER BY e.sequence_number) AS artifacts
-         FROM tga.entries e LEFT JOIN tga.artifacts p USING (stream, sequence_number)
-        WHERE e.stream = h.stream) AS e
+              array_agg(e.artifact ORDER BY e.sequence_number) AS artifacts
+         FROM tga.records e
+        WHERE e.stream_no = h.stream_no) AS e
  WHERE h.stream = $1 AND h.tenant = $2 AND h.sequence_number > 0
 """
 _RECORDED = """
 SELECT sha256(a.artifact) AS digest FROM tga.erasures e
-  JOIN tga.artifacts a ON (a.stream, a.sequence_number) = (e.system_stream, e.sequence_number)
+  JOIN tga.records a ON a.stream = e.system_stream AND a.sequence_number = e.sequence_number
  WHERE e.stream = $1
 """
 _ERASE = "SELECT * FROM tga.erase($1, $2, $3, $4::uuid, $5, $6, $7)"
@@ -163,7 +161,7 @@ async def _load_finished(
     claim = None
     if row["idempotency_key"] is not None:
         payload_digest = Digest(row["payload_digest"].hex())
-        claim = Claim(row["server_id"], row["tool_name"], row["idempotency_key"], payload_digest)
+        claim = Claim(row["subject"], row["name"], row["idempotency_key"], payload_digest)
     effect = None if row["effect"] is None else Digest(row["effect"].hex())
     for error in claim_errors(claim, effect, records=records, state=state):
         raise error.at(stream=stream)

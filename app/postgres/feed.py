@@ -15,39 +15,43 @@ from app.postgres.sessions import Sessions
 # last comes along whether it may be seen or not: the next page starts after it.
 _PAGE: Final = f"""
 WITH looked_at AS MATERIALIZED (
-    SELECT e.xid, e.stream, e.sequence_number, e.entry, e.entry_digest,
+    SELECT f.xid, f.stream_no, l.sequence_number, l.entry_digest,
            coalesce((SELECT h.tenant = $3 AND ($4::text IS NULL OR h.principal_id = $4)
-                       FROM tga.heads h WHERE h.stream = e.stream), false) AS is_seen
-      FROM tga.entries e
-     WHERE e.xid >= $1::text::xid8 AND e.xid < pg_snapshot_xmin(pg_current_snapshot())
-     ORDER BY e.xid, e.stream, e.sequence_number OFFSET $2 LIMIT {FEED_ROWS_LOOKED_AT_MAX}
+                       FROM tga.heads h WHERE h.stream_no = f.stream_no), false) AS is_seen
+      FROM tga.links f
+     CROSS JOIN LATERAL (SELECT l.sequence_number, l.entry_digest FROM tga.links l
+                          WHERE l.stream_no = f.stream_no AND l.sequence_number >= f.sequence_number
+                            AND l.sequence_number < f.sequence_number + f.places) AS l
+     WHERE f.place = 1 AND f.xid >= $1::text::xid8 AND f.xid < pg_snapshot_xmin(pg_current_snapshot())
+     ORDER BY f.xid, f.stream_no, l.sequence_number OFFSET $2 LIMIT {FEED_ROWS_LOOKED_AT_MAX}
 ), with_artifacts AS (
-    SELECT l.*, row_number() OVER (PARTITION BY l.xid ORDER BY l.stream, l.sequence_number)
-                + CASE WHEN l.xid = $1::text::xid8 THEN $2 ELSE 0 END AS taken,
-           CASE WHEN l.is_seen THEN (SELECT a.artifact FROM tga.artifacts a
-                WHERE a.stream = l.stream AND a.sequence_number = l.sequence_number) END AS artifact
+    SELECT l.*, row_number() OVER (PARTITION BY l.xid ORDER BY l.stream_no, l.sequence_number)
+                + CASE WHEN l.xid = $1::text::xid8 THEN $2 ELSE 0 END AS taken, r.stream, r.entry, r.artifact
       FROM looked_at l
+      LEFT JOIN LATERAL (SELECT r.stream, r.entry, r.artifact FROM tga.records r
+                          WHERE l.is_seen AND r.stream_no = l.stream_no
+                            AND r.sequence_number = l.sequence_number OFFSET 0) AS r ON true
 ), measured AS (
     SELECT w.*, coalesce(octet_length(w.entry) + coalesce(octet_length(w.artifact), 0), 0) AS size FROM with_artifacts w
 ), counted AS (
     SELECT m.*, count(*) FILTER (WHERE m.is_seen) OVER follows AS number,
            sum(m.size) FILTER (WHERE m.is_seen) OVER follows - m.size AS bytes_before,
            lead(1) OVER follows IS NULL AS is_last
-      FROM measured m WINDOW follows AS (ORDER BY m.xid, m.stream, m.sequence_number)
+      FROM measured m WINDOW follows AS (ORDER BY m.xid, m.stream_no, m.sequence_number)
 ), chosen AS (
     SELECT c.*, c.is_seen AND c.number <= $5 AND (c.bytes_before < $6 OR c.number = 1) AS is_item FROM counted c
 )
 SELECT f.is_foreign, c.xid::text AS xid, c.taken, c.number, c.is_item, c.stream, c.sequence_number,
        CASE WHEN c.is_item THEN c.entry END AS entry, c.entry_digest,
        CASE WHEN c.is_item THEN c.artifact END AS artifact
-  FROM (SELECT EXISTS (SELECT FROM tga.entries e
-                        WHERE e.xid >= pg_snapshot_xmax(pg_current_snapshot()))) AS f(is_foreign)
+  FROM (SELECT EXISTS (SELECT FROM tga.links e
+                        WHERE e.place = 1 AND e.xid >= pg_snapshot_xmax(pg_current_snapshot()))) AS f(is_foreign)
   LEFT JOIN chosen c ON c.is_item OR c.is_last
- ORDER BY c.xid, c.stream, c.sequence_number
+ ORDER BY c.xid, c.stream_no, c.sequence_number
 """  # noqa: S608 - only our own numbers
 _LATEST: Final = """
-SELECT e.xid::text AS xid FROM tga.entries e
- WHERE e.xid < pg_snapshot_xmin(pg_current_snapshot()) ORDER BY e.xid DESC LIMIT 1
+SELECT e.xid::text AS xid FROM tga.links e
+ WHERE e.place = 1 AND e.xid < pg_snapshot_xmin(pg_current_snapshot()) ORDER BY e.xid DESC LIMIT 1
 """
 
 
@@ -79,7 +83,7 @@ class FeedPage:
 async def load_feed(
     sessions: Sessions, scope: Visibility, *, after: Position, limit: int, bytes_max: int = PAGE_BYTES_MAX
 ) -> FeedPage:
-    """What follows `after` in the order (transaction, stream, sequence number), as far as the scope sees.
+    """What follows `after` in the order (transaction, stream's number, sequence number), as far as the scope sees.
 
     Without gap or repeat, whatever is written meanwhile: an entry is shown when every transaction up to its own is
     over, so one that stays open anywhere in the PostgreSQL cluster holds the feed back. Scopes of one principal see

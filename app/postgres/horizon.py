@@ -15,10 +15,10 @@ SELECT a.pid, a.application_name, a.usename, a.datname, a.state, a.xact_start, p
   FROM (SELECT ($1::text::xid8)::xid AS oldest) AS h
   LEFT JOIN pg_stat_activity a ON a.backend_xid = h.oldest
   LEFT JOIN pg_prepared_xacts p ON p.transaction = h.oldest
- WHERE EXISTS (SELECT FROM tga.entries e
-                WHERE e.xid >= $1::text::xid8 AND e.xid < pg_snapshot_xmax(pg_current_snapshot())
-                  AND NOT EXISTS (SELECT FROM tga.leaves l
-                                   WHERE l.stream = e.stream AND l.sequence_number = e.sequence_number))
+ WHERE EXISTS (SELECT FROM tga.links e
+                WHERE e.xid >= $1::text::xid8 AND e.xid < pg_snapshot_xmax(pg_current_snapshot()) AND e.place = 1
+                  AND NOT EXISTS (SELECT FROM tga.leaf_spans l
+                                   WHERE l.stream_no = e.stream_no AND l.sequence_number = e.sequence_number))
  LIMIT 1
 """
 

@@ -41,28 +41,40 @@ _PAGE = f"""
 SELECT t.*, {_TIME.format("t.updated_at")} AS updated, {_TIME.format("t.expires_at")} AS expires
   FROM (SELECT t.*, t.place <= {LIST_ROWS_LOOKED_AT_MAX} AND t.sequence_number > 0
                AND ($4::text IS NULL OR t.principal_id = $4) AND ($5::text IS NULL OR t.state = $5)
-               AND ($6::text IS NULL OR t.server_id = $6) AND ($7::text IS NULL OR t.tool_name = $7)
+               AND ($6::text IS NULL OR t.subject = $6) AND ($7::text IS NULL OR t.name = $7)
                AND ($8::text IS NULL OR t.principal_id = $8) AS fits
           FROM (SELECT h.*, row_number() OVER (ORDER BY h.tenant DESC, h.stream DESC) AS place
-                  FROM tga.heads h
-                 WHERE {{narrowed}} (h.tenant, h.stream) > ($1, $2) AND (h.tenant, h.stream) < ($1, $3)
+                  FROM {{heads}} AS h
+                 WHERE (h.tenant, h.stream) > ($1, $2) AND (h.tenant, h.stream) < ($1, $3)
                  ORDER BY h.tenant DESC, h.stream DESC LIMIT {LIST_ROWS_LOOKED_AT_MAX + 1}) AS t) AS t
  WHERE t.fits OR t.place >= {LIST_ROWS_LOOKED_AT_MAX}
  ORDER BY t.tenant DESC, t.stream DESC LIMIT $9
 """  # noqa: S608 - only our own numbers and names
-_TRACES: Final = _PAGE.format(narrowed="")
-# Most traces are COMPLETED; the others have an index of their own, so that a rare state is one page, too.
-_TRACES_IN_STATE: Final = _PAGE.format(narrowed="h.tenant = $1 AND h.state = $5 AND h.state <> 'COMPLETED' AND")
+_TRACES: Final = _PAGE.format(heads="tga.heads")
+# Most traces end as they usually do. The others rest and have an index of their own, or are in work and few, so that a
+# rare state is one page, too.
+_TRACES_IN_STATE: Final = _PAGE.format(
+    heads=f"""(
+       (SELECT h.* FROM tga.at_rest r JOIN tga.heads h ON h.stream_no = r.stream_no
+         WHERE r.tenant = $1 AND r.state = $5 AND r.stream > $2 AND r.stream < $3
+         ORDER BY r.stream DESC LIMIT {LIST_ROWS_LOOKED_AT_MAX + 1})
+       UNION ALL
+       (SELECT h.* FROM tga.in_work w JOIN tga.heads h ON h.stream_no = w.stream_no
+         WHERE w.kind = '{TRACE.name}' AND h.is_open AND h.waiting IS NULL AND h.tenant = $1 AND h.state = $5
+           AND h.stream > $2 AND h.stream < $3
+         ORDER BY h.stream DESC LIMIT {LIST_ROWS_LOOKED_AT_MAX + 1}))"""  # noqa: S608 - only our own numbers and names
+)
 _APPROVALS: Final = f"""
 SELECT t.*, {_TIME.format("t.expires_at")} AS expires,
        CASE WHEN t.fits THEN
-            (SELECT a.artifact FROM tga.artifacts a WHERE a.stream = t.stream AND a.sequence_number = 1) END AS artifact
+            (SELECT p.artifacts[1] FROM tga.payloads p
+              WHERE p.stream_no = t.stream_no AND p.sequence_number = 1) END AS artifact
   FROM (SELECT t.*, t.place <= {LIST_ROWS_LOOKED_AT_MAX} AND ($4::text IS NULL OR t.principal_id = $4)
                AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp()) AS fits
           FROM (SELECT h.*, row_number() OVER (ORDER BY h.stream) AS place
-                  FROM tga.heads h
-                 WHERE h.tenant = $1 AND h.waiting = 'supervisor' AND h.stream >= $2 AND h.stream < $3
-                 ORDER BY h.stream LIMIT {LIST_ROWS_LOOKED_AT_MAX + 1}) AS t) AS t
+                  FROM tga.at_rest r JOIN tga.heads h ON h.stream_no = r.stream_no
+                 WHERE r.tenant = $1 AND r.waiting = 'supervisor' AND r.stream >= $2 AND r.stream < $3
+                 ORDER BY r.stream LIMIT {LIST_ROWS_LOOKED_AT_MAX + 1}) AS t) AS t
  WHERE t.fits OR t.place >= {LIST_ROWS_LOOKED_AT_MAX}
  ORDER BY t.stream LIMIT $5
 """  # noqa: S608 - only our own numbers and names
@@ -71,20 +83,19 @@ _ENTRIES: Final = """
 SELECT h.sequence_number AS head, h.state, h.is_open, p.sequence_number, p.entry, p.entry_digest, p.artifact
   FROM tga.heads h
   LEFT JOIN LATERAL (
-       SELECT e.sequence_number, e.entry, e.entry_digest, a.artifact,
-              sum(octet_length(e.entry) + coalesce(octet_length(a.artifact), 0)) OVER (ORDER BY e.sequence_number)
-              - octet_length(e.entry) - coalesce(octet_length(a.artifact), 0) AS bytes_before
-         FROM (SELECT * FROM tga.entries e WHERE e.stream = h.stream AND e.sequence_number > $2
-                ORDER BY e.sequence_number LIMIT $3) AS e
-         LEFT JOIN tga.artifacts a ON a.stream = h.stream AND a.sequence_number = e.sequence_number) AS p
+       SELECT e.sequence_number, e.entry, e.entry_digest, e.artifact,
+              sum(octet_length(e.entry) + coalesce(octet_length(e.artifact), 0)) OVER (ORDER BY e.sequence_number)
+              - octet_length(e.entry) - coalesce(octet_length(e.artifact), 0) AS bytes_before
+         FROM (SELECT * FROM tga.records e WHERE e.stream_no = h.stream_no AND e.sequence_number > $2
+                ORDER BY e.sequence_number LIMIT $3) AS e) AS p
     ON p.bytes_before < $4
  WHERE h.stream = $1 AND h.sequence_number > 0
  ORDER BY p.sequence_number
 """
 _HEAD: Final = f"""
-SELECT h.state, h.waiting, h.server_id, h.tool_name, h.principal_id, h.sequence_number, h.entry_digest,
-       {_TIME.format("h.expires_at")} AS expires, c.idempotency_key
-  FROM tga.heads h LEFT JOIN tga.claims c ON c.stream = h.stream
+SELECT h.state, h.waiting, h.subject, h.name, h.principal_id, h.sequence_number, h.entry_digest,
+       {_TIME.format("h.expires_at")} AS expires, h.idempotency_key
+  FROM tga.heads h
  WHERE h.stream = $1 AND h.sequence_number > 0
 """  # noqa: S608 - only our own numbers and names
 _SEQUENCES: Final = "SELECT h.stream, h.sequence_number FROM tga.heads h WHERE h.stream = ANY ($1::text[])"
@@ -260,8 +271,8 @@ async def load_head(sessions: Sessions, trace_id: TraceId) -> TraceHead | None:
     return TraceHead(
         state=row["state"],
         waiting=row["waiting"],
-        server_id=row["server_id"],
-        tool_name=row["tool_name"],
+        server_id=row["subject"],
+        tool_name=row["name"],
         principal_id=row["principal_id"],
         sequence_number=row["sequence_number"],
         entry_digest=row["entry_digest"].hex(),
@@ -294,8 +305,8 @@ def _listed_trace(row: asyncpg.Record) -> ListedTrace:
         trace_id=trace_id,
         state=row["state"],
         waiting=row["waiting"],
-        server_id=row["server_id"],
-        tool_name=row["tool_name"],
+        server_id=row["subject"],
+        tool_name=row["name"],
         principal_id=row["principal_id"],
         requested_at=_time_in(trace_id),
         updated_at=row["updated"],
@@ -322,8 +333,8 @@ def _listed_approval(row: asyncpg.Record) -> ListedApproval:
     return ListedApproval(
         trace_id=_trace_id(row),
         action_request_digest=row["artifact_digest"].hex(),
-        server_id=row["server_id"],
-        tool_name=row["tool_name"],
+        server_id=row["subject"],
+        tool_name=row["name"],
         principal_id=row["principal_id"],
         tool_class=request.get("tool_class"),
         arguments=request.get("arguments"),

@@ -17,6 +17,8 @@ _FILE = re.compile(r"(?P<version>[0-9]{4})_(?P<name>[a-z0-9_]+)\.sql")
 _LOCK_KEY = 7_386_113_482_001
 _LOCK_TIMEOUT_MS = 60_000
 _OTHER_TABLES = "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('tga') AND relkind = 'r'"
+# The first migration of the stores that were made before the schema was made anew. Nothing was released with it.
+_BEFORE_THE_FIRST_RELEASE = "ceab94d6eafb246109868c7c7dd93629dd976ded2d21871875fd41bd50a4ac28"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,13 @@ async def _load_applied(session: asyncpg.Connection[asyncpg.Record]) -> tuple[Ap
 
 
 def _compare(applied: tuple[Applied, ...], packaged: tuple[Migration, ...]) -> Status:
+    if applied and applied[0].sha256 == _BEFORE_THE_FIRST_RELEASE:
+        raise MigrationRefused(
+            "the store was made by migrations that are no more",
+            expected=f"migration 0001_{packaged[0].name}" if packaged else None,
+            found=f"migration 0001_{applied[0].name} of before the first release",
+            remedy="Export it with the version that made it (`tga export`), then start with an empty database.",
+        )
     for done, file in zip(applied, packaged, strict=False):
         if (done.version, done.sha256) != (file.version, file.sha256):
             raise MigrationRefused(

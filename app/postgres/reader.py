@@ -1,17 +1,23 @@
 """Everything stored, stream by stream, from one snapshot and in flat memory: the LedgerReader of PostgreSQL.
 
-Nine cursors, each in the order of its index, are merged here like sorted files: the server sorts nothing.
+Cursors in the order of the streams' numbers are merged here like sorted files. Entries, artifacts and heads come along
+their primary keys; what is rare (checkpoints, attempts, erasures, seals) is sorted by the server. System streams come
+first: the keys that signed decisions are on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, Final
 
 import asyncpg
 
+from app.core.canonical import parse_object
 from app.core.chain import Head
 from app.core.digest import Digest
+from app.core.errors import TgaError
+from app.core.limits import ARTIFACT_BYTES_MAX
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import (
     ClaimedKey,
@@ -24,38 +30,63 @@ from app.domain.ledger.stored import (
 )
 from app.postgres.sessions import Connection, Sessions
 
-_ENTRIES = (
-    "SELECT stream, sequence_number, entry, entry_digest FROM tga.entries {where} ORDER BY stream, sequence_number"
-)
-_ARTIFACTS = "SELECT * FROM tga.artifacts {where} ORDER BY stream, sequence_number"
-_HEADS = """
+_ENTRIES: Final = """
+SELECT e.stream_no, e.sequence_number, e.entry, e.entry_digest
+  FROM tga.entries e WHERE {numbers} ORDER BY e.stream_no, e.sequence_number
+"""
+_PAYLOADS: Final = """
+SELECT e.stream_no, e.sequence_number, e.artifacts
+  FROM tga.payloads e WHERE {numbers} ORDER BY e.stream_no, e.sequence_number
+"""
+_HEADS: Final = """
 SELECT *, to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS expires
-  FROM tga.heads {where} ORDER BY stream
+  FROM tga.heads e WHERE {numbers} ORDER BY stream_no
 """
-_CHECKPOINTS = "SELECT * FROM tga.execution_checkpoints {where} ORDER BY stream, sequence_number"
-_CLAIMS = "SELECT * FROM tga.claims {where} ORDER BY stream"
-_EFFECTS = "SELECT * FROM tga.claim_effects {where} ORDER BY stream"
-_ERASURES = """
-SELECT e.stream, e.system_stream, e.sequence_number, e.claim_salt, a.artifact
-  FROM tga.erasures e
-  LEFT JOIN tga.artifacts a ON a.stream = e.system_stream AND a.sequence_number = e.sequence_number
- {where} ORDER BY e.stream
+_CHECKPOINTS: Final = """
+SELECT e.stream_no, k.* FROM tga.execution_checkpoints k LEFT JOIN tga.heads e USING (stream)
+ WHERE {numbers} ORDER BY e.stream_no, k.stream, k.sequence_number
 """
-_SEALED = "SELECT * FROM tga.sealed {where} ORDER BY stream"
-_ATTEMPTS = "SELECT stream, attempt FROM tga.dispatch_attempts {where} ORDER BY stream, attempt"
-# Along the primary key of claims; where someone has dropped it the server sorts, in bounded memory.
-_CLAIMED_KEYS = """
+_ERASURES: Final = """
+SELECT e.stream_no, k.stream, k.system_stream, k.sequence_number, k.claim_salt, a.artifact
+  FROM tga.erasures k LEFT JOIN tga.heads e USING (stream)
+  LEFT JOIN tga.records a ON a.stream = k.system_stream AND a.sequence_number = k.sequence_number
+ WHERE {numbers} ORDER BY e.stream_no, k.stream
+"""
+_SEALED: Final = """
+SELECT e.stream_no, k.* FROM tga.sealed k LEFT JOIN tga.heads e USING (stream)
+ WHERE {numbers} ORDER BY e.stream_no, k.stream
+"""
+_ATTEMPTS: Final = """
+SELECT e.stream_no, k.stream, k.attempt FROM tga.dispatch_attempts k LEFT JOIN tga.heads e USING (stream)
+ WHERE {numbers} ORDER BY e.stream_no, k.stream, k.attempt
+"""
+# Along the index of claims; where someone has dropped it the server sorts, in bounded memory.
+_CLAIMED_KEYS: Final = """
 SELECT server_id, tool_name, idempotency_key, stream FROM tga.claims ORDER BY server_id, tool_name, idempotency_key
 """
-_CLAIMED_BY_ITS_KEY = """
+_CLAIMED_BY_ITS_KEY: Final = """
 SELECT c.server_id, c.tool_name, c.idempotency_key, c.stream
   FROM tga.claims o
   JOIN tga.claims c ON c.server_id = o.server_id AND c.tool_name = o.tool_name AND c.idempotency_key = o.idempotency_key
  WHERE o.stream = $1
 """
-_LEAF_INDEX = "SELECT leaf_index FROM tga.leaves WHERE stream = $1 AND sequence_number = $2"
+_LEAF_INDEX: Final = """
+SELECT s.first_index + l.place - 1
+  FROM tga.heads h
+  JOIN tga.links l ON l.stream_no = h.stream_no
+  JOIN tga.leaf_spans s ON s.stream_no = l.stream_no AND s.sequence_number = l.sequence_number - l.place + 1
+ WHERE h.stream = $1 AND l.sequence_number = $2
+"""
+_SYSTEMS: Final = "SELECT stream_no FROM tga.heads WHERE stream >= 'system:' AND stream < 'system;' ORDER BY stream"
+_ASKED_FOR: Final = "SELECT stream_no FROM tga.heads WHERE stream = $1"
+# Along the index of names; where someone has dropped it, two rows may have one name.
+_REPEATED: Final = "SELECT stream FROM tga.heads GROUP BY stream HAVING count(*) > 1"
+_KINDS: Final = "SELECT kind, id_field FROM tga.stream_kinds ORDER BY kind"
 
-_PREFETCH_ROWS = 500
+_PREFETCH_ROWS: Final = 500
+_NO_NUMBER: Final = 2**63  # of what is left of a stream whose head is gone, after all others: as PostgreSQL sorts NULL
+
+_Key = tuple[int, str]  # a stream's number; its name, where it has no number
 
 
 class _Merged:
@@ -64,20 +95,20 @@ class _Merged:
     def __init__(self, rows: AsyncIterator[asyncpg.Record]) -> None:
         self._rows = rows
         self.next_row: asyncpg.Record | None = None
+        self.next_key: _Key | None = None
 
     async def advance(self) -> asyncpg.Record | None:
         taken = self.next_row
-        self.next_row = await anext(self._rows, None)
+        self.next_row = row = await anext(self._rows, None)
+        if row is None:
+            self.next_key = None
+        else:
+            number = row["stream_no"]
+            self.next_key = (_NO_NUMBER, row["stream"]) if number is None else (number, "")
         return taken
 
-    async def taken_at(self, stream: str, sequence_number: int) -> asyncpg.Record | None:
-        row = self.next_row
-        if row is None or (row["stream"], row["sequence_number"]) != (stream, sequence_number):
-            return None
-        return await self.advance()
-
-    async def of(self, stream: str) -> AsyncIterator[asyncpg.Record]:
-        while self.next_row is not None and self.next_row["stream"] == stream:
+    async def of(self, key: _Key) -> AsyncIterator[asyncpg.Record]:
+        while self.next_key == key:
             row = await self.advance()
             if row is not None:
                 yield row
@@ -90,6 +121,8 @@ class PostgresLedgerReader:
         self._connection = connection
         self._stream = stream
         self._streams = streams
+        self._id_fields: dict[str, str] = {}
+        self._repeated: set[str] = set()
 
     def count_streams(self) -> int:
         return self._streams
@@ -98,59 +131,53 @@ class PostgresLedgerReader:
         return self._stream in (None, stream)
 
     async def streams(self) -> AsyncIterator[StoredStream]:
-        # The system streams are read along: the keys that signed decisions are on them.
-        wanted = "WHERE ({0}stream = $1 OR ({0}stream >= 'system:' AND {0}stream < 'system;'))"
-        where, arguments = ("", ()) if self._stream is None else (wanted, (self._stream,))
+        self._id_fields = {row["kind"]: row["id_field"] for row in await self._connection.fetch(_KINDS)}
+        self._repeated = {row["stream"] for row in await self._connection.fetch(_REPEATED)}
+        systems = [row["stream_no"] for row in await self._connection.fetch(_SYSTEMS)]
+        async for stored in self._merged("e.stream_no = ANY ($1)", systems):
+            yield stored
+        if self._stream is None:
+            async for stored in self._merged("(e.stream_no <> ALL ($1) OR e.stream_no IS NULL)", systems):
+                yield stored
+            return
+        asked = await self._connection.fetchval(_ASKED_FOR, self._stream)
+        if asked is not None and asked not in systems:
+            async for stored in self._merged("e.stream_no = ANY ($1)", [asked]):
+                yield stored
+
+    async def _merged(self, numbers: str, argument: list[int]) -> AsyncIterator[StoredStream]:
         cursors = [
-            _Merged(
-                aiter(
-                    self._connection.cursor(
-                        query.format(where=where.format("e." if query is _ERASURES else "")),
-                        *arguments,
-                        prefetch=_PREFETCH_ROWS,
-                    )
-                )
-            )
-            for query in (_ENTRIES, _ARTIFACTS, _HEADS, _CHECKPOINTS, _CLAIMS, _EFFECTS, _ATTEMPTS, _ERASURES, _SEALED)
+            _Merged(aiter(self._connection.cursor(query.format(numbers=numbers), argument, prefetch=_PREFETCH_ROWS)))
+            for query in (_ENTRIES, _PAYLOADS, _HEADS, _CHECKPOINTS, _ATTEMPTS, _ERASURES, _SEALED)
         ]
         for cursor in cursors:
             await cursor.advance()
-        entries, artifacts, heads, checkpoints, claims, effects, attempts, erasures, sealed = cursors
-        while waiting := [cursor.next_row["stream"] for cursor in cursors if cursor.next_row is not None]:
-            stream = min(waiting)
-            head = [row async for row in heads.of(stream)]
-            claim = [row async for row in claims.of(stream)]
-            effect = [row async for row in effects.of(stream)]
-            erasure = [row async for row in erasures.of(stream)]
-            seal = [row async for row in sealed.of(stream)]
-            stored = StoredStream(
-                stream=stream,
+        entries, payloads, heads, checkpoints, attempts, erasures, sealed = cursors
+        while waiting := [cursor.next_key for cursor in cursors if cursor.next_key is not None]:
+            key = min(waiting)
+            head = [row async for row in heads.of(key)]
+            erasure = [row async for row in erasures.of(key)]
+            seal = [row async for row in sealed.of(key)]
+            claim, effect = (head[0]["idempotency_key"], head[0]["effect_digest"]) if head else (None, None)
+            single = (("heads", head), ("erasures", erasure), ("sealed", seal))
+            yield StoredStream(
+                stream=head[0]["stream"] if head else key[1] or self._name_of(key, payloads),
                 head=_head(head[0]) if head else None,
                 is_open=bool(head) and head[0]["is_open"],
                 waiting=head[0]["waiting"] if head else None,
-                checkpoints=[_checkpoint(row) async for row in checkpoints.of(stream)],
-                claim=_claim(claim[0]) if claim else None,
-                claim_effect=_digest(effect[0]["artifact_digest"]) if effect else None,
-                dispatch_attempts=[row["attempt"] async for row in attempts.of(stream)],
+                checkpoints=[_checkpoint(row) async for row in checkpoints.of(key)],
+                claim=_claim(head[0]) if claim is not None else None,
+                claim_effect=_digest(effect),
+                dispatch_attempts=[row["attempt"] async for row in attempts.of(key)],
                 erasure=_erasure(erasure[0]) if erasure else None,
                 summary=_summary(head[0]) if head else None,
                 sealed=StoredSeal(seal[0]["sealed_salt"], seal[0]["sealed_values"]) if seal else None,
-                rows_repeated=[
-                    table
-                    for table, rows in (
-                        ("heads", head),
-                        ("claims", claim),
-                        ("claim_effects", effect),
-                        ("erasures", erasure),
-                        ("sealed", seal),
-                    )
-                    if len(rows) > 1
-                ],
-                entries=_places(stream, entries, artifacts),
+                rows_repeated=[table for table, rows in single if len(rows) > 1]
+                + ["heads" for row in head[:1] if row["stream"] in self._repeated],
+                entries=_places(key, entries, payloads),
             )
-            yield stored
-            for cursor in (entries, artifacts):
-                async for _ in cursor.of(stream):
+            for cursor in (entries, payloads):
+                async for _ in cursor.of(key):
                     pass  # what the verifier left unread
 
     async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
@@ -162,12 +189,24 @@ class PostgresLedgerReader:
         async for row in self._connection.cursor(query, *arguments, prefetch=_PREFETCH_ROWS):
             yield ClaimedKey(row["server_id"], row["tool_name"], row["idempotency_key"], row["stream"])
 
+    def _name_of(self, key: _Key, payloads: _Merged) -> str:
+        """The name of a stream whose head is gone, as its first artifact says it."""
+        if payloads.next_key == key and payloads.next_row is not None:
+            try:
+                said: dict[str, Any] = parse_object(payloads.next_row["artifacts"][0], bytes_max=ARTIFACT_BYTES_MAX)
+            except (TgaError, IndexError, TypeError):
+                said = {}
+            for kind, id_field in self._id_fields.items():
+                if isinstance(said.get(id_field), str):
+                    return f"{kind}:{said[id_field]}"
+        return f"unknown:{key[0]}"
+
 
 @asynccontextmanager
 async def open_reader(sessions: Sessions, *, stream: str | None = None) -> AsyncIterator[PostgresLedgerReader]:
     async with sessions.reading() as connection:
         # Without hash joins and sorts the cursors follow their indexes and the first row comes at once.
-        await connection.execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_sort = off; SET LOCAL jit = off")
+        await connection.execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_sort = off")
         count = 1 if stream is not None else await connection.fetchval("SELECT count(*) FROM tga.heads")
         yield PostgresLedgerReader(connection, stream, count)
 
@@ -176,20 +215,28 @@ def _digest(raw: bytes | None) -> Digest | None:
     return None if raw is None else Digest(raw.hex())
 
 
-async def _places(stream: str, entries: _Merged, artifacts: _Merged) -> AsyncIterator[StoredEntry]:
+async def _places(key: _Key, entries: _Merged, payloads: _Merged) -> AsyncIterator[StoredEntry]:
     """Every place of the stream at which there is an entry, an artifact, or both."""
-    while places := [
-        cursor.next_row["sequence_number"]
-        for cursor in (entries, artifacts)
-        if cursor.next_row is not None and cursor.next_row["stream"] == stream
-    ]:
-        place = min(places)
-        entry, artifact = await entries.taken_at(stream, place), await artifacts.taken_at(stream, place)
+    artifacts: dict[int, bytes] = {}  # of the payload row that has been begun
+    while True:
+        if not artifacts and payloads.next_key == key and (row := await payloads.advance()) is not None:
+            found = enumerate(row["artifacts"], row["sequence_number"])
+            artifacts = {place: artifact for place, artifact in found if artifact is not None}
+            continue
+        at_hand = [min(artifacts)] if artifacts else []
+        if entries.next_key == key and entries.next_row is not None:
+            at_hand.append(entries.next_row["sequence_number"])
+        if not at_hand:
+            return
+        place = min(at_hand)
+        entry = None
+        if entries.next_key == key and entries.next_row is not None and entries.next_row["sequence_number"] == place:
+            entry = await entries.advance()
         yield StoredEntry(
             place,
             None if entry is None else entry["entry"],
             None if entry is None else _digest(entry["entry_digest"]),
-            None if artifact is None else artifact["artifact"],
+            artifacts.pop(place, None),
         )
 
 
@@ -203,10 +250,8 @@ def _checkpoint(row: asyncpg.Record) -> StoredCheckpoint:
     return StoredCheckpoint(row["sequence_number"], row["checkpoint_state"], Digest(row["checkpoint_digest"].hex()))
 
 
-def _claim(row: asyncpg.Record) -> Claim | None:
-    if row["server_id"] is None:
-        return None
-    return Claim(row["server_id"], row["tool_name"], row["idempotency_key"], Digest(row["payload_digest"].hex()))
+def _claim(row: asyncpg.Record) -> Claim:
+    return Claim(row["subject"], row["name"], row["idempotency_key"], Digest(row["payload_digest"].hex()))
 
 
 def _erasure(row: asyncpg.Record) -> StoredErasure:
@@ -214,4 +259,4 @@ def _erasure(row: asyncpg.Record) -> StoredErasure:
 
 
 def _summary(row: asyncpg.Record) -> Summary:
-    return Summary(row["tenant"], row["principal_id"], row["server_id"], row["tool_name"], row["expires"])
+    return Summary(row["tenant"], row["principal_id"], row["subject"], row["name"], row["expires"])

@@ -8,7 +8,7 @@ and remembered beside the key (durable), the head published (committed). A crash
 the next round, which begins by looking at what is there: there is no other way to start.
 
 Nothing is signed that a synchronous standby may not have: each commit above waits for it, and what was already there is
-covered by one that does nothing else (`begin_reign`).
+covered by one that does nothing else (`begin_leader_term`).
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class TreeSession(Closing):
         """Whether this session is the sequencer's now, until it ends."""
         return bool((await self.fetch(_LOCK))[0]["is_held"])
 
-    async def begin_reign(self) -> None:
+    async def begin_leader_term(self) -> None:
         """When it returns, all that this session has seen is where synchronous replication wants it to be."""
-        await self.fetch("SELECT tga.begin_reign()")
+        await self.fetch("SELECT tga.begin_leader_term()")
 
     async def integrate(self, rows_max: int) -> Integrated:
         (row,) = await self.fetch("SELECT * FROM tga.integrate($1)", rows_max)
@@ -336,7 +336,7 @@ class LeaderTerm:
             if known is not None:
                 root = await self._tree.root(known.head.size)
                 verify_follows(replace(known.head, root=root), [], after=known.head)
-        await self._session.begin_reign()
+        await self._session.begin_leader_term()
         self._published = 0 if latest is None else latest.head.size
         if remembered is not None and remembered.head.size > self._published:
             await self._session.add_head(remembered)

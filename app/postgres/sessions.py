@@ -39,6 +39,9 @@ _SETTINGS = {
     # The functions refuse a stricter one: its snapshot would be older than their locks.
     "default_transaction_isolation": "read committed",
     "application_name": "tga",
+    # Statements here read few rows, and the planner cannot know it (it takes a span for 1,000 leaves): compiling one
+    # takes longer than running it a hundred times.
+    "jit": "off",
 }
 # InternalClientError: the server said goodbye and asyncpg has not yet noticed that the connection is over.
 LOST = (
@@ -202,6 +205,8 @@ def _refused(error: BaseException) -> TgaError:
         return OutcomeUnknown("the commit's answer was lost", found=f"{type(error).__name__}: {error}")
     if isinstance(error, (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)):
         return LockAcquireFailed("the stream's lock was not obtained in time", found=error)
+    if isinstance(error, asyncpg.StringDataRightTruncationError):
+        return InputTooLarge("a value is beyond what its column holds", found=error)
     if isinstance(error, (asyncpg.DataError, asyncpg.NotNullViolationError)):
         return SchemaViolation("the database cannot read the documents", found=error)
     if isinstance(error, asyncpg.CheckViolationError):

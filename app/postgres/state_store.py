@@ -7,7 +7,6 @@ from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, ConcurrentExecution, SequenceGap, TgaError, TraceNotFound
 from app.core.limits import LIST_ENTRIES_MAX, LOCK_TIMEOUT_MS
 from app.domain.ledger.plans import Ledger, Plan, PlannedCheckpoint, PlannedEntry
-from app.domain.tga.checkpoints import is_checkpoint_due
 from app.domain.tga.documents import TraceId
 from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.idempotency import decide_claim
@@ -23,15 +22,15 @@ from app.postgres.ownership import Executor, acquire_stream, release_stream
 from app.postgres.sessions import Connection, Sessions
 
 _ENTRIES = """
-SELECT e.sequence_number, e.entry, e.entry_digest, a.artifact
-  FROM tga.entries e LEFT JOIN tga.artifacts a USING (stream, sequence_number)
- WHERE e.stream = $1 AND e.sequence_number > $2 ORDER BY e.sequence_number LIMIT $3
+SELECT e.sequence_number, e.entry, e.entry_digest, e.artifact
+  FROM tga.records e
+ WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND e.sequence_number > $2
+ ORDER BY e.sequence_number LIMIT $3
 """
 _LATEST_CHECKPOINT = """
-SELECT k.checkpoint_state, k.checkpoint_digest, k.created_at, k.sequence_number, e.entry, e.entry_digest, a.artifact
+SELECT k.checkpoint_state, k.checkpoint_digest, k.created_at, k.sequence_number, e.entry, e.entry_digest, e.artifact
   FROM tga.execution_checkpoints k
-  LEFT JOIN tga.entries e USING (stream, sequence_number)
-  LEFT JOIN tga.artifacts a USING (stream, sequence_number)
+  LEFT JOIN tga.records e USING (stream, sequence_number)
  WHERE k.stream = $1 ORDER BY k.sequence_number DESC LIMIT 1
 """
 _HEAD = "SELECT sequence_number, entry_digest, state FROM tga.heads WHERE stream = $1"
@@ -81,22 +80,8 @@ class PostgresStateStore:
                 owner_after=owner_after,
                 entries=[PlannedEntry(_stated_bytes(entry), entry.artifact.to_bytes())],
                 claim=decide_claim([entry]),
-                checkpoint=await self._due_checkpoint(entry),
             )
         )
-
-    async def _due_checkpoint(self, record: LogRecord) -> PlannedCheckpoint | None:
-        """The checkpoint that belongs to this entry. None also where the log does not lead to it: then the ledger says
-        what is wrong with the entry."""
-        if not is_checkpoint_due(record.entry.to_state):
-            return None
-        async with self._sessions.reading() as connection:
-            before = await _load_records(connection, record.stream, 0)
-        try:
-            state = fold([*before, record])
-        except TgaError:
-            return None
-        return None if state is None else PlannedCheckpoint(state.to_bytes(), record.entry.recorded_at)
 
     async def list_log_entries(self, trace_id: TraceId, after_seq: int) -> list[LogRecord]:
         async with self._sessions.reading() as connection:

@@ -17,9 +17,10 @@ from app.postgres.sessions import Sessions
 from app.postgres.vault import PostgresVault, Seals
 
 _TAIL = """
-SELECT e.entry, e.entry_digest, a.artifact
-  FROM tga.entries e LEFT JOIN tga.artifacts a USING (stream, sequence_number)
- WHERE e.stream = $1 AND e.sequence_number > $2 ORDER BY e.sequence_number LIMIT $3
+SELECT e.entry, e.entry_digest, e.artifact
+  FROM tga.records e
+ WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND e.sequence_number > $2
+ ORDER BY e.sequence_number LIMIT $3
 """
 
 

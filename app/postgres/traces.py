@@ -26,22 +26,20 @@ from app.postgres.state_store import verify_head
 
 # One statement, one snapshot, one round trip.
 _TRACE = """
-SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, c.stream AS claimed_by, x.artifact_digest AS effect,
+SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, h.effect_digest AS effect,
        e.entries, e.digests, e.artifacts, a.times, a.resolution,
        k.checkpoint_state, k.checkpoint_digest, k.sequence_number AS checkpoint_sequence,
        s.stream IS NOT NULL AS has_secrets, r.stream IS NOT NULL AS is_erased
   FROM (SELECT $1::text AS stream) AS asked
   LEFT JOIN tga.heads h USING (stream)
-  LEFT JOIN tga.claims c USING (stream)
-  LEFT JOIN tga.claim_effects x USING (stream)
   LEFT JOIN tga.sealed s USING (stream)
   LEFT JOIN tga.erasures r USING (stream)
  CROSS JOIN LATERAL (
        SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
               array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
-              array_agg(p.artifact ORDER BY e.sequence_number) AS artifacts
-         FROM tga.entries e LEFT JOIN tga.artifacts p USING (stream, sequence_number)
-        WHERE e.stream = asked.stream) AS e
+              array_agg(e.artifact ORDER BY e.sequence_number) AS artifacts
+         FROM tga.records e
+        WHERE e.stream_no = h.stream_no) AS e
   LEFT JOIN LATERAL (
        SELECT k.* FROM tga.execution_checkpoints k WHERE k.stream = asked.stream
         ORDER BY k.sequence_number DESC LIMIT 1) AS k ON true
@@ -52,7 +50,7 @@ SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, c.stream AS 
          FROM tga.dispatch_attempts d WHERE d.stream = asked.stream) AS a
 """
 _EXPIRED = """
-SELECT stream FROM tga.heads WHERE waiting = 'supervisor' AND expires_at <= clock_timestamp()
+SELECT stream FROM tga.at_rest WHERE waiting = 'supervisor' AND expires_at <= statement_timestamp()
  ORDER BY expires_at LIMIT $1
 """
 _CLAIM = """

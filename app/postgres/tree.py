@@ -33,20 +33,33 @@ SELECT (SELECT n.hash FROM tga.tree_nodes n WHERE n.level = u.level AND n.node_i
   FROM unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY AS u(level, node_index, place) ORDER BY u.place
 """
 _LEAVES: Final = """
-SELECT l.leaf_index, (SELECT sha256('\\x00'::bytea || e.entry) FROM tga.entries e
-                       WHERE e.stream = l.stream AND e.sequence_number = l.sequence_number) AS hash
+SELECT s.first_index + i AS leaf_index, (SELECT sha256('\\x00'::bytea || e.entry) FROM tga.entries e
+           WHERE e.stream_no = s.stream_no AND e.sequence_number = s.sequence_number + i) AS hash
   FROM unnest($1::bigint[], $2::bigint[]) AS u(first_index, past_index)
- CROSS JOIN LATERAL (SELECT v.leaf_index, v.stream, v.sequence_number FROM tga.leaves v
-                      WHERE v.leaf_index >= u.first_index AND v.leaf_index < u.past_index ORDER BY v.leaf_index) AS l
+ CROSS JOIN LATERAL (SELECT * FROM tga.leaf_spans v
+                      WHERE v.first_index < u.past_index
+                        AND v.first_index >= coalesce((SELECT max(m.first_index) FROM tga.leaf_spans m
+                                                        WHERE m.first_index <= u.first_index), 0)
+                      ORDER BY v.first_index) AS s
+ CROSS JOIN LATERAL generate_series(greatest(u.first_index - s.first_index, 0),
+                                    least(u.past_index - s.first_index, s.leaves) - 1) AS i
 """
-_SIZE: Final = "SELECT coalesce(max(leaf_index) + 1, 0) AS size FROM tga.leaves"
+_SIZE: Final = """
+SELECT coalesce((SELECT s.first_index + s.leaves FROM tga.leaf_spans s ORDER BY s.first_index DESC LIMIT 1), 0) AS size
+"""
 _KEPT: Final = "SELECT coalesce(max(node_index) + 1, 0) AS count FROM tga.tree_nodes WHERE level = $1"
 _LATEST: Final = "SELECT note FROM tga.tree_heads ORDER BY size DESC LIMIT 1"
-_LAST_ENTRY: Final = "SELECT max(sequence_number) AS sequence_number FROM tga.entries WHERE stream = $1"
+_LAST_ENTRY: Final = """
+SELECT max(l.sequence_number) AS sequence_number FROM tga.links l
+ WHERE l.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1)
+"""
 _PLACE: Final = """
-SELECT l.leaf_index, h.note
-  FROM tga.leaves l, LATERAL (SELECT t.size, t.note FROM tga.tree_heads t ORDER BY t.size DESC LIMIT 1) AS h
- WHERE l.stream = $1 AND l.sequence_number = $2 AND l.leaf_index < h.size
+SELECT s.first_index + l.place - 1 AS leaf_index, t.note
+  FROM tga.heads h
+  JOIN tga.links l ON l.stream_no = h.stream_no
+  JOIN tga.leaf_spans s ON s.stream_no = l.stream_no AND s.sequence_number = l.sequence_number - l.place + 1
+ CROSS JOIN LATERAL (SELECT t.size, t.note FROM tga.tree_heads t ORDER BY t.size DESC LIMIT 1) AS t
+ WHERE h.stream = $1 AND l.sequence_number = $2 AND s.first_index + l.place - 1 < t.size
 """
 
 

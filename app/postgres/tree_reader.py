@@ -13,9 +13,14 @@ from app.postgres.sessions import Connection, Sessions
 from app.postgres.unlogged import entries_without_leaf
 
 _LEAVES: Final = """
-SELECT l.leaf_index, l.stream, l.sequence_number, e.entry
-  FROM tga.leaves l LEFT JOIN tga.entries e ON e.stream = l.stream AND e.sequence_number = l.sequence_number
- ORDER BY l.leaf_index
+SELECT s.first_index + i AS leaf_index, coalesce(h.stream, s.stream, n.stream, '') AS stream,
+       s.sequence_number + i AS sequence_number, e.entry
+  FROM tga.leaf_spans s
+ CROSS JOIN LATERAL generate_series(0, s.leaves - 1) AS i
+  LEFT JOIN tga.heads h ON h.stream_no = s.stream_no
+  LEFT JOIN tga.leaf_spans n ON n.stream_no = s.stream_no AND n.sequence_number = 1 AND h.stream IS NULL
+  LEFT JOIN tga.entries e ON e.stream_no = s.stream_no AND e.sequence_number = s.sequence_number + i
+ ORDER BY s.first_index, i
 """
 # Few rows: one for 256 leaves. Sorted by the leaf that completes them.
 _NODES: Final = """
@@ -23,7 +28,7 @@ SELECT level, node_index, hash FROM tga.tree_nodes ORDER BY (node_index + 1)::nu
 """
 _HEADS: Final = "SELECT size, root, note FROM tga.tree_heads ORDER BY size"
 _HAS_ENTRIES: Final = "SELECT EXISTS (SELECT FROM tga.entries WHERE stream = $1)"
-_SETTINGS: Final = "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off"
+_SETTINGS: Final = "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
 
 
 class PostgresTreeReader:

@@ -22,43 +22,46 @@ from app.postgres.tree import Fetches
 
 # tga.tree_place has no row while numbers cannot be compared. One statement, one snapshot: of the cursor, and of the
 # leaves that were committed with it.
-_WITHOUT_LEAF: Final = """
-SELECT e.stream, e.sequence_number,
-       (e.xid, e.stream, e.sequence_number) <= (p.xid, p.stream, p.sequence_number)
-       OR e.xid >= p.next_xid AND p.is_cluster_known AS is_skipped
-  FROM tga.entries e LEFT JOIN tga.tree_place p ON true
- WHERE ($1::text IS NULL OR e.stream = $1)
-   AND NOT EXISTS (SELECT FROM tga.leaves l WHERE l.stream = e.stream AND l.sequence_number = e.sequence_number)
- ORDER BY e.stream, e.sequence_number
+_IS_SKIPPED: Final = """
+((l.xid, l.stream_no, l.sequence_number - l.place + 1) <= (p.xid, p.stream_no, p.sequence_number)
+ OR l.xid >= p.next_xid AND p.is_cluster_known)
 """
 # A scalar subquery for the leaf: a join, or EXISTS, might be planned as a scan of all leaves.
-_LOOK: Final = """
+_HAS_NO_LEAF: Final = """
+(SELECT s.first_index FROM tga.leaf_spans s
+  WHERE s.stream_no = l.stream_no AND s.sequence_number = l.sequence_number - l.place + 1 AND s.leaves >= l.place)
+ IS NULL
+"""
+_NAME: Final = "coalesce((SELECT h.stream FROM tga.heads h WHERE h.stream_no = l.stream_no), 'unknown:' || l.stream_no)"
+_WITHOUT_LEAF: Final = f"""
+SELECT {_NAME} AS stream, l.sequence_number, {_IS_SKIPPED} AS is_skipped
+  FROM tga.links l LEFT JOIN tga.tree_place p ON true
+ WHERE ($1::text IS NULL OR l.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1)) AND {_HAS_NO_LEAF}
+ ORDER BY l.stream_no, l.sequence_number
+"""  # noqa: S608 - parts of this file
+# Along the primary key, which has every entry: the order of commits has one row a plan.
+_LOOK: Final = f"""
 WITH place AS MATERIALIZED (
     SELECT * FROM tga.tree_place
 ), looked AS MATERIALIZED (
-    SELECT e.xid, e.stream, e.sequence_number FROM tga.entries e
-     WHERE (e.xid, e.stream, e.sequence_number) > ($1::text::xid8, $2::text, $3::bigint)
-       AND EXISTS (SELECT FROM place)
-     ORDER BY e.xid, e.stream, e.sequence_number LIMIT $4
+    SELECT l.xid, l.stream_no, l.sequence_number, l.place FROM tga.links l
+     WHERE (l.stream_no, l.sequence_number) > ($1::bigint, $2::bigint) AND EXISTS (SELECT FROM place)
+     ORDER BY l.stream_no, l.sequence_number LIMIT $3
 ), skipped AS (
-    SELECT DISTINCT e.stream FROM looked e, place p
-     WHERE ((e.xid, e.stream, e.sequence_number) <= (p.xid, p.stream, p.sequence_number)
-            OR e.xid >= p.next_xid AND p.is_cluster_known)
-       AND (SELECT l.leaf_index FROM tga.leaves l
-             WHERE l.stream = e.stream AND l.sequence_number = e.sequence_number) IS NULL
-     ORDER BY e.stream LIMIT $5
+    SELECT DISTINCT {_NAME} AS stream FROM looked l, place p
+     WHERE {_IS_SKIPPED} AND {_HAS_NO_LEAF}
+     ORDER BY 1 LIMIT $4
 )
 SELECT EXISTS (SELECT FROM place) AS is_judged, (SELECT count(*) FROM looked) AS looked_at,
-       ARRAY(SELECT s.stream FROM skipped s) AS streams, t.xid::text, t.stream, t.sequence_number
+       ARRAY(SELECT s.stream FROM skipped s) AS streams, t.stream_no, t.sequence_number
   FROM (SELECT) AS one
-  LEFT JOIN (SELECT * FROM looked ORDER BY xid DESC, stream DESC, sequence_number DESC LIMIT 1) AS t ON true
-"""
+  LEFT JOIN (SELECT * FROM looked ORDER BY stream_no DESC, sequence_number DESC LIMIT 1) AS t ON true
+"""  # noqa: S608 - parts of this file
 _ANYWHERE: Final = """
-SELECT e.xid::text, e.stream, e.sequence_number
-  FROM tga.leaves l JOIN tga.entries e ON e.stream = l.stream AND e.sequence_number = l.sequence_number
- WHERE l.leaf_index = $1
+SELECT s.stream_no, s.sequence_number FROM tga.leaf_spans s
+ WHERE s.first_index <= $1 ORDER BY s.first_index DESC LIMIT 1
 """
-_BEGINNING: Final = ("0", "", 0)
+_BEGINNING: Final = (0, 0)
 
 
 async def entries_without_leaf(connection: Connection, stream: str | None) -> AsyncIterator[EntryWithoutLeaf]:
@@ -68,7 +71,7 @@ async def entries_without_leaf(connection: Connection, stream: str | None) -> As
 
 
 class UnloggedSearch:
-    """Goes through all entries again and again, a few at a time, in the order of transaction numbers.
+    """Goes through all entries again and again, a few at a time, in the order of streams.
 
     Guarantees: after as many looks without a break as the ledger has entries, divided by LOG_LOOK_ROWS_MAX, plus one,
     every entry that stood at the first of them was looked at. It begins anywhere, each place as likely as any other, so
@@ -78,7 +81,7 @@ class UnloggedSearch:
 
     def __init__(self, *, rows_max: int = LOG_LOOK_ROWS_MAX) -> None:
         self._rows_max = rows_max
-        self._place: tuple[str, str, int] | None = None
+        self._place: tuple[int, int] | None = None
         self._in_this_pass: list[str] = []
         self.passes = 0
         self.streams: list[str] = []  # a few of those that have such entries, by the last pass and this one
@@ -92,7 +95,7 @@ class UnloggedSearch:
         self._in_this_pass = _few(self._in_this_pass, row["streams"])
         self.streams = _few(self._in_this_pass, self.streams)
         if row["looked_at"] == self._rows_max:
-            self._place = (row["xid"], row["stream"], row["sequence_number"])
+            self._place = (row["stream_no"], row["sequence_number"])
             return
         self._place, self.passes = _BEGINNING, self.passes + 1
         self.streams, self._in_this_pass = self._in_this_pass, []
@@ -102,6 +105,6 @@ def _few(some: list[str], more: list[str]) -> list[str]:
     return list(dict.fromkeys([*some, *more]))[:STREAMS_NAMED_MAX]
 
 
-async def _anywhere(source: Fetches, tree_size: int) -> tuple[str, str, int]:
+async def _anywhere(source: Fetches, tree_size: int) -> tuple[int, int]:
     rows = await source.fetch(_ANYWHERE, secrets.randbelow(tree_size)) if tree_size else []
-    return (rows[0]["xid"], rows[0]["stream"], rows[0]["sequence_number"]) if rows else _BEGINNING
+    return (rows[0]["stream_no"], rows[0]["sequence_number"]) if rows else _BEGINNING

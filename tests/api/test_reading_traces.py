@@ -22,6 +22,7 @@ from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from tests.api.reading import Front, World, waiting_plan
+from tests.attacker import disarm
 from tests.invariants.plans import plan_of
 from tests.traces import EXECUTOR, PATHS, completed_trace, pending_trace, time_at, trace_id
 
@@ -196,9 +197,10 @@ async def test_a_line_break_in_a_stored_document_never_ends_an_event(front: Fron
     await front.append_trace(pending_trace(1))
     forged = b'{"forged":1,\n\n"sequence_number":1}'
     async with admin.transaction():
-        await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute("UPDATE tga.entries SET entry = $1, entry_digest = sha256($1)", forged)
-        await admin.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER ALL; DELETE FROM tga.artifacts")
+        await disarm(admin)
+        await admin.execute("DELETE FROM tga.artifacts")
     for path in (f"/v1/traces/{trace_id(1)}/events", "/v1/events"):
         async with front.follow(path) as subscriber:
             event = await subscriber.next_event()
@@ -212,7 +214,7 @@ async def test_a_line_break_in_a_stored_document_never_ends_an_event(front: Fron
 async def test_a_missing_entry_is_a_gap(front: Front, admin: Admin) -> None:
     await front.append_trace(completed_trace(1))
     async with admin.transaction():
-        await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute("DELETE FROM tga.entries WHERE sequence_number = 3")
     for path in (f"/v1/traces/{trace_id(1)}", f"/v1/traces/{trace_id(1)}/entries"):
         status, document, _ = await front.get(path)
@@ -240,7 +242,7 @@ async def test_an_erased_trace_still_says_what_its_entries_say(front: Front, ses
     assert [item["artifact"] for item in entries["items"]] == [None] * 4
     assert [item["entry_digest"] for item in entries["items"]] == [record.entry.entry_digest for record in records]
     async with admin.transaction():
-        await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute("UPDATE tga.entries SET entry = entry || ' ' WHERE stream LIKE 'trace:%'")
     status, document, _ = await front.get(f"/v1/traces/{trace_id(1)}")
     assert (status, document["code"]) == (409, "STATE_CHECKSUM_MISMATCH")
@@ -334,7 +336,7 @@ async def test_servers_and_tools_are_the_tenants_own(front: Front) -> None:
 
 async def _tamper(admin: Admin, n: int) -> None:
     async with admin.transaction():
-        await admin.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute(
             "UPDATE tga.artifacts SET artifact = convert_to(replace(convert_from(artifact, 'UTF8'),"
             " '\"amount\":1', '\"amount\":9'), 'UTF8') WHERE stream = $1 AND sequence_number = 1",

@@ -16,8 +16,9 @@ from tests.cli.world import World
 
 # What is done, and how each of the three names it.
 CHANGES = {
-    "ALTER TABLE tga.claims DROP CONSTRAINT claims_pkey": "constraint claims_pkey of tga.claims is missing",
-    "ALTER TABLE tga.entries DROP CONSTRAINT entries_entry_digest_check": "constraint entries_entry_digest_check of",
+    "DROP INDEX tga.heads_claim": "index heads_claim of tga.heads is missing",
+    "ALTER TABLE tga.links DROP CONSTRAINT links_pkey": "constraint links_pkey of tga.links is missing",
+    "ALTER TABLE tga.heads DISABLE TRIGGER birth_guard": "trigger birth_guard of tga.heads was changed",
     "CREATE OR REPLACE FUNCTION tga.refuse_change() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'": (
         "function tga.refuse_change was changed: body"
     ),
@@ -30,7 +31,7 @@ CHANGES = {
     "UPDATE tga.artifact_rules SET binds_field = NULL WHERE artifact_type = 'tool_effect'": (
         "row (trace, tool_effect) of tga.artifact_rules was changed: binds_field"
     ),
-    "CREATE RULE quiet AS ON DELETE TO tga.claims DO INSTEAD NOTHING": "rule quiet of tga.claims is none of ours",
+    "CREATE RULE quiet AS ON DELETE TO tga.heads DO INSTEAD NOTHING": "rule quiet of tga.heads is none of ours",
     "ALTER TABLE tga.api_keys ENABLE ROW LEVEL SECURITY": "table tga.api_keys was changed: row security",
     "ALTER FUNCTION tga.append SECURITY INVOKER": "function tga.append was changed: security",
 }

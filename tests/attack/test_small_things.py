@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from tests.attack.client import Client
+from tests.attacker import disarm, rearm
 from tests.cli.world import World
 
 
@@ -35,10 +36,9 @@ def test_doctor_does_not_call_a_tampered_log_as_it_must_be(world: World) -> None
 async def _tamper(url: str, stream: str) -> None:
     session = await asyncpg.connect(url)
     try:
-        await session.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER USER")
+        await disarm(session)
         done = await session.execute("UPDATE tga.artifacts SET artifact = artifact || ' ' WHERE stream = $1", stream)
         assert done != "UPDATE 0"
-        for trigger in ("append_only", "erasure_guard"):
-            await session.execute(f"ALTER TABLE tga.artifacts ENABLE ALWAYS TRIGGER {trigger}")
+        await rearm(session)
     finally:
         await session.close()

@@ -13,6 +13,7 @@ import pytest
 from app.postgres.database import Database
 from app.postgres.migrate import packaged_migrations
 from app.postgres.state_store import PostgresStateStore
+from tests.attacker import disarm, rearm
 from tests.conftest import Admin, Server
 from tests.traces import completed_trace, trace_id
 
@@ -37,12 +38,12 @@ async def fill(store: PostgresStateStore) -> None:
 
 
 async def change_an_artifact(admin: Admin) -> None:
-    await admin.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER append_only")
+    await disarm(admin)
     await admin.execute(
         "UPDATE tga.artifacts SET artifact = set_byte(artifact, 9, 0) WHERE stream = $1 AND sequence_number = 3",
         f"trace:{trace_id(2)}",
     )
-    await admin.execute("ALTER TABLE tga.artifacts ENABLE ALWAYS TRIGGER append_only")
+    await rearm(admin)
 
 
 async def test_a_sound_ledger_is_said_to_be_sound(database: Database, store: PostgresStateStore) -> None:
@@ -126,10 +127,10 @@ async def test_status_and_migrate_tell_the_same_story(server: Server) -> None:
 
 
 async def test_status_tells_of_a_missing_guard(database: Database, admin: Admin) -> None:
-    await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER append_only")
+    await admin.execute("ALTER TABLE tga.links DISABLE TRIGGER append_only")
     told = tga("db", "status", url=database.admin_url)
     assert told.returncode == 1
-    assert "trigger append_only of tga.entries was changed: enabled: expected always, found never" in told.stdout
+    assert "trigger append_only of tga.links was changed: enabled: expected always, found never" in told.stdout
     assert "ENABLE ALWAYS TRIGGER" in told.stdout
 
 

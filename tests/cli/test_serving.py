@@ -19,6 +19,7 @@ import pytest
 from app.core.errors import StoreUnavailable
 from app.core.limits import SWEEP_EVERY_MS
 from app.gateway.background import BackgroundWork
+from tests.attacker import disarm, rearm
 from tests.cli.world import POLICY, World, wait_for
 
 
@@ -120,11 +121,11 @@ async def poison(world: World) -> str:
         stream = await session.fetchval(
             "SELECT stream FROM tga.heads WHERE is_open AND waiting IS NULL AND stream LIKE 'trace:%' ORDER BY stream"
         )
-        await session.execute("ALTER TABLE tga.entries DISABLE TRIGGER append_only")
+        await disarm(session)
         await session.execute(
             "UPDATE tga.entries SET entry = set_byte(entry, 9, 0) WHERE stream = $1 AND sequence_number = 2", stream
         )
-        await session.execute("ALTER TABLE tga.entries ENABLE ALWAYS TRIGGER append_only")
+        await rearm(session)
         return str(stream).removeprefix("trace:")
     finally:
         await session.close()

@@ -15,7 +15,6 @@ from app.core.errors import (
 )
 from app.core.limits import ARTIFACT_BYTES_MAX, LIST_ENTRIES_MAX
 from app.domain.ledger.plans import Claim
-from app.domain.tga.checkpoints import is_checkpoint_due
 from app.domain.tga.documents import ExecutionLogEntry, TraceId
 from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.idempotency import decide_claim
@@ -76,10 +75,6 @@ class MemoryStateStore:
                     owner_payload_digest=owned.payload_digest,
                 )
         self._ledger.records.setdefault(trace_id, []).append(entry)
-        state = fold(self._ledger.records[trace_id])
-        if state is not None and is_checkpoint_due(state.state):
-            due = ExecutionCheckpoint.of(state, created_at=entry.entry.recorded_at)
-            self._ledger.checkpoints.setdefault(trace_id, {})[state.sequence_number] = due
         if entry.entry.artifact_type == "tool_effect":
             self._ledger.claim_effects[trace_id] = Digest(entry.entry.artifact_digest)
             self._ledger.owners.pop(trace_id, None)

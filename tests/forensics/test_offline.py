@@ -9,6 +9,7 @@ import pytest
 from app.core.errors import ChecksumMismatch
 from app.domain.log.heads import SignedHead
 from app.postgres.sessions import Sessions
+from tests.attacker import renumber
 from tests.conftest import Admin, Server
 from tests.export.world import World, judge, judge_alone
 from tests.forensics.test_tamper_drills import STREAM, _forge_head, _remove, _rewind
@@ -64,9 +65,11 @@ async def test_a_truncated_tail(world: World, attacker: Admin, heads: Heads, tmp
 async def test_a_trace_recomputed_whole(world: World, attacker: Admin, heads: Heads, tmp_path: Path) -> None:
     stream = f"trace:{trace_id(10)}"
     count = await attacker.fetchval("SELECT count(*) FROM tga.entries WHERE stream = $1", stream)
+    number = await attacker.fetchval("SELECT stream_no FROM tga.heads WHERE stream = $1", stream)
     tables = ("entries", "artifacts", "execution_checkpoints", "claims", "claim_effects", "heads")
     await _remove(attacker, [stream], *tables)
     await world.append(completed_trace(10, arguments={"title": "another", "priority": 1})[:count])
+    await renumber(attacker, stream, number)
     assert await found_by_both(world, tmp_path / "bundle", heads[1]) & {"PROOF_INVALID", "LOG_FORKED"}
 
 

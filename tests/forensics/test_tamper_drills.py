@@ -20,6 +20,7 @@ from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
 from app.postgres.tree_reader import open_tree_reader
+from tests.attacker import disarm, renumber
 from tests.conftest import Admin, Server
 from tests.export.world import World
 from tests.log.test_restored import Dump
@@ -41,8 +42,7 @@ async def diagnose(world: World, sessions: Sessions, *held: SignedHead) -> Diagn
 
 @pytest.fixture
 async def attacker(admin: Admin) -> Admin:
-    for table in LEDGER:
-        await admin.execute(f"ALTER TABLE tga.{table} DISABLE TRIGGER ALL")
+    await disarm(admin)
     return admin
 
 
@@ -137,9 +137,11 @@ async def test_a_trace_that_was_recomputed_whole_is_found(
     n = 10
     stream = f"trace:{trace_id(n)}"
     count = await attacker.fetchval("SELECT count(*) FROM tga.entries WHERE stream = $1", stream)
+    number = await attacker.fetchval("SELECT stream_no FROM tga.heads WHERE stream = $1", stream)
     tables = ("entries", "artifacts", "execution_checkpoints", "claims", "claim_effects", "heads")
     await _remove(attacker, [stream], *tables)
     await world.append(completed_trace(n, arguments={"title": "another", "priority": 1})[:count])
+    await renumber(attacker, stream, number)
     async with open_reader(sessions) as reader:
         in_chains = [error async for error in verify_ledger(reader, stream_checks(), Report())]
     assert in_chains == []  # chains, claims and heads are right
@@ -218,7 +220,7 @@ async def _rewind(attacker: Admin, size: int) -> None:
     rows: list[Any] = await attacker.fetch("SELECT DISTINCT stream FROM tga.leaves WHERE leaf_index >= $1", size)
     await _remove(attacker, [row["stream"] for row in rows], *[t for t in LEDGER if not t.startswith("tree")])
     await attacker.execute("DELETE FROM tga.tree_heads WHERE size > $1", size)
-    await attacker.execute("UPDATE tga.tree_cursor SET xid = '0', stream = '', sequence_number = 0")
+    await attacker.execute("UPDATE tga.tree_cursor SET xid = '0', stream_no = 0, sequence_number = 0")
 
 
 async def _forge_head(world: World, sessions: Sessions, attacker: Admin) -> None:

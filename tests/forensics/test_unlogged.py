@@ -20,6 +20,7 @@ from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
 from app.postgres.tree_reader import open_tree_reader
 from app.postgres.unlogged import UnloggedSearch
+from tests.attacker import disarm, insert_bulk
 from tests.cli.test_commands import tga
 from tests.conftest import Admin, Server
 from tests.export.world import World
@@ -82,7 +83,7 @@ async def test_a_cursor_on_a_number_that_was_never_given_here_says_nothing(
     """Where a provider hides which cluster it is, a restored ledger looks like that until it is walked through."""
     await world.announce()
     await world.fill(1, 3)
-    await admin.execute("UPDATE tga.tree_cursor SET xid = '900000000000', stream = 'z'")
+    await admin.execute("UPDATE tga.tree_cursor SET xid = '900000000000', stream_no = 900000000000")
     assert await skipped(sessions) == []
     found = await diagnose(world, sessions)
     assert found.is_sound
@@ -97,9 +98,9 @@ async def test_whatever_number_the_sequencer_never_comes_to_is_found(
     held = await world.sequence()
     cursor = int(await admin.fetchval("SELECT xid::text FROM tga.tree_cursor"))
     xid = {"before the cursor": cursor - 1, "the cursor's own": cursor, "never given": 2**40}[number]
-    # With the cursor's own number it is the stream's name that puts it before the cursor.
+    # With the cursor's own number it is the stream's number that puts it before the cursor.
     if number == "the cursor's own":
-        await admin.execute("UPDATE tga.tree_cursor SET stream = 'trace:ffff'")
+        await admin.execute("UPDATE tga.tree_cursor SET stream_no = 900000000000")
     assert await skipped(sessions) == []
     search = UnloggedSearch(rows_max=7)
     assert await searched(sessions, search) == []
@@ -107,7 +108,7 @@ async def test_whatever_number_the_sequencer_never_comes_to_is_found(
     assert await skipped(sessions) == [(stream, 1)]
     assert (await diagnose(world, sessions, held)).kind == "unlogged_entry"
     assert await searched(sessions, search) == [stream]
-    await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER ALL")
+    await disarm(admin)
     await admin.execute("DELETE FROM tga.entries WHERE stream = $1", stream)
     assert await searched(sessions, search) == [], "what is gone is not told of for ever"
 
@@ -148,7 +149,7 @@ async def test_the_sequencer_tells_in_readiness_and_once_in_its_log(
         await append(ledger, 5)  # it sequences on
         await until(lambda: (signer.load_remembered() or held).head.size == 40)
         assert caplog.text.count(stream) == 1
-        await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute("DELETE FROM tga.entries WHERE stream = $1", stream)
         await until(lambda: sequencer.condition.state == "ok")
         assert "has a leaf again" in caplog.text
@@ -175,13 +176,9 @@ async def test_a_look_reads_a_bounded_part_of_a_large_ledger(
     pages = []
     async with sequencing(database, signer):
         for start in (0, 4_000):
-            await admin.execute(
-                "INSERT INTO tga.entries (stream, sequence_number, entry, entry_digest)"
-                " SELECT 'bulk:' || lpad(n::text, 8, '0'), 1, convert_to(repeat('x', 700), 'UTF8'), sha256('')"
-                f"  FROM generate_series({start} + 1, {start} * 10 + 4000) AS n"
-            )
+            await insert_bulk(admin, start + 1, start * 10 + 4000)
             size = await caught_up(sessions, within_s=60)
-            for statistics in ("SELECT", "ANALYZE tga.entries, tga.leaves"):
+            for statistics in ("SELECT", "ANALYZE tga.links, tga.leaf_spans"):
                 await admin.execute(statistics)
                 search, explaining = UnloggedSearch(rows_max=100), Explaining(sessions)
                 for _ in range(5):

@@ -10,7 +10,6 @@ import asyncpg
 from app.domain.ledger.checks import Report
 from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry
 from app.domain.ledger.verification import verify_ledger
-from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.verification import stream_checks
@@ -28,11 +27,8 @@ def plan_of(
     owner_after: str | None = None,
     with_checkpoint: bool = False,
 ) -> Plan:
-    """The plan that appends these records, with the claim and the checkpoint that belong to them.
-
-    `with_checkpoint`: one that stands on the last of them instead.
-    """
-    folded = fold(records) if with_checkpoint else _executing(records)
+    """The plan that appends these records, with the claim that belongs to them."""
+    folded = fold(records) if with_checkpoint else None
     return Plan(
         stream=records[0].stream,
         executor_id=executor_id,
@@ -41,14 +37,6 @@ def plan_of(
         claim=decide_claim(records),
         checkpoint=None if folded is None else PlannedCheckpoint(folded.to_bytes(), time_at(3)),
     )
-
-
-def _executing(records: Sequence[LogRecord]) -> ExecutionState | None:
-    """The state at the entry with which a checkpoint is due, if these records lead there from the beginning."""
-    states = [record.entry.to_state for record in records]
-    if records[0].entry.sequence_number != 1 or "EXECUTING" not in states:
-        return None
-    return fold(records[: states.index("EXECUTING") + 1])
 
 
 def planned(record: LogRecord) -> PlannedEntry:
@@ -70,15 +58,17 @@ async def contents(admin: Admin) -> dict[str, list[str]]:
 
 
 async def tables_naming(admin: Admin, stream: str) -> dict[str, int]:
-    """How many rows each table holds about a stream; tables without any are left out."""
+    """How many rows each table holds about a stream, by its name or its number; tables without any are left out."""
     counts = {}
+    number = await admin.fetchval("SELECT stream_no FROM tga.heads WHERE stream = $1", stream)
     for row in await admin.fetch(
-        "SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attname = 'stream'"
-        " WHERE relnamespace = 'tga'::regnamespace AND relkind = 'r'"
+        "SELECT relname, bool_or(attname = 'stream') AS by_name"
+        "  FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attname IN ('stream', 'stream_no')"
+        " WHERE relnamespace = 'tga'::regnamespace AND relkind = 'r' AND relname <> 'tree_cursor' GROUP BY relname"
     ):
-        name = row["relname"]
-        if count := await admin.fetchval(f"SELECT count(*) FROM tga.{name} WHERE stream = $1", stream):
-            counts[name] = count
+        column, wanted = ("stream", stream) if row["by_name"] else ("stream_no", number)
+        if count := await admin.fetchval(f"SELECT count(*) FROM tga.{row['relname']} WHERE {column} = $1", wanted):
+            counts[row["relname"]] = count
     return counts
 
 

@@ -12,14 +12,12 @@ from tests.conftest import Admin, Server
 from tests.traces import completed_trace, executing_trace
 
 LEDGER_TABLES = (
-    "entries",
-    "artifacts",
+    "links",
+    "payloads",
     "execution_checkpoints",
-    "claims",
-    "claim_effects",
     "dispatch_attempts",
     "erasures",
-    "leaves",
+    "leaf_spans",
     "tree_nodes",
     "tree_heads",
     "migrations",
@@ -28,32 +26,51 @@ _ANY_COLUMN = {
     "tree_nodes": "hash",
     "tree_heads": "note",
     "migrations": "name",
-    "claims": "stream",
-    "claim_effects": "stream",
+    "links": "to_state",
+    "payloads": "artifacts",
+    "leaf_spans": "leaves",
 }
 _UPSERTS = {
-    "entries": "INSERT INTO tga.entries SELECT * FROM tga.entries "
-    "ON CONFLICT (stream, sequence_number) DO UPDATE SET entry = ''",
-    "artifacts": "INSERT INTO tga.artifacts SELECT * FROM tga.artifacts "
-    "ON CONFLICT (stream, sequence_number) DO UPDATE SET artifact = ''",
+    "links": "INSERT INTO tga.links SELECT * FROM tga.links "
+    "ON CONFLICT (stream_no, sequence_number) DO UPDATE SET verbatim = ''",
+    "payloads": "INSERT INTO tga.payloads SELECT * FROM tga.payloads "
+    "ON CONFLICT (stream_no, sequence_number) DO UPDATE SET artifacts = '{}'",
     "execution_checkpoints": "INSERT INTO tga.execution_checkpoints SELECT * FROM tga.execution_checkpoints "
     "ON CONFLICT (stream, sequence_number) DO UPDATE SET created_at = ''",
-    "claims": "INSERT INTO tga.claims SELECT * FROM tga.claims "
-    "ON CONFLICT (server_id, tool_name, idempotency_key) DO UPDATE SET stream = 'trace:stolen'",
-    "claim_effects": "INSERT INTO tga.claim_effects SELECT * FROM tga.claim_effects "
-    "ON CONFLICT (stream) DO UPDATE SET artifact_digest = excluded.artifact_digest",
     "dispatch_attempts": "INSERT INTO tga.dispatch_attempts SELECT * FROM tga.dispatch_attempts "
     "ON CONFLICT (stream, attempt) DO UPDATE SET started_at = now()",
     "erasures": "INSERT INTO tga.erasures SELECT * FROM tga.erasures "
     "ON CONFLICT (stream) DO UPDATE SET system_stream = ''",
-    "leaves": "INSERT INTO tga.leaves SELECT * FROM tga.leaves "
-    "ON CONFLICT (stream, sequence_number) DO UPDATE SET stream = 'trace:stolen'",
+    "leaf_spans": "INSERT INTO tga.leaf_spans SELECT * FROM tga.leaf_spans "
+    "ON CONFLICT (stream_no, sequence_number) DO UPDATE SET stream = 'trace:stolen'",
     "tree_nodes": "INSERT INTO tga.tree_nodes SELECT * FROM tga.tree_nodes "
     "ON CONFLICT (level, node_index) DO UPDATE SET hash = excluded.hash",
     "tree_heads": "INSERT INTO tga.tree_heads SELECT * FROM tga.tree_heads ON CONFLICT (size) DO UPDATE SET note = ''",
     "migrations": "INSERT INTO tga.migrations SELECT * FROM tga.migrations "
     "ON CONFLICT (version) DO UPDATE SET sha256 = ''",
 }
+# A claim and its effect stand in the row of their stream, and are shown by views.
+CLAIM_CHANGES = [
+    "UPDATE tga.heads SET idempotency_key = 'another'",
+    "UPDATE tga.heads SET idempotency_key = NULL, payload_digest = NULL",
+    "UPDATE tga.heads SET subject = 'another'",
+    "UPDATE tga.heads SET name = name",
+    "UPDATE tga.heads SET payload_digest = sha256('x')",
+    "UPDATE tga.heads SET effect_digest = sha256('x')",
+    "UPDATE tga.heads SET effect_digest = NULL",
+    "UPDATE tga.heads SET effect_digest = NULL, sequence_number = sequence_number + 1",
+    "UPDATE tga.heads SET tenant = 'another'",
+    "UPDATE tga.heads SET principal_id = 'another'",
+    "UPDATE tga.heads SET expires_at = now()",
+    "UPDATE tga.heads SET stream_no = stream_no + 1",
+    "INSERT INTO tga.heads SELECT * FROM tga.heads ON CONFLICT (subject, name, idempotency_key)"
+    " WHERE idempotency_key IS NOT NULL DO UPDATE SET stream = 'trace:stolen'",
+    "UPDATE tga.claims SET idempotency_key = 'another'",
+    "UPDATE tga.claims SET stream = 'trace:stolen'",
+    "DELETE FROM tga.claims",
+    "UPDATE tga.claim_effects SET artifact_digest = sha256('x')",
+    "DELETE FROM tga.claim_effects",
+]
 
 
 def changes_of(table: str) -> dict[str, str]:
@@ -116,7 +133,7 @@ async def test_the_gateways_role_can_change_nothing(
                 "TRUNCATE tga.heads",
                 "INSERT INTO tga.transitions SELECT 'trace', 'DENIED', 'tool_call', '', 'EXECUTING', false",
                 "UPDATE tga.transitions SET to_state = 'COMPLETED'",
-                "ALTER TABLE tga.entries DISABLE TRIGGER ALL",
+                "ALTER TABLE tga.links DISABLE TRIGGER ALL",
                 "SET session_replication_role = replica",
                 "SET ROLE tga_owner",
             ],
@@ -159,6 +176,35 @@ async def test_a_head_only_moves_forward_or_changes_its_owner(store: PostgresSta
     )
     owner = "01900000-0000-7000-8000-000000000000"
     assert await admin.execute("UPDATE tga.heads SET owner = $1", owner) == "UPDATE 1"
+
+
+async def test_a_claim_stays_what_it_is_in_the_row_of_its_stream(
+    database: Database, store: PostgresStateStore, admin: Admin
+) -> None:
+    await fill(store)
+    before = await contents(admin)
+    assert before["heads"][0]["idempotency_key"] is not None
+    assert before["heads"][0]["effect_digest"] is not None
+    await expect_refusals(admin, CLAIM_CHANGES)
+    await admin.execute("SET session_replication_role = replica; SET ROLE tga_owner")
+    await expect_refusals(admin, CLAIM_CHANGES)
+    await admin.execute("RESET ROLE; RESET session_replication_role")
+    session = await asyncpg.connect(database.gateway_url, server_settings={"role": GATEWAY_ROLE})
+    try:
+        await expect_refusals(session, CLAIM_CHANGES)
+    finally:
+        await session.close()
+    assert await contents(admin) == before
+
+
+async def test_a_claim_is_one_streams_by_an_index(store: PostgresStateStore, admin: Admin) -> None:
+    await fill(store)
+    with pytest.raises(asyncpg.UniqueViolationError, match="heads_claim"):
+        await admin.execute(
+            "INSERT INTO tga.heads (stream_no, stream, subject, name, idempotency_key, payload_digest, sequence_number,"
+            " entry_digest, state, is_open) SELECT 900, 'trace:another', subject, name, idempotency_key,"
+            " payload_digest, 0, entry_digest, 'PENDING', false FROM tga.heads"
+        )
 
 
 async def test_the_owner_cannot_log_in(server: Server, database: Database) -> None:

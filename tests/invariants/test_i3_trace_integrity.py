@@ -15,6 +15,7 @@ from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.state_store import PostgresStateStore
+from tests.attacker import attacking
 from tests.conftest import Admin
 from tests.invariants.plans import plan_of
 from tests.runtime.scripted import open_scripted
@@ -113,7 +114,10 @@ async def test_an_effect_on_the_claim_that_the_log_lacks_stops_recovery(
 ) -> None:
     records = executing_trace(1, server_id="crm", tool_name="create", arguments={"amount": 1})
     await ledger.commit(plan_of(records))
-    await admin.execute("INSERT INTO tga.claim_effects VALUES ($1, decode(repeat('ab', 32), 'hex'))", records[0].stream)
+    async with attacking(admin):
+        await admin.execute(
+            "INSERT INTO tga.claim_effects VALUES ($1, decode(repeat('ab', 32), 'hex'))", records[0].stream
+        )
     async with open_scripted(database.gateway_url) as scripted:
         with pytest.raises(RecoveryFailed, match="claim and log disagree"):
             await scripted.runtime.recover(trace_id(1))

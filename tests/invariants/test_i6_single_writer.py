@@ -198,7 +198,7 @@ async def test_of_many_births_of_one_trace_exactly_one_is_stored(
     assert Counter(codes) == {None: 1, "STATE_SEQUENCE_GAP": 23}
     stored = await admin.fetchval("SELECT entry FROM tga.entries")
     assert stored == plans[codes.index(None)].entries[0].entry
-    assert await tables_naming(admin, plans[0].stream) == {"entries": 1, "artifacts": 1, "heads": 1, "claims": 1}
+    assert await tables_naming(admin, plans[0].stream) == {"links": 1, "payloads": 1, "heads": 1, "in_work": 1}
 
 
 # Holders in other processes
@@ -374,7 +374,8 @@ async def test_a_claim_that_is_being_made_elsewhere_is_not_waited_for_longer_tha
     transaction = admin.transaction()
     await transaction.start()
     await admin.execute(
-        "INSERT INTO tga.claims VALUES ($1, $2, $3, 'trace:other', sha256('x'))",
+        "INSERT INTO tga.heads (stream, subject, name, idempotency_key, payload_digest, sequence_number, entry_digest,"
+        " state, is_open) VALUES ('trace:other', $1, $2, $3, sha256('x'), 0, sha256('x'), 'PENDING', false)",
         plan.claim.server_id,
         plan.claim.tool_name,
         plan.claim.idempotency_key,
@@ -623,7 +624,7 @@ async def test_batches_over_the_same_claims_in_opposite_orders_do_not_deadlock_a
     await admin.execute("""
         CREATE FUNCTION public.take_a_moment() RETURNS trigger LANGUAGE plpgsql AS
             'BEGIN PERFORM pg_catalog.pg_sleep(0.002); RETURN NEW; END';
-        CREATE TRIGGER slowly BEFORE INSERT ON tga.claims FOR EACH ROW EXECUTE FUNCTION public.take_a_moment()
+        CREATE TRIGGER slowly BEFORE INSERT ON tga.heads FOR EACH ROW EXECUTE FUNCTION public.take_a_moment()
     """)
     ledger = PostgresLedger(recorded)
     for round_number in range(4):

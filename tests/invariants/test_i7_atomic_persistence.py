@@ -88,30 +88,37 @@ def attempt(n: int) -> Plan:
     return Plan(TRACE.stream(trace_id(n)), EXECUTOR, EXECUTOR, dispatch_attempt=2, waiting_after="operator")
 
 
-_BORN = {"entries": 3, "artifacts": 3, "heads": 1, "claims": 1, "execution_checkpoints": 1}
+# Artifacts stand in one row a plan; the claim and its effect in the row of the head.
+_BORN = {"links": 3, "payloads": 1, "heads": 1, "in_work": 1, "execution_checkpoints": 1}
 STEPS = (
     Step(
         "birth",
         lambda n: [],
         birth,
-        ("claims", "entries", "artifacts", "heads", "execution_checkpoints"),
+        ("heads", "links", "payloads", "in_work", "execution_checkpoints"),
         _BORN,
     ),
     Step(
         "effect",
         lambda n: [birth(n)],
         effect,
-        ("entries", "artifacts", "heads", "claim_effects"),
-        {**_BORN, "entries": 4, "artifacts": 4, "claim_effects": 1},
+        ("links", "payloads", "heads"),
+        {**_BORN, "links": 4, "payloads": 2},
     ),
     Step(
         "wait",
         lambda n: [],
         wait,
-        ("entries", "artifacts", "heads", "sealed", "outbox"),
-        {"entries": 1, "artifacts": 1, "heads": 1, "claims": 1, "sealed": 1, "outbox": 1},
+        ("heads", "links", "payloads", "at_rest", "sealed", "outbox"),
+        {"links": 1, "payloads": 1, "heads": 1, "at_rest": 1, "sealed": 1, "outbox": 1},
     ),
-    Step("attempt", lambda n: [birth(n)], attempt, ("heads", "dispatch_attempts"), {**_BORN, "dispatch_attempts": 1}),
+    Step(
+        "attempt",
+        lambda n: [birth(n)],
+        attempt,
+        ("heads", "at_rest", "dispatch_attempts"),
+        {**{table: rows for table, rows in _BORN.items() if table != "in_work"}, "at_rest": 1, "dispatch_attempts": 1},
+    ),
 )
 CUTS = [(n, step, *cut) for n, (step, cut) in enumerate((step, cut) for step in STEPS for cut in step.cuts())]
 
@@ -613,9 +620,8 @@ async def test_temporary_tables_named_like_ours_do_not_shadow_them(
             assert await sessions.commit(f"SELECT * FROM pg_temp.{table}") == []
         assert await tables_naming(admin, stream) == {
             **_BORN,
-            "entries": 4,
-            "artifacts": 4,
-            "claim_effects": 1,
+            "links": 4,
+            "payloads": 2,
         }
         assert (await tables_naming(admin, TRACE.stream(trace_id(3))))["dispatch_attempts"] == 1
         await verify_all(sessions)
@@ -714,7 +720,7 @@ async def test_the_outcome_can_be_read_once_the_lock_is_had(
     admin: Admin, sessions: Sessions, executor: Executor, ledger: PostgresLedger
 ) -> None:
     """The client gave up, the server did not: whoever then takes the trace's lock reads the final outcome."""
-    async with gate(admin, "entries", "AFTER"):
+    async with gate(admin, "links", "AFTER"):
         late = asyncio.create_task(ledger.commit(birth(1)))
         await pid_at_gate(admin, late)
         taking = asyncio.create_task(acquire_stream(sessions, TRACE.stream(trace_id(1)), executor.executor_id))

@@ -5,11 +5,11 @@
 Nothing in `app` knows of it: the tree's session and the signer are wrapped. A boundary is a moment at which a crash
 leaves something else behind than a moment earlier:
 
-    reign.before      reign.rolled_back      reign.done        the commit before which nothing is signed
-    integrate.before  integrate.rolled_back  integrate.done    the places of new entries
-    nodes.before      nodes.rolled_back      nodes.done        the hashes of whole subtrees
-    memory.before     memory.unfinished      memory.done       the signer's memory; unfinished: written, not renamed
-    head.before       head.rolled_back       head.done         the signed head
+    leader_term.before  leader_term.rolled_back  leader_term.done  the commit before which nothing is signed
+    integrate.before    integrate.rolled_back    integrate.done    the places of new entries
+    nodes.before        nodes.rolled_back        nodes.done        the hashes of whole subtrees
+    memory.before       memory.unfinished        memory.done       the signer's memory; unfinished: written, not renamed
+    head.before         head.rolled_back         head.done         the signed head
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from app.postgres.sequencer import Integrated, Sequencer, TreeSession
 BOUNDARIES = [
     f"{step}.{moment}"
     for step, moments in {
-        "reign": ("before", "rolled_back", "done"),
+        "leader_term": ("before", "rolled_back", "done"),
         "integrate": ("before", "rolled_back", "done"),
         "nodes": ("before", "rolled_back", "done"),
         "memory": ("before", "unfinished", "done"),
@@ -58,8 +58,8 @@ class MinedSession(TreeSession):
         cross(f"{step}.done")
         return result
 
-    async def begin_reign(self) -> None:
-        await self._mined("reign", lambda: TreeSession.begin_reign(self))
+    async def begin_leader_term(self) -> None:
+        await self._mined("leader_term", lambda: TreeSession.begin_leader_term(self))
 
     async def integrate(self, rows_max: int) -> Integrated:
         found: Integrated = await self._mined("integrate", lambda: TreeSession.integrate(self, rows_max))

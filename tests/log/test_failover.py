@@ -298,7 +298,7 @@ async def test_leaves_that_no_standby_has_are_not_signed_until_it_is_back(
 ) -> None:
     async with leaves_without_standby(primary, standby, signer, break_off) as sequencer:
         signed = signer.load_remembered()
-        for _ in range(3):  # also a wait of the new reign may be broken off
+        for _ in range(3):  # also a wait of the new leader term may be broken off
             await asyncio.sleep(0.5)
             assert signer.load_remembered() == signed
             assert not sequencer.is_working

@@ -26,9 +26,9 @@ from tests.log.process import BOUNDARIES
 
 # What stands after a death at this boundary: leaves added, nodes added, memory ahead, head published.
 LEFT_BEHIND = {
-    "reign.before": (0, 0, 0, 0),
-    "reign.rolled_back": (0, 0, 0, 0),
-    "reign.done": (0, 0, 0, 0),
+    "leader_term.before": (0, 0, 0, 0),
+    "leader_term.rolled_back": (0, 0, 0, 0),
+    "leader_term.done": (0, 0, 0, 0),
     "integrate.before": (0, 0, 0, 0),
     "integrate.rolled_back": (0, 0, 0, 0),
     "integrate.done": (1, 0, 0, 0),

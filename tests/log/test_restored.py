@@ -207,7 +207,7 @@ async def test_a_counter_that_went_back_is_noticed_without_the_clusters_name(
 ) -> None:
     """Where a provider hides the system identifier: the cursor stands on a number that was never given here."""
     await append(ledger, 3)
-    await admin.execute("UPDATE tga.tree_cursor SET xid = '900000000000', stream = 'z'")
+    await admin.execute("UPDATE tga.tree_cursor SET xid = '900000000000', stream_no = 900000000000")
     async with sequencing(database, signer):
         assert await caught_up(sessions) == 12
     await verify_log(admin, sessions, [signer.verifier_key])

@@ -19,6 +19,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.sequencer import TreeSession
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.tree import PostgresTree
+from tests.attacker import disarm, insert_bulk, rearm
 from tests.conftest import Admin
 from tests.invariants.plans import plan_of
 from tests.log.auditor import plain_root, published_notes, stored_leaves, verify_log
@@ -39,7 +40,7 @@ async def test_every_entry_becomes_a_leaf_under_a_signed_head(
     assert heads[0].size >= 280
     order = await admin.fetch(
         "SELECT leaf_index FROM tga.leaves JOIN tga.entries USING (stream, sequence_number)"
-        " ORDER BY xid, stream, sequence_number"
+        " ORDER BY xid, entries.stream_no, sequence_number"
     )
     assert [row["leaf_index"] for row in order] == list(range(1080)), "leaves stand in the order of commits"
 
@@ -49,9 +50,9 @@ async def test_entries_of_a_stream_stay_in_order_whatever_life_their_numbers_are
 ) -> None:
     """After a restore a trace goes on: its first entries have high numbers of the old cluster, its last a low one."""
     await ledger.commit(plan_of(completed_trace(1)))
-    await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER append_only")
+    await disarm(admin)
     await admin.execute("UPDATE tga.entries SET xid = '4000000000' WHERE sequence_number < 4")
-    await admin.execute("ALTER TABLE tga.entries ENABLE ALWAYS TRIGGER append_only")
+    await rearm(admin)
     await admin.execute("UPDATE tga.tree_cursor SET system_identifier = 'the old cluster'")
     for _ in range(6):
         await sessions.commit("SELECT * FROM tga.integrate(2)")
@@ -294,11 +295,7 @@ async def test_memory_stays_flat_over_many_entries(
         await caught_up(sessions)
         peaks = []
         for start in (0, 30_000):
-            await admin.execute(
-                "INSERT INTO tga.entries (stream, sequence_number, entry, entry_digest)"
-                " SELECT 'bulk:' || lpad(n::text, 8, '0'), 1, convert_to(repeat('x', 700), 'UTF8'), sha256('')"
-                f"  FROM generate_series({start} + 1, {start} + 30000) AS n"
-            )
+            await insert_bulk(admin, start + 1, start + 30_000)
             await caught_up(sessions, within_s=60)
             peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert peaks[1] - peaks[0] < 20_000, "KiB"

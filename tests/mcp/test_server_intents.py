@@ -86,9 +86,9 @@ async def test_an_answer_of_a_call_that_is_not_over_is_owed_until_it_is(
     await intents.leave(ONE, first)
     zeros = bytes(32)
     await admin.execute("SET session_replication_role = replica")
-    await admin.execute("INSERT INTO tga.claims VALUES ('bank', 'charge', 'k1', 'trace:x', $1)", zeros)
     statement = (
-        "INSERT INTO tga.heads (stream, sequence_number, entry_digest, state, is_open) VALUES ($1, 1, $2, $3, $4)"
+        "INSERT INTO tga.heads (stream, sequence_number, entry_digest, state, is_open, subject, name, idempotency_key,"
+        " payload_digest) VALUES ($1, 1, $2, $3, $4, 'bank', 'charge', 'k1', $2)"
     )
     await admin.execute(statement, "trace:x", zeros, "PENDING" if is_open else "COMPLETED", is_open)
     assert await begun(intents, "k2") == expected

@@ -38,6 +38,7 @@ from tests.runtime.scripted import PRINCIPAL, TIMED_OUT, WRITE, Scripted, call, 
 from tests.runtime.supervised import ask, decide, find, holding, runtime_of
 from tests.runtime.tampering import rewrite, untriggered
 
+DELETE_PAYLOADS = "DELETE FROM tga.payloads p USING tga.heads h WHERE h.stream_no = p.stream_no AND h.stream = $1"
 MARKER = "Erika-Mustermann-1964"
 ANSWERED = Answered("SUCCESS", JsonOutput(encoding="json", value={"said": MARKER}))
 SECRET = replace(WRITE, secret_arguments=("/card",))
@@ -67,11 +68,13 @@ async def test_payloads_go_and_the_chain_stands(database: Database, admin: Admin
         assert after == before
         assert len(after) == 4
         tables = await tables_naming(admin, stream)
-        assert "artifacts" not in tables
-        assert tables["claims"] == tables["claim_effects"] == tables["erasures"] == tables["heads"] == 1
+        assert "payloads" not in tables
+        assert (tables["links"], tables["erasures"], tables["heads"]) == (4, 1, 1)
+        for claim in ("claims", "claim_effects"):
+            assert await admin.fetchval(f"SELECT count(*) FROM tga.{claim} WHERE stream = $1", stream) == 1
         assert await tables_naming(admin, f"trace:{second.trace_id}") == {
             **{table: count for table, count in tables.items() if table != "erasures"},
-            "artifacts": 4,
+            "payloads": 2,
         }
         report = await verify_all(scripted.sessions)
         assert (report.erased_streams, report.findings) == (1, 0)
@@ -234,7 +237,7 @@ async def test_nothing_of_the_payload_is_left_in_any_table(database: Database, a
         asked = await runtime_of(scripted, webhooks=("hook",)).call(asking)
         assert await admin.fetchval("SELECT count(*) FROM tga.outbox") == 1
         await decide(scripted, asked.trace_id, rationale=MARKER)
-        assert (await holding(admin, MARKER)).keys() == {"artifacts"}
+        assert (await holding(admin, MARKER)).keys() == {"payloads"}
         assert await admin.fetchval("SELECT count(*) FROM tga.sealed") == 1
         await erase(scripted, asked.trace_id)
         assert await holding(admin, MARKER) == {}
@@ -259,7 +262,7 @@ async def test_what_an_erasure_leaves_is_named(database: Database, admin: Admin)
         )
         await erase(scripted, held.trace_id)
         assert (await holding(admin, f"{MARKER}-order")).keys() == {"dispatch_attempts"}
-        assert (await holding(admin, f"{MARKER}-key")).keys() == {"claims", "execution_checkpoints"}
+        assert (await holding(admin, f"{MARKER}-key")).keys() == {"heads"}
         assert "heads" in await holding(admin, PRINCIPAL.principal_id)
 
 
@@ -269,10 +272,10 @@ async def test_what_an_erasure_leaves_is_named(database: Database, admin: Admin)
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM tga.artifacts",
-        "DELETE FROM tga.artifacts WHERE sequence_number = 4",
-        "UPDATE tga.artifacts SET artifact = '\\x00'",
-        "TRUNCATE tga.artifacts",
+        "DELETE FROM tga.payloads",
+        "DELETE FROM tga.payloads WHERE sequence_number = 4",
+        "UPDATE tga.payloads SET artifacts[1] = '\\x00'",
+        "TRUNCATE tga.payloads",
         "DELETE FROM tga.erasures",
         "UPDATE tga.erasures SET stream = 'trace:x'",
         "TRUNCATE tga.erasures",
@@ -369,7 +372,7 @@ async def test_an_erasure_row_without_its_document_is_found(database: Database, 
         answer = await scripted.runtime.call(call(key=new_key()))
         stream = f"trace:{answer.trace_id}"
         await admin.execute("INSERT INTO tga.erasures VALUES ($1, 'system:default', 99)", stream)
-        await admin.execute("DELETE FROM tga.artifacts WHERE stream = $1", stream)
+        await admin.execute(DELETE_PAYLOADS, stream)
         report = Report()
         found = await find(scripted.sessions, report)
         assert [(error.stream, error.what) for error in found] == [(stream, "the erasure is not on the record")]
@@ -380,7 +383,7 @@ async def test_an_erasure_row_that_points_at_another_document_is_found(database:
     async with open_scripted(database.gateway_url) as scripted:
         answer = await scripted.runtime.call(call(key=new_key()))
         await admin.execute("INSERT INTO tga.erasures VALUES ($1, 'system:default', 1)", f"trace:{answer.trace_id}")
-        await admin.execute("DELETE FROM tga.artifacts WHERE stream = $1", f"trace:{answer.trace_id}")
+        await admin.execute(DELETE_PAYLOADS, f"trace:{answer.trace_id}")
         assert [error.code for error in await find(scripted.sessions)] == [SchemaViolation.code]
 
 
@@ -409,10 +412,12 @@ async def test_a_payload_that_was_left_standing_is_found(database: Database, adm
     async with open_scripted(database.gateway_url, ANSWERED) as scripted:
         answer = await scripted.runtime.call(call(key=new_key()))
         stream = f"trace:{answer.trace_id}"
-        rows = await admin.fetch("SELECT * FROM tga.artifacts WHERE stream = $1", stream)
+        rows = await admin.fetch(
+            "SELECT p.* FROM tga.payloads p JOIN tga.heads h USING (stream_no) WHERE h.stream = $1", stream
+        )
         await erase(scripted, answer.trace_id)
         for row in rows:
-            await admin.execute("INSERT INTO tga.artifacts VALUES ($1, $2, $3)", *row.values())
+            await admin.execute("INSERT INTO tga.payloads VALUES ($1, $2, $3)", *row.values())
         found = await find(scripted.sessions)
         assert {error.what for error in found} == {"a payload stands that was erased"}
 
@@ -458,7 +463,8 @@ CLAIM_FINDINGS = {
     "UPDATE tga.claims SET payload_digest = sha256('x')": "the payload digest of the erased trace's claim was changed",
     "UPDATE tga.erasures SET claim_salt = sha256('x')": "the payload digest of the erased trace's claim was changed",
     "UPDATE tga.erasures SET claim_salt = NULL": "the payload digest of the erased trace's claim was changed",
-    "UPDATE tga.heads SET tool_name = 'another' WHERE stream LIKE 'trace:%'": "the head names another tool",
+    # One pair of columns is the head's and the claim's.
+    "UPDATE tga.heads SET name = 'other' WHERE stream LIKE 'trace:%'": "the erased trace had the claim of another key",
 }
 
 
@@ -484,8 +490,11 @@ async def test_a_claim_that_is_given_to_another_trace_is_found_at_both(database:
     async with erased_trace(database.gateway_url) as (scripted, stream):
         other = await scripted.runtime.call(call(key=new_key()))
         async with untriggered(admin):
-            await admin.execute("DELETE FROM tga.claims WHERE stream <> $1", stream)
-            await admin.execute("UPDATE tga.claims SET stream = $1", f"trace:{other.trace_id}")
+            claim = await admin.fetchrow("SELECT * FROM tga.claims WHERE stream = $1", stream)
+            assert claim is not None
+            await admin.execute("DELETE FROM tga.claims")
+            given = {**dict(claim), "stream": f"trace:{other.trace_id}"}
+            await admin.execute("INSERT INTO tga.claims VALUES ($1, $2, $3, $4, $5)", *given.values())
         found = {error.stream for error in await find(scripted.sessions)}
         assert found == {stream, f"trace:{other.trace_id}"}
 
@@ -516,7 +525,8 @@ async def test_a_claim_for_an_erased_trace_that_had_none_is_found(database: Data
         assert parse_object(await last_of(admin, "artifact"))["claim"] is None
         await verify_all(scripted.sessions)
         stream = f"trace:{denied.trace_id}"
-        await admin.execute("INSERT INTO tga.claims VALUES ('crm', 'create', 'k', $1, sha256('x'))", stream)
+        async with untriggered(admin):
+            await admin.execute("INSERT INTO tga.claims VALUES ('crm', 'create', 'k', $1, sha256('x'))", stream)
         found = await find(scripted.sessions)
         assert [(error.stream, error.what) for error in found] == [(stream, "the erased trace had no claim")]
 

@@ -22,6 +22,7 @@ from app.postgres.feed import FeedItem, Position, load_feed, load_latest
 from app.postgres.ledger import PostgresLedger, _columns
 from app.postgres.listing import Visibility
 from app.postgres.sessions import Sessions
+from tests.attacker import disarm
 from tests.invariants.plans import plan_of
 from tests.postgres.test_listing import append, plan_and_buffers, principal
 from tests.traces import EXECUTOR, completed_trace, time_at, trace_id
@@ -194,11 +195,11 @@ async def test_a_page_costs_the_same_wherever_it_starts(ledger: PostgresLedger, 
     costs = []
     for round_ in range(2):
         await append(ledger, [plan_of(completed_trace(n)) for n in range(600 * round_, 600 * round_ + 600)])
-        await admin.execute("ANALYZE tga.entries; ANALYZE tga.heads; ANALYZE tga.artifacts")
+        await admin.execute("ANALYZE tga.links; ANALYZE tga.heads; ANALYZE tga.payloads")
         last = await admin.fetchval("SELECT max(xid::text::bigint) FROM tga.entries")
         for xid in (0, last - 2):
             plan, buffers = await plan_and_buffers(admin, feed._PAGE, str(xid), 0, "default", None, 20, 10**6)
-            assert "entries_by_commit" in plan
+            assert "links_by_commit" in plan
             costs.append((round_, xid, buffers, [n for n in _nodes(json.loads(plan)) if n[0] == "Seq Scan"]))
     assert not any(scans for *_, scans in costs)
     assert costs[2][2] <= costs[0][2] * 1.1
@@ -215,7 +216,7 @@ async def test_a_ledger_restored_into_another_cluster_is_refused_and_never_shown
 ) -> None:
     await append(ledger, [plan_of(completed_trace(n)) for n in range(3)])
     async with admin.transaction():
-        await admin.execute("ALTER TABLE tga.entries DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute("UPDATE tga.entries SET xid = '9000000000' WHERE stream = $1", f"trace:{trace_id(1)}")
     with pytest.raises(StoreUnfit):
         await load_feed(sessions, DEFAULT, after=Position(), limit=10)

@@ -174,7 +174,7 @@ def changes(kind: str, name: str, facts: Facts) -> Iterator[tuple[str, str]]:
             yield "predicate", f"{again} ({first}) WHERE false"
             yield "included", f"{again} ({first}) INCLUDE ({first})"
             yield "expressions", f"{again} (({first} IS NULL))"
-            yield "of", f"DROP INDEX tga.{name}; CREATE INDEX {name} ON tga.entries (sequence_number)"
+            yield "of", f"DROP INDEX tga.{name}; CREATE INDEX {name} ON tga.tenants (created_at)"
         case "function":
             of_catalog = f"UPDATE pg_proc SET {{}} WHERE oid = 'tga.{name}'::regprocedure"
             yield "body", of_catalog.format("prosrc = prosrc || ' '")
@@ -370,13 +370,12 @@ async def test_every_fact_that_is_changed_is_named(admin: Admin) -> None:
 
 
 SUPERFLUOUS = {
-    "trigger t of tga.entries": (
-        "CREATE TRIGGER t BEFORE INSERT ON tga.entries FOR EACH ROW"
-        " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    "trigger t of tga.links": (
+        "CREATE TRIGGER t BEFORE INSERT ON tga.links FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
     ),
-    "rule r of tga.entries": "CREATE RULE r AS ON INSERT TO tga.entries DO INSTEAD NOTHING",
-    "policy p of tga.entries": "CREATE POLICY p ON tga.entries USING (false)",
-    "constraint c of tga.claims": "ALTER TABLE tga.claims ADD CONSTRAINT c CHECK (false) NOT VALID",
+    "rule r of tga.links": "CREATE RULE r AS ON INSERT TO tga.links DO INSTEAD NOTHING",
+    "policy p of tga.links": "CREATE POLICY p ON tga.links USING (false)",
+    "constraint c of tga.heads": "ALTER TABLE tga.heads ADD CONSTRAINT c CHECK (false) NOT VALID",
     "column extra of tga.heads": "ALTER TABLE tga.heads ADD COLUMN extra text",
     "index u of tga.heads": "CREATE UNIQUE INDEX u ON tga.heads (owner)",
     "index e of tga.heads": "CREATE INDEX e ON tga.heads ((stream || 'x'))",
@@ -390,26 +389,26 @@ SUPERFLUOUS = {
         "INSERT INTO tga.transitions VALUES ('trace', 'PENDING', 'tool_effect', 'SUCCESS', 'COMPLETED', false)"
     ),
     "setting session_replication_role of tga_gateway": "ALTER ROLE tga_gateway SET session_replication_role = replica",
-    "table tga.entries was changed: children": "CREATE TABLE public.child () INHERITS (tga.entries)",
-    "table tga.entries was changed: grants": "GRANT DELETE ON tga.entries TO tga_gateway",
+    "table tga.links was changed: children": "CREATE TABLE public.child () INHERITS (tga.links)",
+    "table tga.links was changed: grants": "GRANT DELETE ON tga.links TO tga_gateway",
     "function tga.erase was changed: grants": "GRANT EXECUTE ON FUNCTION tga.erase TO pg_monitor",
     "schema tga was changed: grants": "GRANT CREATE ON SCHEMA tga TO tga_gateway",
     "role tga_gateway was changed: member of": "GRANT tga_owner TO tga_gateway",
 }
 HARMLESS = {
     "index plain of tga.heads": "CREATE INDEX plain ON tga.heads (owner)",
-    "index heads_open of tga.heads is missing": "DROP INDEX tga.heads_open",
+    "index heads_tenant of tga.heads is missing": "DROP INDEX tga.heads_tenant",
     "table tga.heads was changed: options": "ALTER TABLE tga.heads SET (autovacuum_vacuum_scale_factor = 0.01)",
-    "table tga.entries was changed: grants": "GRANT SELECT ON tga.entries TO pg_monitor",
+    "table tga.links was changed: grants": "GRANT SELECT ON tga.links TO pg_monitor",
     "schema tga was changed: grants": "GRANT USAGE ON SCHEMA tga TO pg_monitor",
     "table tga.notes": "CREATE TABLE tga.notes (id integer PRIMARY KEY CHECK (id > 0))",
-    "view tga.report": "CREATE VIEW tga.report AS SELECT count(*) FROM tga.entries",
+    "view tga.report": "CREATE VIEW tga.report AS SELECT count(*) FROM tga.links",
     "other statistics object": "CREATE STATISTICS tga.s ON stream, state FROM tga.heads",
     "setting search_path": "ALTER ROLE tga_gateway SET search_path = public",
     "pg_monitor may act as tga_owner": "GRANT tga_owner TO pg_monitor",
     "row (counter) of tga.stream_kinds": (
-        'INSERT INTO tga.stream_kinds SELECT (x).* FROM (SELECT jsonb_populate_record(k, \'{"kind": "counter"}\') AS x'
-        "  FROM tga.stream_kinds k LIMIT 1) AS other"
+        "INSERT INTO tga.stream_kinds (kind, id_field, entry_schema_id, birth_state)"
+        " VALUES ('counter', 'counter_id', 'test/v1/counter_entry', 'COUNTING')"
     ),
 }
 
@@ -443,19 +442,27 @@ async def test_two_rules_under_one_key_are_both_seen(admin: Admin) -> None:
 
 async def test_a_start_is_refused_with_the_first_and_the_number_of_the_others(database: Database, admin: Admin) -> None:
     await verify_guards(database.admin_url)
-    await admin.execute("ALTER TABLE tga.claims DROP CONSTRAINT claims_pkey")
-    with pytest.raises(StoreUnfit, match=r"constraint claims_pkey of tga.claims is missing .1 more") as caught:
+    await admin.execute("ALTER TABLE tga.links DROP CONSTRAINT links_pkey")
+    with pytest.raises(StoreUnfit, match=r"constraint links_pkey of tga.links is missing .1 more") as caught:
         await verify_guards(database.admin_url)
     assert caught.value.code == "STORE_UNFIT"
-    assert "PRIMARY KEY (server_id, tool_name, idempotency_key)" in str(caught.value)
+    assert "PRIMARY KEY (stream_no, sequence_number)" in str(caught.value)
+
+
+async def test_a_start_is_refused_without_the_index_that_keeps_a_claim_one_streams(
+    database: Database, admin: Admin
+) -> None:
+    await admin.execute("DROP INDEX tga.heads_claim")
+    with pytest.raises(StoreUnfit, match=r"index heads_claim of tga.heads is missing"):
+        await verify_guards(database.admin_url)
 
 
 async def test_a_start_tells_of_what_breaks_no_promise(
     database: Database, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await admin.execute("DROP INDEX tga.heads_open")
+    await admin.execute("DROP INDEX tga.heads_tenant")
     await verify_guards(database.admin_url)
-    assert "index heads_open of tga.heads is missing" in caplog.text
+    assert "index heads_tenant of tga.heads is missing" in caplog.text
 
 
 async def test_a_ledger_without_its_list_of_migrations_is_not_begun_anew(database: Database, admin: Admin) -> None:

@@ -23,7 +23,8 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import Migration, load_status, migrate, packaged_migrations
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from tests.conftest import Admin, Server
-from tests.traces import EXECUTOR, action_request, records_of, time_at
+from tests.postgres.old_schema import old_migrations
+from tests.traces import EXECUTOR
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ async def test_many_at_once_apply_each_migration_once(empty: Database) -> None:
 async def test_an_edited_file_is_refused(database: Database) -> None:
     first, *others = packaged_migrations()
     edited = (replace(first, sql=first.sql + "\n-- edited"), *others)
-    with pytest.raises(MigrationRefused, match="0001_ledger is not the file that was applied"):
+    with pytest.raises(MigrationRefused, match="0001_rules is not the file that was applied"):
         await migrate(database.admin_url, edited)
     with pytest.raises(MigrationRefused):
         await load_status(database.admin_url, edited)
@@ -132,7 +133,7 @@ async def test_the_rules_in_the_database_are_the_table_in_the_code(kind: StreamK
 async def test_the_database_knows_no_other_kind_and_whose_each_stream_is(admin: Admin) -> None:
     kinds = await admin.fetch("SELECT kind, tenant_path FROM tga.stream_kinds ORDER BY kind")
     assert [tuple(row) for row in kinds] == [("system", ["system_id"]), ("trace", ["principal", "tenant"])]
-    decides = await admin.fetch("SELECT kind, artifact_type FROM tga.artifact_rules WHERE decides")
+    decides = await admin.fetch("SELECT kind, artifact_type FROM tga.artifact_rules WHERE expired_path IS NOT NULL")
     assert [tuple(row) for row in decides] == [("trace", "supervisor_decision")]
 
 
@@ -146,34 +147,20 @@ async def test_the_gateway_reads_every_table_and_writes_none(admin: Admin) -> No
     assert {"sealed", "erasures", "outbox"} <= {row["relname"] for row in tables}
     assert [row["relname"] for row in tables if row["writes"]] == []
     unread = {row["relname"] for row in tables if not row["reads"]}
-    assert unread & {"sealed", "erasures", "outbox", "entries", "artifacts", "heads"} == set()
+    assert unread & {"sealed", "erasures", "outbox", "links", "payloads", "heads"} == set()
 
 
-async def test_streams_of_before_get_their_owner_and_time_from_their_birth(empty: Database) -> None:
-    """The ledger of an older version is taken over as it stands."""
-    packaged = packaged_migrations()
-    await migrate(empty.admin_url, packaged[:5])
+async def test_a_store_of_the_first_migrations_is_refused_and_says_what_to_do(empty: Database) -> None:
+    """Nothing was released with them; whoever has such a store exports it with the version that made it."""
+    await migrate(empty.admin_url, old_migrations())
+    for refused in (migrate(empty.admin_url), load_status(empty.admin_url)):
+        with pytest.raises(MigrationRefused, match="made by migrations that are no more") as caught:
+            await refused
+        assert "tga export" in caught.value.next_step
+        assert "empty database" in caught.value.next_step
     session = await asyncpg.connect(empty.admin_url)
-    birth = action_request(1, expires_at=time_at(9), principal={"principal_id": "agent-9", "tenant": "acme"})
-    (record,) = records_of(birth)
-    old = (
-        "SELECT * FROM tga.append(1000, $1::text[], $2::uuid[], ARRAY[NULL::uuid], ARRAY['supervisor'], '{1}', $3, $4,"
-    )
-    old += " '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')"
-    await session.execute("SET ROLE tga_gateway")
-    row = await session.fetchrow(old, [record.stream], [EXECUTOR], [record.entry.body_bytes()], [birth.to_bytes()])
-    assert row is not None
-    assert row["code"] is None
-    await session.execute("RESET ROLE")
-    assert await migrate(empty.admin_url, packaged) == packaged[5:]
-    head = await session.fetchrow(
-        "SELECT tenant, principal_id, server_id, tool_name, expires_at AT TIME ZONE 'UTC' AS expires FROM tga.heads"
-    )
+    assert await session.fetchval("SELECT to_regclass('tga.links')") is None, "nothing of the new was begun"
     await session.close()
-    assert head is not None
-    assert tuple(head)[:4] == ("acme", "agent-9", birth.server_id, birth.tool_name)
-    assert f"{head['expires'].isoformat(timespec='milliseconds')}Z" == birth.expires_at
-    assert await find_problems(empty.admin_url) == []
 
 
 async def test_a_new_kind_of_stream_needs_rows_and_no_code(database: Database, admin: Admin) -> None:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 from app.core.canonical import canonical_bytes, parse_object
 from app.core.digest import GENESIS, digest_of_bytes
+from tests.attacker import attacking
 from tests.conftest import Admin
 
-
-@asynccontextmanager
-async def untriggered(admin: Admin) -> AsyncIterator[None]:
-    """With every trigger of the ledger off, and as they were afterwards."""
-    rows = await admin.fetch(
-        "SELECT c.relname, t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
-        " WHERE c.relnamespace = 'tga'::regnamespace AND NOT t.tgisinternal"
-    )
-    for row in rows:
-        await admin.execute(f"ALTER TABLE tga.{row['relname']} DISABLE TRIGGER {row['tgname']}")
-    try:
-        yield
-    finally:
-        for row in rows:
-            await admin.execute(f"ALTER TABLE tga.{row['relname']} ENABLE ALWAYS TRIGGER {row['tgname']}")
+untriggered = attacking
 
 
 async def rewrite(admin: Admin, stream: str, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:

@@ -36,6 +36,7 @@ from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.writer import Writer
+from tests.attacker import disarm
 from tests.invariants.plans import Admin, plan_of
 from tests.runtime.scripted import (
     REFUSED,
@@ -433,8 +434,7 @@ async def test_a_poisoned_trace_is_reported_and_never_sent_and_does_not_stop_the
 ) -> None:
     for n in range(5):
         await interrupted_trace(ledger, n, attempts=2)
-    for table in ("artifacts", "dispatch_attempts"):
-        await admin.execute(f"ALTER TABLE tga.{table} DISABLE TRIGGER append_only")
+    await disarm(admin)
     await admin.execute(
         "UPDATE tga.artifacts SET artifact = replace(convert_from(artifact, 'UTF8'), '\"amount\":1', '\"amount\":9')"
         "::text::bytea WHERE stream = $1 AND sequence_number = 3",

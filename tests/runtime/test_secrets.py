@@ -46,7 +46,7 @@ async def sealed(admin: Admin) -> list[tuple[bool, bool]]:
 async def assert_no_secret_stored(admin: Admin) -> None:
     for secret in (CARD, PIN):
         assert await holding(admin, secret) == {}
-    assert "artifacts" in await holding(admin, "kept")  # what is looked for would be found
+    assert "payloads" in await holding(admin, "kept")  # what is looked for would be found
 
 
 async def test_the_true_call_is_sent_and_no_table_holds_the_secret_at_any_time(

@@ -34,6 +34,7 @@ from app.domain.tga.supervision import Ruling
 from app.domain.tga.verification import stream_checks
 from app.postgres.database import Database
 from app.postgres.reader import open_reader
+from tests.attacker import disarm
 from tests.conftest import Admin
 from tests.invariants.plans import contents, verify_all
 from tests.runtime.scripted import PRINCIPAL, TIMED_OUT, WRITE, Scripted, call, new_key, open_scripted
@@ -452,7 +453,7 @@ async def test_one_that_cannot_expire_does_not_stop_the_others(database: Databas
     async with open_scripted(database.gateway_url) as scripted:
         behind = runtime_of(scripted, clock=Skewed(-2 * WRITE.approval_timeout_ms))
         broken, due = [await ask(scripted, runtime=behind) for _ in range(2)]
-        await admin.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute("UPDATE tga.artifacts SET artifact = artifact || ' ' WHERE stream = $1", f"trace:{broken}")
         assert await scripted.runtime.expire_all() == 1
         assert (await scripted.traces.load_trace(due)).state.state == "DENIED"
@@ -559,7 +560,7 @@ async def test_who_is_to_be_told_is_told_in_the_transaction_in_which_waiting_beg
             ("one", f"trace:{asked}"),
             ("two", f"trace:{asked}"),
         ]
-        born = await admin.fetchval("SELECT xmin::text FROM tga.entries WHERE stream = $1", f"trace:{asked}")
+        born = await admin.fetchval("SELECT xmin::text FROM tga.heads WHERE stream = $1", f"trace:{asked}")
         assert {row["xmin"] for row in rows} == {born}
         assert len(scripted.ledger.plans) == 1
 
@@ -580,7 +581,7 @@ async def test_verification_of_one_trace_says_what_is_wrong_with_its_keys_stream
     async with open_scripted(database.gateway_url) as scripted:
         asked = await ask(scripted)
         await decide(scripted, asked)
-        await admin.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER ALL")
+        await disarm(admin)
         await admin.execute("UPDATE tga.artifacts SET artifact = artifact || ' ' WHERE stream = 'system:default'")
         report = Report()
         async with open_reader(scripted.sessions, stream=f"trace:{asked}") as reader:

@@ -80,7 +80,9 @@ async def fill(admin: Admin, count: int, *, webhook: str = "approvals", first: i
             " VALUES ($1, 1, sha256('x'), 'PENDING', 'supervisor', true) ON CONFLICT DO NOTHING",
             stream,
         )
-        await admin.execute("INSERT INTO tga.outbox (webhook, stream) VALUES ($1, $2)", webhook, stream)
+        await admin.execute(
+            "INSERT INTO tga.outbox (webhook, stream, waiting) VALUES ($1, $2, 'supervisor')", webhook, stream
+        )
 
 
 async def decide(admin: Admin, n: int) -> None:

@@ -1,4 +1,8 @@
-"""Execution checkpoints of traces: where one is due, and whether a stored one is right (I4)."""
+"""Execution checkpoints of traces: whether a stored one is right (I4).
+
+None is due: four entries are folded sooner than a checkpoint is read (docs/adr/0026). One that was written through
+`write_checkpoint` is verified like everything else.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,6 @@ from app.core.errors import ChecksumMismatch, SequenceGap
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint
 from app.domain.tga.execution_state import ExecutionState
-
-
-def is_checkpoint_due(to_state: str) -> bool:
-    """Whether the entry that leads to this state is written together with a checkpoint.
-
-    One rule for those who write and those who verify: so a checkpoint that someone removed is missed.
-    """
-    return to_state == "EXECUTING"
 
 
 def verify_stored_checkpoint(checkpoint: StoredCheckpoint, folded: ExecutionState | None) -> ExecutionState:

@@ -16,7 +16,7 @@ from app.core.errors import RecoveryFailed, SecretMissing, ToolNotFound, TraceNo
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.owned_stream import UNBORN, OwnedStream, Position, StreamPorts
-from app.domain.ledger.plans import Plan, PlannedCheckpoint
+from app.domain.ledger.plans import Plan
 from app.domain.policy.question import Verdict
 from app.domain.tga.attempts import (
     Attempts,
@@ -25,7 +25,6 @@ from app.domain.tga.attempts import (
     effect_of_exhaustion,
     effect_of_reconciliation,
 )
-from app.domain.tga.checkpoints import is_checkpoint_due
 from app.domain.tga.documents import (
     ActionRequest,
     ArtifactDocument,
@@ -307,9 +306,6 @@ class TraceExecutor:
         """Commit what is collected, in one transaction; an unknown commit is settled before anything else happens."""
         owned, secrets = execution.owned, execution.secrets
         state, entries = owned.head.state, owned.pending
-        checkpoint = None
-        if entries and is_checkpoint_due(state):
-            checkpoint = PlannedCheckpoint(known(execution.state).write(), self._clock.now())
         is_birth = owned.durable_head.sequence_number == 0
         plan = Plan(
             stream=owned.stream,
@@ -318,7 +314,6 @@ class TraceExecutor:
             waiting_after=execution.waiting,
             entries=entries,
             claim=claim_at_birth(execution.request, state) if is_birth else None,
-            checkpoint=checkpoint,
             dispatch_attempt=attempt,
             resolution=None if execution.redispatch is None else canonical_bytes(execution.redispatch.to_json()),
             # A call that is denied at once needs its secrets no more.

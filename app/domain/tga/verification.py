@@ -22,7 +22,7 @@ from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream, Summary
 from app.domain.system.decision_signer import verify_decision_signature
 from app.domain.system.verification import SigningKeys, SystemKind
-from app.domain.tga.checkpoints import is_checkpoint_due, verify_erased_checkpoint, verify_stored_checkpoint
+from app.domain.tga.checkpoints import verify_erased_checkpoint, verify_stored_checkpoint
 from app.domain.tga.documents import ActionRequest, SupervisorDecision, ToolCall, ToolEffect
 from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.idempotency import claim_of_request, compare_claim, may_lack_claim
@@ -137,9 +137,6 @@ class _Trace(StreamChecks):
         holder = walk.claim_holder(claim.key_digest(), stream)
         if holder != stream:  # I2
             raise RecoveryFailed("two traces made a call with one idempotency key", expected=holder, found=stream)
-
-    def is_checkpoint_due(self, state: str) -> bool:
-        return is_checkpoint_due(state)
 
     def verify_checkpoint(self, checkpoint: StoredCheckpoint, at: Standing) -> None:
         state = verify_stored_checkpoint(checkpoint, self.state if at.is_sound else None)

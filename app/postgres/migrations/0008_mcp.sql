@@ -56,9 +56,9 @@ BEGIN
         used_key := found_intent.idempotency_key;
         RETURN;
     ELSIF found_intent.touched_at > clock_timestamp() - window_ms * interval '1 millisecond'
-        OR EXISTS (SELECT FROM claims c JOIN heads h ON h.stream = c.stream
-                    WHERE c.server_id = found_intent.server_id AND c.tool_name = found_intent.tool_name
-                      AND c.idempotency_key = found_intent.idempotency_key AND h.is_open)
+        OR EXISTS (SELECT FROM heads h
+                    WHERE h.subject = found_intent.server_id AND h.name = found_intent.tool_name
+                      AND h.idempotency_key = found_intent.idempotency_key AND h.is_open)
     THEN
         verdict := 'again';
         used_key := found_intent.idempotency_key;
