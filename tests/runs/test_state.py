@@ -53,6 +53,17 @@ def test_what_is_not_there_is_named_and_nothing_of_the_checkpoint_is_applied(cha
     assert state == {"a": [1, 2]}
 
 
+def test_a_change_stays_what_it_is_when_the_state_goes_on_changing() -> None:
+    state: dict[str, Any] = {}
+    first = [put("/a", []), put("/a/-", {"b": []}), put("/c", {}), put("/a/0", {"b": []})]
+    apply_changes(state, first)
+    apply_changes(state, [put("/a/0/b/-", 1), put("/a/-", 2), put("/c/d", 3)])
+    assert [change.to for change in first] == [[], {"b": []}, {}, {"b": []}]
+    whole = put("", {"a": []})
+    apply_changes(state, [whole, put("/a/-", 1)])
+    assert whole.to == {"a": []}
+
+
 pointers = st.lists(st.sampled_from(["a", "b", "0", "1", "-", ""]), max_size=3).map(
     lambda steps: "".join(f"/{step}" for step in steps)
 )

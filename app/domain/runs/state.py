@@ -6,6 +6,7 @@ and `~0` for a tilde (RFC 6901). The whole state is an object.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
@@ -57,7 +58,7 @@ def _apply(state: dict[str, Any], change: Change) -> Callable[[], Any]:
         if isinstance(change, RemoveAt) or not isinstance(change.to, dict):
             raise SchemaViolation("a run's state is an object", expected="an object", found="something else")
         before = dict(state)
-        _replace(state, change.to)
+        _replace(state, copy.deepcopy(change.to))
         return lambda: _replace(state, before)
     holder: Any = state
     for step in steps[:-1]:
@@ -89,7 +90,7 @@ def _put_member(holder: dict[str, Any], name: str, change: Change) -> Callable[[
             raise _nothing_there(change.at)
         del holder[name]
     else:
-        holder[name] = change.to
+        holder[name] = copy.deepcopy(change.to)  # the document stays what it is when the state goes on changing
     return (lambda: holder.__setitem__(name, before)) if was_there else (lambda: holder.__delitem__(name))
 
 
@@ -98,13 +99,13 @@ def _put_item(holder: list[Any], step: str, change: Change) -> Callable[[], Any]
     if index is None or index > len(holder) or (isinstance(change, RemoveAt) and index == len(holder)):
         raise _nothing_there(change.at)
     if isinstance(change, SetAt) and index == len(holder):
-        holder.append(change.to)
+        holder.append(copy.deepcopy(change.to))
         return holder.pop
     before = holder[index]
     if isinstance(change, RemoveAt):
         del holder[index]
         return lambda: holder.insert(index, before)
-    holder[index] = change.to
+    holder[index] = copy.deepcopy(change.to)
     return lambda: holder.__setitem__(index, before)
 
 
