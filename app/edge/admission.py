@@ -1,4 +1,4 @@
-"""Back-pressure: who sends too fast or has too much under way is told so at once, and nothing is stored.
+"""Back-pressure: a caller that sends too fast or has too much under way is refused at once, and nothing is stored.
 
 Everything here counts; nothing waits. Bounds of principals hold within this process; several gateways each have
 their own.
@@ -33,7 +33,7 @@ class Limits(Protocol):
 
 
 class TokenBucket:
-    """At most `burst` at once and `per_second` for long; time is whatever the caller says it is."""
+    """A token bucket: at most `burst` at once and `per_second` in the long run. Its user tells it the time."""
 
     __slots__ = ("_at", "_burst", "_per_second", "_tokens")
 
@@ -142,7 +142,7 @@ class Admission:
 
     def enter_server(self, server_id: str, in_flight_max: int, *, at_work: int = 0) -> None:
         """Count one call for a tool server; GatewayBusy when its load is full. `leave_server` gives the place back.
-        `at_work`: how many of its calls are being executed, whoever waits for them."""
+        `at_work`: how many of its calls are being executed, whether or not a caller waits for them."""
         waiting = self._of_server.get(server_id, 0)
         if max(waiting, at_work) >= in_flight_max:
             raise GatewayBusy("the tool server's load is full", expected=f"at most {in_flight_max} calls in flight")
@@ -172,7 +172,7 @@ class Admission:
     def _new_load(self, key: tuple[str, str], now: float) -> _PrincipalLoad:
         if len(self._loads) >= self._sweep_at:
             self._loads = {known: load for known, load in self._loads.items() if not load.is_idle(now)}
-            # Looked through again only when it has doubled: each new principal pays for a constant part of it.
+            # Sweep again only when the table has doubled: then the sweep costs each new principal a constant.
             self._sweep_at = max(PRINCIPALS_REMEMBERED, 2 * len(self._loads))
         bucket = TokenBucket(self._limits.requests_per_second, self._limits.burst, now)
         load = self._loads[key] = _PrincipalLoad(bucket)

@@ -10,11 +10,11 @@ from app.core.limits import CREDENTIAL_CHARS_MAX
 from app.domain.identity import API_KEY_PREFIX, ApiKeyLookup, PresentedKey, Principal, StoredKey, parse_api_key
 
 _SCHEME: Final = "bearer"
-_NOBODYS_DIGEST: Final = bytes(32)  # the SHA-256 of nothing that anyone knows
+_NOBODYS_DIGEST: Final = bytes(32)  # no secret is known that hashes to this
 
 
 class Tokens(Protocol):
-    """Whatever verifies bearer tokens that are not API keys."""
+    """Verifies bearer tokens that are not API keys."""
 
     async def verify(self, token: str) -> Principal | None: ...
 

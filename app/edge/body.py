@@ -17,7 +17,7 @@ _UTF_8: Final = frozenset({"utf-8", "utf8"})
 
 
 class ClientGone(Exception):
-    """The client went away in the middle of its request. There is nobody to answer."""
+    """The client went away in the middle of its request; no answer can reach it."""
 
 
 async def read_body(scope: Scope, receive: Receive, model: type[_M], *, is_optional: bool = False) -> _M:

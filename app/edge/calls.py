@@ -1,4 +1,4 @@
-"""What every way in for calls shares: the tool server's line, the answer when the gateway must go, the traceparent."""
+"""What HTTP and MCP share for calls: admission at the tool server, the answer at shutdown, the traceparent."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16
 
 
 class Calls:
-    """The runtime, as the edges ask it."""
+    """Passes calls of every transport to the runtime."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._in_flight_max = {info.server_id: info.max_in_flight for info in services.registry.servers()}
 
     async def in_line(self, call: CheckedCall, *, wait_ms: int) -> Answer:
-        """The runtime's answer, with a place in the server's line while it is waited for; GatewayBusy if it is full."""
+        """The runtime's answer; until then the call counts towards its server's load. GatewayBusy when that is full."""
         runtime, admission, server_id = self._services.runtime, self._services.admission, call.server_id
         in_flight_max = self._in_flight_max.get(server_id)
         if in_flight_max is None:
@@ -39,7 +39,7 @@ class Calls:
             admission.leave_server(server_id)
 
     async def handed_over(self, call: CheckedCall) -> Answer:
-        """What is durable of a call that is no longer waited for; ShuttingDown for what is not, or is another's.
+        """What is durable of a call that is no longer waited for; ShuttingDown if nothing is, or it is another's.
 
         How far the call came before it was broken off is not known: perhaps nothing of it was looked at yet.
         """
@@ -61,14 +61,14 @@ class Calls:
         raise ShuttingDown("the gateway is stopping")
 
     async def as_it_stands(self, trace_id: TraceId) -> Answer:
-        """Of a trace that the caller is known to have asked for: an error names it."""
+        """What is recorded of a trace that this caller has asked for; every error names the trace."""
         with naming(trace_id):
             return answer_of(await self._services.traces.load_trace(trace_id))
 
 
 @contextlib.contextmanager
 def naming(trace_id: TraceId) -> Iterator[None]:
-    """Whatever goes wrong from here on, the caller is told the trace: what was asked for is on the record."""
+    """Put the trace into every error raised inside: the call is on the record, and its caller must find it there."""
     try:
         yield
     except TgaError as error:
@@ -76,7 +76,7 @@ def naming(trace_id: TraceId) -> Iterator[None]:
 
 
 def checked_traceparent(given: object) -> str | None:
-    """The header of W3C Trace Context, if it is one; what is none is as good as absent."""
+    """A well-formed W3C Trace Context header; None for anything else."""
     return given if isinstance(given, str) and _TRACEPARENT.fullmatch(given) else None
 
 

@@ -67,7 +67,7 @@ def _read(pattern: re.Pattern[str], cursor: str) -> re.Match[str]:
 
 
 def _no_cursor() -> InputMalformed:
-    # What was sent is not echoed: it says nothing to anybody.
+    # Do not echo what was sent: it means nothing to a reader.
     return InputMalformed(
         "that is no cursor of this list",
         expected="the `next` of an earlier answer, as it was",

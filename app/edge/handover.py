@@ -30,11 +30,11 @@ class Handover:
             raise RuntimeError("waiting outside of a task")
         self._waiting.add(task)
         if self._is_due:
-            task.cancel()  # it gets no further than to its first pause
+            task.cancel()  # it runs no further than its first await
         try:
             return await awaited
         except asyncio.CancelledError:
-            # Only our own cancellation ends here; one that somebody else asked for as well goes on.
+            # Swallow our own cancellation only; if another task cancelled it too, let it go on.
             if self._is_due and task.uncancel() == 0:
                 raise HandedOver from None
             raise
@@ -42,7 +42,7 @@ class Handover:
             self._waiting.discard(task)
 
     def break_off(self) -> None:
-        """From now on nobody waits."""
+        """Break off every wait, those that are to come too."""
         self._is_due = True
         for task in self._waiting:
             task.cancel()

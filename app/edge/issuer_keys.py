@@ -21,7 +21,7 @@ from app.core.limits import JWKS_AGE_MAX_MS, JWKS_BYTES_MAX, JWKS_KEYS_MAX, JWKS
 
 log = logging.getLogger(__name__)
 
-# What a key of a type and curve may verify. A shared secret (HS*) is no one's signature, and `none` is nothing.
+# Which algorithms a key of a type and curve may verify. Shared secrets (HS*) and `none` prove no signer: not listed.
 _RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _FITTING: Final[Mapping[tuple[str, str | None], tuple[str, ...]]] = {
     ("OKP", "Ed25519"): ("EdDSA",),
@@ -166,7 +166,7 @@ class JwksUrl:
     async def _refreshed(self) -> None:
         self._refresh()
         if self._fetching is not None:
-            # Waited for, not owned: a caller that goes away does not end it for the others.
+            # Shielded: a caller that goes away must not end the fetch for the others.
             await asyncio.wait([self._fetching])
 
     def _refresh(self) -> None:
@@ -209,7 +209,7 @@ def _safe_url(url: str) -> URL:
     except ValueError:
         parsed, host = URL(), ""
     if not host or not (parsed.scheme == "https" or (parsed.scheme == "http" and _is_this_machine(host))):
-        # Whoever can answer in the issuer's place can sign tokens for anybody.
+        # A host that can answer in the issuer's place can sign tokens for every principal.
         raise SettingInvalid("jwks_url is not a safe place for keys", expected="https://, or http:// to this machine")
     return parsed
 

@@ -27,7 +27,7 @@ from app.edge.services import Services
 
 logger = logging.getLogger("tga")
 
-# Whoever watches the gateway is answered also when it is full, or about to stop.
+# Probes are answered also when the gateway is full, or about to stop.
 _WATCHED: Final = frozenset({"/healthz", "/readyz"})
 _ENDLESS: Final = "/events"
 
@@ -78,7 +78,7 @@ class GatewayMiddleware:
                 logger.error("%s %s: %s", scope["method"], scope["path"], error)
             return problem(error)
         incident = self._services.clock.new_id()
-        # What a caller sent stays out of the log, but for the path; the traceback shows code, not values.
+        # Log nothing that a caller sent but the path; the traceback shows code, not values.
         logger.error("incident %s at %s %s", incident, scope["method"], scope["path"], exc_info=error)
         return problem(InternalError("the gateway failed to answer"), incident=incident)
 

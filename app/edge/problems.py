@@ -62,11 +62,11 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.StoreUnfit: 503,
     errors.LogForked: 503,
 }
-# What these found out is about the store and its host: for the log, not for callers.
+# Details of these are about the store and its host: they go to the log, not to callers.
 _OF_THE_STORE: Final = frozenset(
     {errors.StoreUnavailable, errors.OutcomeUnknown, errors.StoreUnfit, errors.LockAcquireFailed}
 )
-# Those who may come back are told when.
+# Retry-After, for errors after which asking again makes sense.
 RETRY_AFTER_S: Final[dict[type[TgaError], int]] = {
     errors.CallInFlight: 1,
     errors.ConcurrentExecution: 1,

@@ -37,7 +37,7 @@ from app.core.limits import (
 from app.edge.problems import problem
 
 _VERSIONS = ("1.1", "1.0")
-TRANSPORT: Final = "tga.transport"  # in the scope: who must know whether an answer arrived asks the connection
+TRANSPORT: Final = "tga.transport"  # in the scope: for code that must know whether its answer arrived
 _HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
@@ -61,7 +61,7 @@ class _AnswerFirst:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A request that arrives whole in one piece costs no timer and two comparisons."""
 
-    # Class attributes, so that whoever needs other times derives a class.
+    # Class attributes: a subclass may have other times.
     headers_wait_ms = HEADERS_WAIT_MS
     body_wait_ms = BODY_WAIT_MS
     linger_ms = LINGER_MS
@@ -88,9 +88,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if beyond > 0:
             self._refuse(GatewayBusy("the gateway has as many connections as it takes", expected=self.connections_max))
             if beyond > self.connections_max // 16:
-                self._hang_up()  # even those who are listened to a little longer must not be too many
+                self._hang_up()  # connections that linger are bounded too
             return
-        # Also for those who connect and say nothing.
+        # Also for clients that connect and send nothing.
         self._watch(self.headers_wait_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -140,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.transport = self._answer_first  # type: ignore[assignment]
         self._has_headers = True
         self._head_bytes = self._idle_bytes = 0
-        # Trailers come by the same way as headers, but nobody authenticated them: they go nowhere.
+        # Drop trailers: the parser reports them like headers, but the request was authenticated without them.
         self.headers = []
         if self._arrival is not None:
             self._unwatch()
@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arrival = None
         wait_ms = self.body_wait_ms if self._has_headers else self.headers_wait_ms
         if self.flow.read_paused:
-            self._watch(wait_ms)  # it is us who do not read on
+            self._watch(wait_ms)  # the gateway has paused reading; the client is not slow
         elif not self._is_arriving or (self._has_headers and self.cycle.response_complete):
             self._is_over = True
             self._hang_up()  # nothing was asked, or all of it is answered
@@ -246,7 +246,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._last_words = _answer(error, self.server_state.default_headers)
         cycle = self.cycle
         if self._is_answering() and cycle.more_body:
-            # The broken one is the last that was begun: nobody waits for the rest of it any more.
+            # The broken request is the last that was begun: do not wait for the rest of it.
             cycle.disconnected = True
             cycle.message_event.set()
             if self.pipeline and self.pipeline[0][0] is cycle:

@@ -1,4 +1,4 @@
-"""Who reads next: only so many at once, and principals take turns, so that readers never keep calls waiting.
+"""Which reader is next: only so many read at once, and principals take turns, so that readers never delay calls.
 
 Readers share the database's sessions and the one event loop with calls, decisions and recovery. Those do not pass here.
 """
@@ -16,12 +16,12 @@ from app.core.errors import GatewayBusy
 from app.core.limits import READ_PAUSE_MS_MAX, READ_PAUSE_TIMES, READ_WAIT_MS, READS_AT_ONCE_MAX
 from app.postgres.sessions import Connection, Record, Sessions
 
-# Set when a request is admitted. What works for all readers together is nobody's, and has a turn of its own.
+# The principal, set when its request is admitted. Work for all readers together has none, and takes a turn of its own.
 reader: ContextVar[tuple[str, str] | None] = ContextVar("reader", default=None)
 
 
 class ReadScheduler:
-    """Places for readers. Whoever waits is served in turn with the other principals, and within one in order."""
+    """Places for readers. Principals that wait are served in turn; the requests of one principal in order."""
 
     def __init__(self, at_once: int = READS_AT_ONCE_MAX, *, wait_ms: int = READ_WAIT_MS) -> None:
         self._free = at_once
@@ -42,7 +42,7 @@ class ReadScheduler:
             yield
         finally:
             if self._calls and self._waiting:
-                # Not at once: the processors that readers have kept busy are the call's for a while.
+                # Pause first: leave the processor to the calls that are being answered.
                 pause_s = min(READ_PAUSE_TIMES * (loop.time() - began), READ_PAUSE_MS_MAX / 1000)
                 loop.call_later(pause_s, self._pass_on)
             else:
@@ -65,7 +65,7 @@ class ReadScheduler:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._pass_on()  # it came in the moment that the wait was given up
+                self._pass_on()  # the place was given in the moment that the wait ended
             if isinstance(error, TimeoutError):
                 raise GatewayBusy("too many are reading", expected=f"a turn within {self._wait_s:g} s") from None
             raise

@@ -77,7 +77,7 @@ class EventStream(Response):
         async with self._services.subscribed(self._request) as principal:
             events = await self._opens(principal)
             if events is None:
-                # What makes an EventSource stop coming back.
+                # 204 tells an EventSource not to reconnect.
                 await Response(status_code=204)(scope, receive, send)
                 return
             try:
@@ -137,7 +137,7 @@ class EventStream(Response):
             fresh = await self._services.authenticator.authenticate(authorization)
         except Unauthenticated:
             return False
-        except TgaError:  # nobody can tell now: the next beat asks again
+        except TgaError:  # the store does not answer: the next beat asks again
             return True
         return may(fresh, "read") and scope_of(fresh) == scope_of(principal)
 

@@ -75,7 +75,9 @@ class TraceWatch:
         watched.due, watched.delay_ms = min(watched.due, now + FOLLOW_POLL_MS / 1000), FOLLOW_POLL_MS
         self._changed.set()
         if self._poller is None:
-            self._poller = asyncio.create_task(self._poll(), context=Context())  # for nobody in particular
+            self._poller = asyncio.create_task(
+                self._poll(), context=Context()
+            )  # reads for all followers, as no principal
         try:
             yield watched
         finally:
@@ -100,7 +102,7 @@ class TraceWatch:
                     except TimeoutError:
                         continue
         finally:
-            # In the step that found nobody: whoever comes next starts another.
+            # Cleared in the step that found no follower: the next follower starts another poller.
             self._poller = None
 
     async def _look(self, due: list[TraceId]) -> None:

@@ -1,6 +1,6 @@
 """Group commit: what arrives while a commit is in flight goes together in the next one.
 
-A lone plan waits for nobody. Thousands of calls in flight need only a few sessions.
+A lone plan is committed at once. Thousands of calls in flight need only a few sessions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Writer:
         self._queue.append((plan, size, future))
         self._queue_bytes += size
         self._start_flusher_if_needed()
-        # A caller that gives up leaves its plan in the queue, or in the batch that is on its way.
+        # If the caller gives up here its plan stays in the queue, or in the batch that is being committed.
         error = await future
         if error is not None:
             raise error
@@ -64,7 +64,7 @@ class Writer:
         if len(self._flushers) < self._flushers_wanted():
             flusher = self._loop.create_task(self._flush_all())
             self._flushers.add(flusher)
-            # For one that is cancelled before it runs.
+            # A flusher that is cancelled before it runs does not remove itself.
             flusher.add_done_callback(self._flushers.discard)
 
     def _flushers_wanted(self) -> int:
@@ -81,8 +81,8 @@ class Writer:
                 finally:
                     self._committing -= 1
         finally:
-            # In the step that found the queue empty: a plan that arrives before the task's callbacks run would
-            # otherwise wait for a flusher that has ended.
+            # Removed in the step that found the queue empty: a plan that arrives before the task's callbacks run
+            # would otherwise wait for a flusher that has ended.
             self._flushers -= {asyncio.current_task()}
 
     async def _flush(self, batch: list[_Waiting]) -> None:
@@ -98,15 +98,14 @@ class Writer:
             await self._answer(batch, results)
 
     async def _answer(self, batch: list[_Waiting], results: list[TgaError | None]) -> None:
-        """Callers that are answered together ask together. In parts, what the first of them ask is on its way while the
-        others still think."""
+        """Wake callers in slices, so that the next batch fills while this one is answered."""
         answers = zip(batch, results, strict=True)
         try:
             for number, answer in enumerate(answers, 1):
                 _give(*answer)
                 if number % WRITER_ANSWERS_AT_ONCE == 0:
                     await asyncio.sleep(0)
-        finally:  # whoever interrupts this keeps nobody waiting
+        finally:  # if this task is cancelled, the remaining callers still get their answers
             for answer in answers:
                 _give(*answer)
 
@@ -114,7 +113,7 @@ class Writer:
         batch: list[_Waiting] = []
         streams: set[str] = set()
         size = 0
-        # In equal parts for all that are free to take one.
+        # Share the queue equally among the flushers that are free to take a batch.
         free = max(1, self._flushers_wanted() - self._committing)
         plans_max = min(BATCH_PLANS_MAX, -(-len(self._queue) // free))
         while self._queue and len(batch) < plans_max:
