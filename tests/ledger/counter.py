@@ -18,7 +18,7 @@ from app.core.errors import RecoveryFailed
 from app.domain.ledger.documents import LogEntry, Name, SequenceNumber, StreamArtifact
 from app.domain.ledger.executions import Executions
 from app.domain.ledger.owned_stream import UNBORN, OwnedStream, Position, StreamOwner, StreamPorts
-from app.domain.ledger.plans import Ledger, Plan
+from app.domain.ledger.plans import Ledger, Plan, PlannedEntry
 from app.domain.ledger.records import StreamDocuments
 from app.postgres.ledger import PostgresLedger
 from app.postgres.owner import PostgresOwner
@@ -57,6 +57,12 @@ class CounterEntry(LogEntry):
 
 
 COUNTER_DOCUMENTS: Final = StreamDocuments(CounterEntry, {"number": Number})
+
+
+def planned_on(owned: OwnedStream, number: Number, *, recorded_at: str) -> tuple[PlannedEntry, Head, bool]:
+    return COUNTER_DOCUMENTS.plan(
+        owned.head, number, identity=owned.identity, executor_id=owned.executor_id, recorded_at=recorded_at
+    )
 
 
 async def make_kind(admin: Admin) -> None:
@@ -122,7 +128,7 @@ class Count:
 
 @dataclass
 class Counting:
-    owned: OwnedStream[Number]
+    owned: OwnedStream
     committed: Count | None = None
 
 
@@ -132,7 +138,7 @@ class Counter:
     def __init__(self, sessions: Sessions, ledger: Ledger, owner: StreamOwner, clock: FakeClock) -> None:
         self.touch: Callable[[Counting], Awaitable[None]] | None = None
         self.touched: list[tuple[str, int]] = []
-        self.ports = StreamPorts(ledger, owner, clock, COUNTER_DOCUMENTS, self._load_position)
+        self.ports = StreamPorts(COUNTER, ledger, owner, clock, self._load_position)
         self._sessions = sessions
         self._clock = clock
 
@@ -172,7 +178,7 @@ class Counter:
         value = owned.head.sequence_number + 1
         change = "end" if value == GOAL else "more"
         number = Number.made(counter_id=owned.identity, tenant="default", change=change, value=value)
-        planned, head, is_admitted = owned.planned(number, recorded_at=self._clock.now())
+        planned, head, is_admitted = planned_on(owned, number, recorded_at=self._clock.now())
         if not is_admitted:
             raise RecoveryFailed("the table does not admit it")
         owned.append(planned, head)

@@ -26,7 +26,6 @@ from tests.conftest import Admin
 from tests.connectors.servers import until
 from tests.ledger.counter import (
     COUNTER,
-    COUNTER_DOCUMENTS,
     GOAL,
     Count,
     Counters,
@@ -35,6 +34,7 @@ from tests.ledger.counter import (
     make_kind,
     new_identity,
     open_counters,
+    planned_on,
 )
 from tests.runtime.scripted import FakeClock
 
@@ -259,8 +259,8 @@ async def test_a_lease_serves_as_well_as_a_session(counting: str, admin: Admin) 
     def number(value: int) -> Number:
         return Number.made(counter_id=identity, tenant="default", change="more", value=value)
 
-    async def count(owned: OwnedStream[Number]) -> None:
-        planned, head, _ = owned.planned(number(owned.head.sequence_number + 1), recorded_at=FakeClock().now())
+    async def count(owned: OwnedStream) -> None:
+        planned, head, _ = planned_on(owned, number(owned.head.sequence_number + 1), recorded_at=FakeClock().now())
         owned.append(planned, head)
         await owned.commit(Plan(owned.stream, owned.executor_id, owned.executor_id, owned.pending))
 
@@ -277,7 +277,7 @@ async def test_a_lease_serves_as_well_as_a_session(counting: str, admin: Admin) 
         counters.ledger.after = lose
         lease = Leased(counters.sessions, token)
         load_position = counters.executor.ports.load_position
-        ports = StreamPorts(counters.ledger, lease, FakeClock(), COUNTER_DOCUMENTS, load_position)
+        ports = StreamPorts(COUNTER, counters.ledger, lease, FakeClock(), load_position)
         owned = OwnedStream(ports, identity, executor_id=token, head=Head.unborn(COUNTER))
         for _ in range(2):
             await count(owned)

@@ -70,10 +70,10 @@ class Recovery(NamedTuple, Generic[R]):
 class Executions(Generic[X, R]):
     """Executes each stream in one task at a time (I6), which goes on when the caller that started it gives up."""
 
-    def __init__(self, ports: StreamPorts[Any], executor: Executor[X, R], *, remedy: str) -> None:
+    def __init__(self, ports: StreamPorts, executor: Executor[X, R], *, remedy: str) -> None:
         # Set here for good.
         self._loop = asyncio.get_running_loop()  # kept: asking each time costs a system call
-        self._kind = ports.documents.kind.name
+        self._kind = ports.kind.name
         self._owner = ports.owner
         self._clock = ports.clock
         self._executor = executor
@@ -87,7 +87,7 @@ class Executions(Generic[X, R]):
         self._at_work: Counter[str] = Counter()  # by group; those of `_running`
 
     def at_work(self, group: str) -> int:
-        """How many of this group are being executed here, whoever waits for them, if anyone."""
+        """How many of this group are being executed here, whether or not a caller waits for them."""
         return self._at_work[group]
 
     def is_busy_with(self, stream: str) -> bool:

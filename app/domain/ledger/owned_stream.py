@@ -1,9 +1,9 @@
 """A stream that one executor continues: commit what is planned, settle an unknown commit, prove ownership, give back.
 
-Nothing here knows one kind from another: a kind brings its documents, its plans, and how it is told where a stream
+Nothing here knows one kind from another: a kind brings its entries and plans, and says how it is read where a stream
 stands. Whether the owner's life is a session's lock (executors) or a lease (workers) is the `StreamOwner`'s affair.
 
-1. `planned` and `append` collect entries; the head moves with them, the store does not.
+1. `append` collects planned entries; the head moves with them, the store does not.
 2. `commit` stores them in one transaction. If the answer is lost, `_settle` takes the stream's lock and reads.
 3. `verify_owned` and `is_still_ours` stand before everything that touches the outside world (I6).
 4. `give_back` ends the ownership.
@@ -15,9 +15,9 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Final, NamedTuple, NoReturn, Protocol
 
-from app.core.chain import Head
+from app.core.chain import Head, StreamKind
 from app.core.digest import GENESIS, Digest
 from app.core.errors import (
     ConcurrentExecution,
@@ -29,11 +29,7 @@ from app.core.errors import (
 )
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, OWNERSHIP_BELIEVED_MS
 from app.domain.clock import Clock
-from app.domain.ledger.documents import StreamArtifact
 from app.domain.ledger.plans import Ledger, Plan, PlannedEntry
-from app.domain.ledger.records import StreamDocuments
-
-A = TypeVar("A", bound=StreamArtifact)
 
 NO_ANSWER: Final = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
 
@@ -104,22 +100,22 @@ class NoOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPorts(Generic[A]):
+class StreamPorts:
     """What all owned streams of one kind ask of the world.
 
     `load_position` reads, and verifies, where a stream stands; UNBORN for one that has no entry. `waits_for_store`:
     whoever commits is in a task of its own and waits until the store answers; otherwise it is told that it does not.
     """
 
+    kind: StreamKind
     ledger: Ledger
     owner: StreamOwner
     clock: Clock
-    documents: StreamDocuments[Any, A]
     load_position: Callable[[str], Awaitable[Position]]
     waits_for_store: bool = True
 
 
-class OwnedStream(Generic[A]):
+class OwnedStream:
     """One stream of one executor. Only the task that executes the stream calls its methods, so no lock guards it;
     callers that wait in other tasks read `is_unsettled` and nothing else."""
 
@@ -137,12 +133,12 @@ class OwnedStream(Generic[A]):
     )
 
     def __init__(
-        self, ports: StreamPorts[A], identity: str, *, executor_id: str, head: Head, dispatch_attempt: int = 1
+        self, ports: StreamPorts, identity: str, *, executor_id: str, head: Head, dispatch_attempt: int = 1
     ) -> None:
         # Set here for good.
         self._ports = ports
         self.identity = identity
-        self.stream = ports.documents.kind.stream(identity)
+        self.stream = ports.kind.stream(identity)
         # What is planned: `append` adds to both, `commit` empties `pending`.
         self.pending: list[PlannedEntry] = []
         self.head = head  # after `pending`
@@ -160,14 +156,8 @@ class OwnedStream(Generic[A]):
         """Whether the store may know this stream as ours: then it wants to be given back."""
         return self.durable_head.sequence_number > 0 or self.is_unsettled
 
-    def planned(self, artifact: A, *, recorded_at: str) -> tuple[PlannedEntry, Head, bool]:
-        """What would be stored to append this artifact, the head after it, and whether the kind's table admits it."""
-        return self._ports.documents.plan(
-            self.head, artifact, identity=self.identity, executor_id=self.executor_id, recorded_at=recorded_at
-        )
-
     def append(self, planned: PlannedEntry, head: Head) -> None:
-        """Collect it for the next commit."""
+        """Collect an entry that was planned on `self.head` for the next commit; `head` is the one after it."""
         self.pending.append(planned)
         self.head = head
 
@@ -188,7 +178,7 @@ class OwnedStream(Generic[A]):
             except (OutcomeUnknown, SequenceGap) as error:
                 if isinstance(error, SequenceGap) and is_birth and not self.is_unsettled:
                     # Another caller's stream has this id. Leave it alone; do not even look whose it is.
-                    raise ConcurrentExecution(f"a {ports.documents.kind.name} with this id exists") from None
+                    raise ConcurrentExecution(f"a {ports.kind.name} with this id exists") from None
                 # A gap means that the head has moved: by our commit that was thought lost, or by another executor.
                 self.is_unsettled = True
                 if await self._settle(plan):
@@ -278,7 +268,7 @@ class OwnedStream(Generic[A]):
 
     async def _yield_to_another(self) -> NoReturn:
         await self.give_back()
-        kind = self._ports.documents.kind.name
+        kind = self._ports.kind.name
         raise ConcurrentExecution(f"another executor has continued the {kind}", stream=self.stream)
 
 

@@ -20,7 +20,7 @@ class Execution(Protocol[R_co]):
     """A stream being executed by this process, as far as those who wait for it look at it."""
 
     @property
-    def owned(self) -> OwnedStream[Any]: ...
+    def owned(self) -> OwnedStream: ...
 
     @property
     def committed(self) -> R_co | None:
@@ -46,7 +46,7 @@ class Patience:
         self._ends_ms = math.inf if wait_ms is None else self._began_ms + wait_ms
         self._limit = asyncio.timeout(None if wait_ms is None else (wait_ms + STORE_ANSWER_MS) / 1000)
         # Set by `wait`: something was begun that may still happen. Cleared when it is known that nothing was stored.
-        self._awaited: OwnedStream[Any] | None = None
+        self._awaited: OwnedStream | None = None
 
     async def __aenter__(self) -> Self:
         await self._limit.__aenter__()

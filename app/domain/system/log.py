@@ -180,7 +180,7 @@ class SystemLog:
         self._rows = rows
         self._clock = clock
         self._ports = StreamPorts(
-            ledger, NoOwner(executor_id), clock, SYSTEM_DOCUMENTS, self._load_position, waits_for_store=False
+            SYSTEM, ledger, NoOwner(executor_id), clock, self._load_position, waits_for_store=False
         )
         # By tenant; replaced by `refresh`, which only ever goes forward.
         self._states: dict[str, SystemState] = {}
@@ -235,7 +235,9 @@ class SystemLog:
         executor_id, now = self._ports.owner.executor_id(), self._clock.now()
         owned = OwnedStream(self._ports, state.system_id, executor_id=executor_id, head=state.head)
         for document in documents:
-            planned, head, _ = owned.planned(document, recorded_at=now)
+            planned, head, _ = SYSTEM_DOCUMENTS.plan(
+                owned.head, document, identity=state.system_id, executor_id=executor_id, recorded_at=now
+            )
             owned.append(planned, head)
         await owned.commit(Plan(owned.stream, executor_id, owner_after=None, entries=owned.pending))
 

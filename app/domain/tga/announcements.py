@@ -12,7 +12,7 @@ from app.domain.tga.documents import ActionRequest, TraceId
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A request that waits. Its arguments are not told: they may be sensitive, and whoever decides reads them under
+    """A request that waits. It holds no arguments: they may be sensitive, and the person who decides reads them under
     their own name."""
 
     trace_id: TraceId
@@ -40,7 +40,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """One announcement to one webhook. `attempts` counts this one too, and tells one taker of the row from the next."""
+    """One announcement to one webhook. `attempts` includes the present one, so it tells which gateway holds the row."""
 
     id: int
     webhook: str
@@ -50,10 +50,10 @@ class OutboxRow:
 
 
 class Outbox(Protocol):
-    """Rows are written in the transaction in which a trace starts to wait, so none is ever lost or made up."""
+    """Rows are written in the transaction in which a trace starts to wait, so none is lost and none is made up."""
 
     async def take(self, webhooks: Sequence[str], *, lease_ms: int, at_most: int) -> list[OutboxRow]:
-        """Due rows, oldest first; nobody else is given them until the lease has run out."""
+        """Due rows, oldest first; no other gateway is given them until the lease has run out."""
         ...
 
     async def done(self, rows: Sequence[OutboxRow]) -> None:
@@ -61,7 +61,7 @@ class Outbox(Protocol):
         ...
 
     async def failed(self, row: OutboxRow, error: str, *, retry_ms: int) -> None:
-        """Give it out again after `retry_ms`; nothing happens if another has taken the row meanwhile."""
+        """Give it out again after `retry_ms`; nothing happens if another gateway has taken the row."""
         ...
 
     async def drop_decided(self, *, at_most: int) -> int:

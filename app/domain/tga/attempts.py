@@ -39,9 +39,11 @@ class Refusals:
 
 @dataclass(slots=True)
 class Attempts:
-    """Every send of a call, across crashes. `may_have_been_sent` is false only while it is certain that none was;
-    `may_still_run`: the server was not heard to have ended what was sent to it. `is_fenced`: the attempt that is being
-    made has its committed row already, and so far nothing of it was sent. `refusals`: its tries that were refused."""
+    """Every send of a call, across crashes. `begin` and `end` are called by the executor, around each send.
+
+    `may_have_been_sent` is false only while it is certain that no attempt reached the server; `may_still_run`: the
+    server has not said that it ended what was sent to it. `is_fenced`: the attempt that is being made has its committed
+    row already, and so far nothing of it was sent. `refusals`: its tries that were refused."""
 
     listed: list[Attempt] = field(default_factory=list)
     may_have_been_sent: bool = False
@@ -60,7 +62,7 @@ class Attempts:
     def interrupted(
         cls, first_started_at: str, later_started_at: Sequence[str], resolution: Resolution | None
     ) -> Attempts:
-        """What a crash left: attempts that began, and of which nobody knows how they ended."""
+        """The attempts that a crash left behind: they began, and how they ended is not known."""
         listed = [
             Attempt(attempt=number, started_at=started_at, ended_at=None, result="interrupted")
             for number, started_at in enumerate((first_started_at, *later_started_at), 1)
@@ -73,7 +75,7 @@ class Attempts:
         return len(self.listed)
 
     def begin(self, now: str) -> None:
-        """Whoever is interrupted from here on lists nothing: the next life does (`interrupted`)."""
+        """Note when the send began. If the process dies before `end`, recovery lists the attempt (`interrupted`)."""
         if self.refusals.tries == 0:
             self._begun_at = now
 

@@ -76,7 +76,7 @@ def require_key_for_writes(tool_class: str, idempotency_key: str | None) -> None
 
 
 class _Asking(ArtifactDocument):
-    """What says which tool is to be called with what."""
+    """A document that names a tool and its arguments: what was asked for, and what is sent."""
 
     __slots__ = ("_kept_payload",)
     server_id: Name
@@ -110,7 +110,7 @@ class _Asking(ArtifactDocument):
 _KEPT_PAYLOAD, _KEEP_PAYLOAD = _Asking.__dict__["_kept_payload"].__get__, _Asking.__dict__["_kept_payload"].__set__
 
 
-# What a caller says. All else in a request is the gateway's own, or was validated as the part that it is.
+# The fields that a caller chose. The gateway makes the others itself, or has validated them as parts of their own.
 _SAID: Final = TypeAdapter(
     tuple[Uuid7, Name, Name, dict[str, Any], IdempotencyKey | None, Text | None, Traceparent | None],
     config=ConfigDict(strict=True),
@@ -141,8 +141,8 @@ class ActionRequest(_Asking):
 
     @classmethod
     def asked(cls, fields: dict[str, Any]) -> Self:
-        """From its fields, with a traceparent only if there is one. What the caller chose is validated, and what is
-        wrong with it is named as `made_of` names it."""
+        """From its fields, with a traceparent only if there is one. Validates only what the caller chose; if that is
+        wrong, raises what `made_of` raises."""
         said = (
             fields["trace_id"],
             fields["server_id"],
@@ -159,7 +159,7 @@ class ActionRequest(_Asking):
             return cls.made_of(fields)
         if type(fields["principal"]) is not Principal:
             return cls.made_of(fields)
-        # Taken back: plain strings, whatever was given, and arguments that the caller cannot change any more.
+        # Use what the validator returned: plain strings, and arguments that the caller cannot change any more.
         fields["trace_id"], fields["server_id"], fields["tool_name"], fields["arguments"] = checked[:4]
         fields["idempotency_key"], fields["intent"] = checked[4:6]
         if checked[6] is not None:
@@ -181,7 +181,7 @@ class ActionRequest(_Asking):
         }
 
     def to_json(self) -> dict[str, JsonValue]:
-        """What is not stated is left out: the first stores were written before these could be stated."""
+        """Without the optional fields that are not set: older stores were written before they existed."""
         body = self.model_dump()
         if self.traceparent is None:
             del body["traceparent"]
@@ -224,11 +224,11 @@ class SupervisorDecision(ArtifactDocument):
 
     @property
     def signer_id(self) -> str:
-        """The principal whose word it is."""
+        """The principal who decided."""
         return self.decided_by.id
 
     def signed_bytes(self) -> bytes:
-        """What its signature is over: all that whoever decides knows and means, without what the gateway adds."""
+        """What its signature is over: all that the person who decides has seen, without what the gateway adds."""
         body = self.to_json()
         for added in ("policy_digest", "policy_ids", "signature"):
             del body[added]
@@ -300,7 +300,7 @@ class Base64Output(Part):
 
 
 class DigestOutput(Part):
-    """Too large to keep: what it was can be recognised, not read."""
+    """An output that was too large to keep: its digest recognises it, nothing reads it back."""
 
     encoding: Literal["digest"]
     sha256: Sha256
@@ -309,7 +309,7 @@ class DigestOutput(Part):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.truncated:  # not Literal[True], which 1 would pass for
+        if not self.truncated:  # Literal[True] would also admit 1
             raise ValueError("an output of which only the digest is kept is truncated")
         return self
 
@@ -327,7 +327,7 @@ class Attempt(Part):
 
 
 class Resolution(Part):
-    """An operator's word on a call whose outcome nobody knows."""
+    """An operator's decision on a call whose outcome is unknown."""
 
     action: Literal["redispatch", "succeeded", "failed"]
     resolved_by: Name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from app.core.digest import Digest
 from app.core.errors import RecoveryFailed
@@ -48,13 +48,15 @@ class Answer(NamedTuple):
         return self.waiting is not None or self.is_final
 
 
-@dataclass(slots=True)
-class ExecutionSecrets:
+class ExecutionSecrets(NamedTuple):
     """The secret arguments of a call on their way to the store, in it, and on their way to the tool server."""
 
     sealed: Sealed | None = None  # set by the runtime at birth, cleared by the commit that stores it
     are_stored: bool = False  # set by that commit, or by loading
     true_arguments: dict[str, Any] | None = None  # set by the runtime at birth, else before the first send
+
+
+NO_SECRETS: Final = ExecutionSecrets()
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class TraceExecution:
     claim_effect: Digest | None = None  # what its claim said of the effect when it was loaded
 
     # Head, entries that are not committed yet, ownership: set by `TraceExecutor.advance` and by commits.
-    owned: OwnedStream[ArtifactDocument] = field(kw_only=True)
+    owned: OwnedStream = field(kw_only=True)
     updated_at: str = ""  # when the head was recorded; set with it
 
     # The documents behind the head: set by `keep`, when they are loaded or advanced over.
@@ -83,14 +85,14 @@ class TraceExecution:
 
     # Sending: set by `TraceExecutor`, step by step.
     attempts: Attempts = field(default_factory=Attempts)
-    secrets: ExecutionSecrets = field(default_factory=ExecutionSecrets)
+    secrets: ExecutionSecrets = NO_SECRETS
     redispatch: Resolution | None = None  # an operator's order: set by `TgaRuntime.resolve`, cleared by the send
 
     # Last durable answer; the head may be ahead of it. Set by each commit and by loading, cleared by `begin_anew`.
     committed: Answer | None = None
 
     @classmethod
-    def of(cls, stored: StoredTrace, ports: StreamPorts[ArtifactDocument], *, executor_id: str) -> TraceExecution:
+    def of(cls, stored: StoredTrace, ports: StreamPorts, *, executor_id: str) -> TraceExecution:
         state, position = stored.state, position_of(stored)
         owned = OwnedStream(
             ports,
@@ -107,7 +109,7 @@ class TraceExecution:
             owned=owned,
             updated_at=state.updated_at,
             waiting=stored.waiting,
-            secrets=ExecutionSecrets(are_stored=stored.has_secrets),
+            secrets=ExecutionSecrets(are_stored=True) if stored.has_secrets else NO_SECRETS,
         )
         for record in stored.records:
             execution.keep(record.artifact)

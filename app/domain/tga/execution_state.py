@@ -13,7 +13,7 @@ from app.domain.tga.documents import ActionRequest, SupervisorDecision, ToolCall
 from app.domain.tga.transitions import State
 from app.domain.tools import ToolClass
 
-# Which digests a state has behind it: decision, call (and its id), effect. Nothing more, nothing less.
+# Which digests a trace in this state must have, and no others: decision, call (with its id), effect.
 _BEHIND: dict[str, tuple[bool, bool, bool]] = {
     "PENDING": (False, False, False),
     "AUTHORIZED": (True, False, False),
@@ -70,7 +70,7 @@ class ExecutionState(Document):
         call: ToolCall | None,
         effect: ToolEffect | None,
     ) -> Self:
-        """What folding the log of these gives, for who has appended them and knows the head."""
+        """What folding the log of these documents gives; for an executor that appended them and knows the head."""
         return cls.of_known(
             {
                 "trace_id": request.trace_id,
@@ -110,7 +110,7 @@ class ExecutionCheckpoint(Document):
     @field_validator("checkpoint_state", mode="before")
     @classmethod
     def _read_state(cls, value: Any) -> Any:
-        # As any document that is read, the state within must say which schema it follows.
+        # The state inside must name its schema, as every document that is read.
         return ExecutionState.from_json(value) if isinstance(value, dict) else value
 
     @classmethod

@@ -38,7 +38,7 @@ from app.domain.tga.documents import (
 from app.domain.tga.execution import Answer, TraceExecution, answer_of, known, position_of
 from app.domain.tga.idempotency import claim_at_birth
 from app.domain.tga.ports import Answered, Dispatched, NotSent, Ports, Withheld
-from app.domain.tga.replay import ACTION_OF_STATE, TRACE_DOCUMENTS, LogRecord, decide_next, fold_next
+from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, decide_next, fold_next, plan_next
 from app.domain.tga.secrets import find_commitments, reveal
 from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool
@@ -63,7 +63,7 @@ class TraceExecutor:
         self._vault = ports.vault
         self._approval_webhooks = ports.approval_webhooks
         self._clock = ports.clock
-        self.stream_ports = StreamPorts(ports.ledger, ports.traces, ports.clock, TRACE_DOCUMENTS, self._load_position)
+        self.stream_ports = StreamPorts(TRACE, ports.ledger, ports.traces, ports.clock, self._load_position)
         steps: dict[str, Callable[[TraceExecution], Awaitable[Answer | None]]] = {
             "ask_supervisor": self._ask_supervisor,
             "append_tool_call": self._append_tool_call,
@@ -111,7 +111,7 @@ class TraceExecutor:
         if await self.judge(execution, self.tool_of(execution)) != "ask":
             return None
         execution.waiting = "supervisor"
-        # It waits owned by nobody, holding no lock, connection or memory.
+        # While it waits it has no owner, and holds no lock, connection or memory.
         await self._commit(execution, owner_after=None, announce_to=self._approval_webhooks)
         return execution.answer()
 
@@ -137,7 +137,7 @@ class TraceExecutor:
             raise RecoveryFailed(
                 "the tool has changed since the call was decided on", expected=decided_on, found=tool.definition_digest
             )
-        if not execution.owned.pending:  # it was decided in an earlier life
+        if not execution.owned.pending:  # the decision is an older commit's
             await self._pins.verify(tool)
             if (await self._supervisor.judge(execution.request, tool)).answer == "deny":
                 raise RecoveryFailed("the policy no longer allows the call that was decided on")
@@ -183,7 +183,7 @@ class TraceExecutor:
         """One send. Every one after the first is preceded by its own committed row: the fence, and the count. A try of
         which nothing was sent needs no other row: the next try is the same attempt."""
         call, attempts = known(execution.call), execution.attempts
-        arguments = await self._arguments_to_send(execution, tool)  # first: what is not sent must not use up an attempt
+        arguments = await self._arguments_to_send(execution, tool)  # before an attempt is counted, because it may fail
         if attempts.refusals.tries > 0:
             await self._pause(attempts.refusals, tool)
         elif attempts.sent_by_this_process > 0:
@@ -225,17 +225,19 @@ class TraceExecutor:
     async def _arguments_to_send(self, execution: TraceExecution, tool: Tool) -> dict[str, Any] | None:
         """The arguments with their secret values; None when the recorded ones are all there is."""
         secrets = execution.secrets
+        true_arguments = secrets.true_arguments
         if not secrets.are_stored and not tool.secret_arguments:
-            return secrets.true_arguments
+            return true_arguments
         recorded = known(execution.call).arguments
-        if secrets.true_arguments is None and secrets.are_stored:
+        if true_arguments is None and secrets.are_stored:
             salt, values = await self._vault.load_secrets(execution.trace_id)
             if set(values) != set(salt.pointers):
                 raise SecretMissing("not all secret values are there", stream=execution.owned.stream)
-            secrets.true_arguments = reveal(recorded, values, salt=salt.salt)
-        if secrets.true_arguments is None and find_commitments(recorded, tool.secret_arguments):
+            true_arguments = reveal(recorded, values, salt=salt.salt)
+            execution.secrets = secrets._replace(true_arguments=true_arguments)
+        if true_arguments is None and find_commitments(recorded, tool.secret_arguments):
             raise SecretMissing("the call's secret values are gone", stream=execution.owned.stream)
-        return secrets.true_arguments
+        return true_arguments
 
     async def is_unsendable(self, execution: TraceExecution) -> bool:
         """Whether the call is under way and cannot be sent again by anyone: its tool or its secret values are gone."""
@@ -248,11 +250,11 @@ class TraceExecutor:
         return False
 
     async def _reconcile(self, execution: TraceExecution, tool: Tool) -> ToolEffect | None:
-        """Ask the named read tool whether the key was executed; None when it was not. Asking changes nothing, so it
-        may be repeated; when nobody can say, the outcome stays unknown."""
+        """Ask the named read tool whether the key was executed; None when it was not. Asking changes nothing, so it is
+        repeated; if the tool never says, the outcome stays unknown."""
         call = known(execution.call)
         reader = self._known_tool(call.server_id, known(call.reconcile_tool))
-        # Without the key in its own place: a server that remembers answers by key must not remember this one's.
+        # The question carries no idempotency key: a server that keeps answers by key must not keep this one.
         question = call.model_copy(
             update={
                 "tool_name": reader.tool_name,
@@ -286,12 +288,14 @@ class TraceExecutor:
     def advance(self, execution: TraceExecution, artifact: ArtifactDocument) -> None:
         """Collect the entry that appends this artifact for the next commit; raise, and change nothing, where the trace
         does not admit it."""
-        now = self._clock.now()
-        planned, head, is_admitted = execution.owned.planned(artifact, recorded_at=now)
+        now, owned = self._clock.now(), execution.owned
+        planned, head, is_admitted = plan_next(
+            owned.head, artifact, identity=owned.identity, executor_id=owned.executor_id, recorded_at=now
+        )
         if not is_admitted or not execution.is_continued_by(artifact):
-            # The judge of replay names what is wrong, and raises.
+            # Let replay judge it: it raises, naming what is wrong.
             fold_next(execution.state, LogRecord(ExecutionLogEntry.from_body_bytes(planned.entry), artifact))
-        execution.owned.append(planned, head)
+        owned.append(planned, head)
         execution.updated_at = now
         execution.keep(artifact)
 
@@ -322,8 +326,8 @@ class TraceExecutor:
             announce_to=announce_to,
         )
         await owned.commit(plan)
-        secrets.are_stored |= plan.sealed is not None
-        secrets.sealed = None
+        if secrets.sealed is not None:
+            execution.secrets = secrets._replace(sealed=None, are_stored=plan.sealed is not None)
         execution.committed = execution.answer()
 
     async def judge(self, execution: TraceExecution, tool: Tool) -> Literal["allow", "deny", "ask"]:
@@ -348,7 +352,7 @@ class TraceExecutor:
         signature: Signature | None = None,
     ) -> SupervisorDecision:
         """The decision, with the policy that was asked about it."""
-        # What a person has written is validated; all else is the gateway's own.
+        # Validate what a person has written; the gateway made all else.
         make = SupervisorDecision.of_known if rationale is None and signature is None else SupervisorDecision.made_of
         return make(
             {
@@ -376,7 +380,7 @@ class TraceExecutor:
             ) from None
 
     def _backoff_s(self, attempts: Attempts, tool: Tool, *, exponent: int | None = None) -> float:
-        """Exponential, with jitter over half of it; a server that says when to come back is asked then.
+        """Exponential, with jitter over half of it, and never less than the server's Retry-After.
 
         While the tool may still be at work, asking in haste would use up the attempts before it is done: they are
         spread over one more of its time-outs.

@@ -35,7 +35,7 @@ def decide_claim(records: Sequence[LogRecord]) -> Claim | None:
 
 
 def may_lack_claim(decision: SupervisorDecision | None) -> bool:
-    """Only a policy denies at once, before anything is claimed."""
+    """Whether the trace may have no claim: a call that the policy denies at its birth claims no key."""
     return decision is not None and decision.decision == "DENY" and decision.decided_by.type == "policy"
 
 

@@ -77,7 +77,7 @@ class Withheld:
 
 Attempted = Answered | Unknown | NotSent
 Dispatched = Attempted | Withheld
-# Asked once, when nothing is left to wait for but the server: the next thing is the first byte. False: send nothing.
+# The connector asks this once, when the next thing is the first byte to the server. False: send nothing.
 MaySend = Callable[[], Awaitable[bool]]
 
 
@@ -101,8 +101,8 @@ class Connector(Protocol):
 
 class Connectors(Protocol):
     def place(self, server_id: str) -> AbstractAsyncContextManager[Connector]:
-        """Wait for a place in the server's line and hold it; what is given sends at once. So that ownership can be
-        looked at after the waiting, which may be long, and before the sending."""
+        """Wait for a slot of the server and hold it; the connector that is given sends at once. In between the executor
+        verifies its ownership, because the wait may be long."""
         ...
 
 
@@ -120,14 +120,14 @@ class Pinning(Protocol):
     """Whether a tool still is what it was when it was pinned. Raises ToolQuarantined."""
 
     async def verify(self, tool: Tool, *, refresh_first: bool = False) -> None:
-        """From memory, unless it would be refused; `refresh_first`: from the store, so that a change made through
-        another gateway counts at once."""
+        """Reads memory, and the store only before it refuses; with `refresh_first` the store at once, so that a change
+        made through another gateway counts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Salt:
-    """What commitments are made with, and at which places of the arguments they stand."""
+    """The salt of a trace's commitments, and the places of the arguments at which they stand."""
 
     salt: bytes
     pointers: Sequence[str]
@@ -153,7 +153,7 @@ class DecisionSigner(Protocol):
     def sign(self, message: bytes) -> Signature: ...
 
     async def verify(self, decision: SupervisorDecision, *, tenant: str) -> None:
-        """Raise SignatureInvalid unless its signature is by the registered key of who decided."""
+        """Raise SignatureInvalid unless the registered key of the person who decided has signed it."""
         ...
 
 

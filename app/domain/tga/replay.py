@@ -116,7 +116,7 @@ class Dispatch(NamedTuple):
 def decide_next(
     state: ExecutionState, *, claim_effect: Digest | None
 ) -> Literal["ask_supervisor", "append_tool_call", "return_result"] | Dispatch:
-    """What a trace in this state calls for. `claim_effect` is what its claim says, which commits with the log's own."""
+    """What to do with a trace in this state. `claim_effect` stands in its claim, committed with the effect."""
     if claim_effect != state.tool_effect_digest and claim_effect is not None:  # I3
         raise RecoveryFailed(
             "claim and log disagree on the effect",

@@ -29,7 +29,7 @@ from app.domain.ledger.plans import Sealed
 from app.domain.ledger.waiting import Patience
 from app.domain.tga.attempts import effect_of_resolution
 from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest
-from app.domain.tga.execution import Answer, TraceExecution, known, request_of
+from app.domain.tga.execution import Answer, ExecutionSecrets, TraceExecution, known, request_of
 from app.domain.tga.executor import TraceExecutor
 from app.domain.tga.ports import Output, Ports, StoredClaim
 from app.domain.tga.secrets import find_secrets, redact, verify_redactions
@@ -52,7 +52,7 @@ class CheckedCall:
     intent: str | None = None
     trace_id: TraceId | None = None
     traceparent: str | None = None
-    is_trace_id_chosen: bool = False  # by the caller, who may have chosen somebody else's
+    is_trace_id_chosen: bool = False  # by the caller; a trace with that id may exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class TgaRuntime:
         Waits up to `wait_ms` (None: until it is over). A call that goes on answers with its state; CallInFlight when
         it is a repeat of one that goes on. Nothing is stored when it raises before the first commit.
         """
-        canonical_enclosed(call.arguments)  # a person may approve it long after: then its documents must fit
+        canonical_enclosed(call.arguments)  # refuse now what could not be recorded when a person approves it later
         async with self._executions.patience(wait_ms) as patience:
             return await self._call(call, patience)
 
     async def _call(self, call: CheckedCall, patience: Patience) -> Answer:
         try:
             if call.is_trace_id_chosen and call.trace_id and await self._traces.is_known(call.trace_id):
-                # Looked at before anything is begun under it: whoever executes that trace is not disturbed.
+                # Look before anything is begun under this id: the executor of that trace must not be disturbed.
                 raise ConcurrentExecution("a trace with this id exists")
             tool = self._tools.resolve(call.server_id, call.tool_name)
             self._tools.verify_arguments(tool, call.arguments)
@@ -106,7 +106,7 @@ class TgaRuntime:
             await self._pins.verify(tool)
             execution = self._fresh(call, tool)
             if await self._executor.judge(execution, tool) == "deny" and call.idempotency_key is not None:
-                # A repeat of a recorded call is no new call, and makes no new trace: it is answered, or refused.
+                # A repeat of a recorded call makes no new trace, not even a denied one: answer it from the record.
                 repeat = await self._answer_repeat(call, patience)
                 if repeat is not None:
                     return repeat
@@ -132,7 +132,7 @@ class TgaRuntime:
                     task = self._executions.start(execution)
                 return await patience.wait(execution, task)
         except ApprovalExpired:
-            with contextlib.suppress(TgaError):  # the sweep comes by, too
+            with contextlib.suppress(TgaError):  # if this fails, the next sweep records the expiry
                 await self.expire(trace_id)
             raise
 
@@ -167,9 +167,8 @@ class TgaRuntime:
                         await self.expire(trace_id)
                         expired += 1
                     except TgaError:
-                        failed.add(
-                            trace_id
-                        )  # decided meanwhile, executed elsewhere, or broken: the next sweep looks again
+                        # Decided meanwhile, executed elsewhere, or broken: the next sweep looks again.
+                        failed.add(trace_id)
         return expired
 
     async def resolve(
@@ -183,7 +182,7 @@ class TgaRuntime:
         output: Output | None = None,
         wait_ms: int | None = None,
     ) -> Answer:
-        """An operator's word on a trace that is held, or that cannot be sent any more, about exactly this tool call."""
+        """Apply an operator's decision on exactly this call, which is held or cannot be sent any more."""
         async with self._executions.patience(wait_ms) as patience:
             async with self._executions.taken(TRACE.stream(trace_id)) as execution:
                 await self._verify_resolvable(execution, action, tool_call_digest)
@@ -240,7 +239,7 @@ class TgaRuntime:
         await self._executions.close()
 
     def at_work(self, server_id: str) -> int:
-        """How many calls of this server are being executed here, whoever waits for them, if anyone."""
+        """How many calls of this server are being executed here, whether or not a caller waits for them."""
         return self._executions.at_work(server_id)
 
     def _fresh(self, call: CheckedCall, tool: Tool) -> TraceExecution:
@@ -265,7 +264,7 @@ class TgaRuntime:
         verify_redactions(arguments, request.written()[0], secret_places)
         execution = self._executor.begin(request, executor_id=self._traces.executor_id())
         if sealed is not None:
-            execution.secrets.sealed, execution.secrets.true_arguments = sealed, call.arguments
+            execution.secrets = ExecutionSecrets(sealed=sealed, true_arguments=call.arguments)
         return execution
 
     def _without_secrets(

@@ -44,8 +44,8 @@ def verify_pointer(pointer: str) -> None:
 
 
 def find_secrets(arguments: dict[str, JsonValue], pointers: Iterable[str]) -> dict[str, JsonValue]:
-    """The values at `pointers`, by pointer. Paths that lead nowhere are skipped; within another's value, too: it is
-    taken whole."""
+    """The values at `pointers`, by pointer. Skips paths that lead nowhere, and paths inside the value of another
+    pointer, which is taken whole."""
     found: dict[str, JsonValue] = {}
     outermost: set[tuple[str, ...]] = set()
     for tokens, pointer in sorted((_tokens(pointer), pointer) for pointer in set(pointers)):
@@ -125,7 +125,7 @@ def verify_redactions(recorded: dict[str, JsonValue], written: bytes, secrets: I
 
 
 def seal_context(stream: str, what: Literal["salt", "values"]) -> str:
-    """What a sealed thing is sealed as: it opens in no other place."""
+    """The context that sealed bytes are bound to: under another stream or purpose they do not open."""
     return f"{stream} {what}"
 
 

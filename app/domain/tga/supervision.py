@@ -28,7 +28,7 @@ from app.domain.tools import Tool
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a person says about a waiting request. `signature` and `decided_at` come together, from who signs itself."""
+    """What a person says about a waiting request. `signature` and `decided_at` come together, or not at all."""
 
     decision: Literal["APPROVE", "DENY"]
     approver: Principal
@@ -39,7 +39,7 @@ class Ruling:
 
 
 class Supervision:
-    """Makes the decisions that people, callers and time make; raises where they may not, and then nothing changes."""
+    """Makes the decision documents of people, callers and expiry; raises where one is not allowed, changing nothing."""
 
     def __init__(self, ports: Ports, executor: TraceExecutor) -> None:
         self._tools = ports.tools
@@ -80,7 +80,7 @@ class Supervision:
         return decision
 
     def withdraw(self, execution: TraceExecution, principal: Principal, rationale: str | None) -> SupervisorDecision:
-        """The caller takes its own request back; nobody else can."""
+        """The caller takes its own request back; no other principal can."""
         if not principal.is_same_as(execution.request.principal):
             raise Forbidden("the request is another principal's", remedy="Have a supervisor deny it.")
         _verify_waiting(execution)
@@ -88,7 +88,7 @@ class Supervision:
         return self._signed(self._executor.decision(execution, "DENY", by, None, rationale=rationale))
 
     def expire(self, execution: TraceExecution) -> SupervisorDecision:
-        """Nobody decided in time. Whether it is time is for the store's clock to say, when this is appended."""
+        """Nobody decided in time. When this is appended, the store judges by its own clock whether the time is over."""
         _verify_waiting(execution)
         by = DecidedBy(type="expiry", id="expiry")
         return self._executor.decision(
