@@ -85,13 +85,16 @@ class Admission:
     """
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
+        # Set here for good.
         self._limits = limits
         self._now = now
-        self._loads: dict[tuple[str, str], _PrincipalLoad] = {}
-        self._sweep_at = PRINCIPALS_REMEMBERED
+        # Counters, each raised by the method that admits and lowered by the one that leaves.
         self._in_flight = 0
         self._subscribed = 0
         self._of_server: dict[str, int] = {}
+        # By tenant and principal; `_new_load` removes the idle ones when there are this many.
+        self._loads: dict[tuple[str, str], _PrincipalLoad] = {}
+        self._sweep_at = PRINCIPALS_REMEMBERED
 
     @property
     def in_flight(self) -> int:

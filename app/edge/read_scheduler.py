@@ -24,9 +24,10 @@ class ReadScheduler:
     """Places for readers. Principals that wait are served in turn; the requests of one principal in order."""
 
     def __init__(self, at_once: int = READS_AT_ONCE_MAX, *, wait_ms: int = READ_WAIT_MS) -> None:
-        self._free = at_once
-        self._calls = 0
-        self._wait_s = wait_ms / 1000
+        self._wait_s = wait_ms / 1000  # set here for good
+        self._free = at_once  # places: taken by `taken`, freed by `_pass_on` when no reader waits
+        self._calls = 0  # calls that are being answered: counted by `behind`
+        # By principal, the next one first: `_turn` adds, `_pass_on` removes.
         self._waiting: OrderedDict[tuple[str, str] | None, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager

@@ -43,12 +43,14 @@ class WatchedTrace:
     """A trace that someone follows. `page` holds what came last, so that its followers need not each read it."""
 
     def __init__(self, known: int, due: float) -> None:
+        # Set by the poller, when it has seen the trace move.
         self.head = Signal(known)
         self.page: EntryPage | None = None
-        self.page_after = known
-        self.followers = 0
+        self.page_after = known  # the entry that `page` follows
+        # The poller's plan: when it looks next, and the pause after that.
         self.due = due
         self.delay_ms = FOLLOW_POLL_MS
+        self.followers = 0  # counted by `watching`; at zero the trace is watched no more
 
     async def beyond(self, sequence_number: int) -> EntryPage | None:
         """Wait for an entry after this one; what follows it, if that is at hand."""
@@ -62,9 +64,9 @@ class TraceWatch:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._watched: dict[TraceId, WatchedTrace] = {}
-        self._poller: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
+        self._watched: dict[TraceId, WatchedTrace] = {}  # changed by followers, as they come and go
+        self._changed = asyncio.Event()  # set by followers: the poller's plan is another
+        self._poller: asyncio.Task[None] | None = None  # started by the first follower, ends after the last
 
     @contextmanager
     def watching(self, trace_id: TraceId, known: int) -> Iterator[WatchedTrace]:
@@ -140,9 +142,9 @@ class FeedWatch:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._latest = Signal()
-        self._waiting = 0
-        self._poller: asyncio.Task[None] | None = None
+        self._latest = Signal()  # raised by the poller
+        self._waiting = 0  # followers that wait: counted by `beyond`
+        self._poller: asyncio.Task[None] | None = None  # started by the first of them, ends after the last
 
     async def beyond(self, xid: int) -> None:
         """Wait until there is something final after this transaction."""

@@ -98,13 +98,16 @@ class PostgresAccess(Closing):
     """
 
     def __init__(self, sessions: Sessions, url: str) -> None:
+        # Set here for good; the listener when it is opened.
         self._sessions = sessions
         self._url = url
         self._listener: Listener | None = None
+        # What is remembered: written by lookups. The listener forgets keys that changed, and counts the changes.
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._tenants = {DEFAULT_TENANT}  # tenants are never removed, so what once existed does
         self._changes = 0
-        self._wanted: dict[str, list[asyncio.Future[StoredKey | None]]] = {}  # keys that no query asks for yet
+        # Keys that no query asks for yet, with the callers that wait for them; and the tasks that ask.
+        self._wanted: dict[str, list[asyncio.Future[StoredKey | None]]] = {}
         self._looking: set[asyncio.Task[None]] = set()
 
     @classmethod

@@ -39,14 +39,16 @@ class Executor(Closing):
     """
 
     def __init__(self, session: asyncpg.Connection[asyncpg.Record], executor_id: str, backend_pid: int) -> None:
+        # Set here for good.
+        self.executor_id = executor_id
         self._session = session
         self._backend_pid = backend_pid
-        self._is_closing = False
         self._cut = _cut_detector(session)
+        self._is_closing = False  # set by whoever closes it: then the session's end is no loss
+        # Questions to the server whether the lock is held: the one under way, since when, and the one after it.
         self._asking: asyncio.Task[str | None] | None = None
-        self._asked_next: asyncio.Task[str | None] | None = None
         self._asked_at = math.inf
-        self.executor_id = executor_id
+        self._asked_next: asyncio.Task[str | None] | None = None
 
     @classmethod
     async def open(cls, url: str) -> Self:

@@ -126,18 +126,22 @@ class Sequencer:
         stall_ms: int = LOG_STALL_MS,
         look_every_ms: int = LOG_LOOK_EVERY_MS,
     ) -> None:
+        # Set here for good.
         self._open_tree = open_tree
         self._signer = signer
         self._stall_ms = stall_ms
-        self._fault: TgaError | None = None
-        self._is_held_up = False
+        self._look_every_ms = look_every_ms
+        # While this gateway leads: set and cleared by the round's task. Held up: a commit waits for its standby.
         self._term: LeaderTerm | None = None
-        # Set when work fails, cleared by the next round (or follow, on standby) that succeeds.
+        self._is_held_up = False
+        # Set when work fails, cleared by the next round (or follow, on standby) that succeeds. A fault is a forked
+        # log: nothing is signed until it is whole again.
+        self._fault: TgaError | None = None
         self._failure: TgaError | None = None
         self._failures_told: set[str] = set()
         self._retry_ms = LOG_ROUND_MS
+        # The search for entries that no leaf names, by the round's task: its state, when it looks next, what it told.
         self._search = UnloggedSearch()
-        self._look_every_ms = look_every_ms
         self._next_look = 0.0
         self._unlogged_told: set[str] = set()
 

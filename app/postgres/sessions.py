@@ -84,11 +84,11 @@ class Sessions(Closing):
     """
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
-        self._pool = pool
-        self._at_hand: list[_Pooled] = []
-        self._waiting = 0
-        self._releasing: set[asyncio.Task[None]] = set()
-        self._is_closing = False
+        self._pool = pool  # set here for good
+        self._at_hand: list[_Pooled] = []  # sessions between two uses that the pool believes to be used
+        self._waiting = 0  # callers that the pool keeps waiting: while there are any, none is kept at hand
+        self._releasing: set[asyncio.Task[None]] = set()  # on their way back to the pool
+        self._is_closing = False  # set by `close`
 
     @classmethod
     async def open(cls, url: str, *, sessions_max: int = 8) -> Self:

@@ -32,12 +32,15 @@ class Writer:
     """
 
     def __init__(self, ledger: PostgresLedger) -> None:
+        # Set here for good.
         self._ledger = ledger
         self._loop = asyncio.get_running_loop()  # kept: asking each time costs a system call
+        # Plans that no flusher has taken yet: `commit` adds, `_take_batch` removes, both without a pause in between.
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
-        self._committing = 0
+        # Tasks that empty the queue, and how many of them wait for the database: each writes for itself.
         self._flushers: set[asyncio.Task[None]] = set()
+        self._committing = 0
 
     async def commit(self, plan: Plan) -> None:
         """As Ledger.commit; StoreBusy at once when the queue is full, and then nothing was stored."""
