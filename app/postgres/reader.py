@@ -38,9 +38,22 @@ _PAYLOADS: Final = """
 SELECT e.stream_no, e.sequence_number, e.artifacts
   FROM tga.payloads e WHERE {numbers} ORDER BY e.stream_no, e.sequence_number
 """
+# With the table, if there is one, in which recovery, expiry or lists look for the stream and find something else than
+# its head says. A row of `in_work` whose stream has ended is swept away later, and says nothing.
 _HEADS: Final = """
-SELECT *, to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS expires
-  FROM tga.heads e WHERE {numbers} ORDER BY stream_no
+SELECT e.*, to_char(e.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS expires,
+       CASE WHEN e.sequence_number = 0 THEN NULL
+            WHEN e.is_open AND e.waiting IS NULL AND w.stream_no IS NULL THEN 'in_work'
+            WHEN (e.waiting IS NOT NULL OR NOT e.is_open AND e.state IS DISTINCT FROM k.usual_end)
+                 <> (r.stream_no IS NOT NULL) THEN 'at_rest'
+            WHEN (r.stream, r.tenant, r.state, r.waiting, r.expires_at)
+                 IS DISTINCT FROM (e.stream, e.tenant, e.state, e.waiting, e.expires_at)
+                 AND r.stream_no IS NOT NULL THEN 'at_rest' END AS misplaced_in
+  FROM tga.heads e
+  LEFT JOIN tga.stream_kinds k ON k.kind = split_part(e.stream, ':', 1)
+  LEFT JOIN tga.in_work w ON w.kind = k.kind AND w.stream_no = e.stream_no
+  LEFT JOIN tga.at_rest r ON r.stream_no = e.stream_no
+ WHERE {numbers} ORDER BY e.stream_no
 """
 _CHECKPOINTS: Final = """
 SELECT e.stream_no, k.* FROM tga.execution_checkpoints k LEFT JOIN tga.heads e USING (stream)
@@ -165,6 +178,7 @@ class PostgresLedgerReader:
                 head=_head(head[0]) if head else None,
                 is_open=bool(head) and head[0]["is_open"],
                 waiting=head[0]["waiting"] if head else None,
+                misplaced_in=head[0]["misplaced_in"] if head else None,
                 checkpoints=[_checkpoint(row) async for row in checkpoints.of(key)],
                 claim=_claim(head[0]) if claim is not None else None,
                 claim_effect=_digest(effect),

@@ -78,6 +78,7 @@ class StoredStream:
     summary: Summary | None = None
     sealed: StoredSeal | None = None
     rows_repeated: Sequence[str] = ()  # tables with more than one row where one stream has at most one
+    misplaced_in: str | None = None  # the table that holds a copy of the head, for those who look for it, and differs
 
 
 class ClaimedKey(NamedTuple):

@@ -28,7 +28,7 @@ The steps. Of each row, in `follow`; the first check that fails is the row's fin
 
 Of each stream of a database, in `end`, when all its rows were seen:
 
-8. head: it stands on the last entry, in its state
+8. head: it stands on the last entry, in its state, and is found where streams in that state are looked for
 9. checkpoints: none stands on an entry that is missing
 10. erasure: the stream that vouches for it says so, of exactly this stream
 11. what the kind knows to stand beside a stream: claim, summary, seals, dispatch attempts
@@ -252,7 +252,8 @@ def _head_errors(at: Standing, stored: StoredStream) -> Iterator[TgaError]:
 
 
 def _recovery_errors(at: Standing, stored: StoredStream) -> Iterator[TgaError]:
-    """Recovery goes by the head: a stream that is wrongly closed or waiting would be left alone for ever."""
+    """Recovery goes by the head: a stream that is wrongly closed or waiting would be left alone for ever. So would one
+    that it does not find, because the copy of the head by which it looks says something else."""
     state, name = at.head.state, at.kind.name
     should_be_open = state not in at.kind.documents.kind.terminal_states
     if stored.is_open != should_be_open:
@@ -264,6 +265,12 @@ def _recovery_errors(at: Standing, stored: StoredStream) -> Iterator[TgaError]:
             f"a {name} that is {state} does not wait for that",
             expected=at.kind.waits_for.get(state, "nobody"),
             found=stored.waiting,
+        )
+    elif stored.misplaced_in is not None:
+        yield RecoveryFailed(
+            "recovery, expiry or lists would not find the stream as its head stands",
+            expected=f"{state}, waiting for {stored.waiting or 'nobody'}",
+            found=f"something else in tga.{stored.misplaced_in}",
         )
 
 
