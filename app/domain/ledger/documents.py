@@ -16,7 +16,6 @@ from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import SchemaViolation
 from app.core.limits import (
     ARTIFACT_BYTES_MAX,
-    ENTRY_BYTES_MAX,
     IDEMPOTENCY_KEY_CHARS_MAX,
     NAME_CHARS_MAX,
     SAFE_INTEGER_MAX,
@@ -216,21 +215,6 @@ class LogEntry(Document):
 
     def _members(self) -> dict[str, Any]:
         return self._hashed()
-
-    @classmethod
-    def of_body(cls, body: dict[str, JsonValue]) -> Self:
-        """The entry that says this, with the digest of the bytes that say it: written and hashed once.
-
-        Takes `body` over. Its fields were validated where they came from.
-        """
-        written = canonical_members(body, unfold=_unfolded, bytes_max=ENTRY_BYTES_MAX)
-        if written is None:
-            written = canonical_bytes(body, bytes_max=ENTRY_BYTES_MAX)
-        digest = digest_of_bytes(written)
-        body["entry_digest"] = digest
-        entry = cls.of_known(body)
-        _KEEP(entry, (written, digest))
-        return entry
 
     def body_bytes(self) -> bytes:
         """The bytes that are hashed and stored: the document without its own digest."""
