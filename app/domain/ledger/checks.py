@@ -14,6 +14,7 @@ from app.core.canonical import JsonValue, canonical_bytes, parse_object
 from app.core.chain import Head
 from app.core.digest import GENESIS, Digest, digest_of_bytes
 from app.core.errors import RecoveryFailed, TgaError
+from app.domain.ledger.plans import Claim
 from app.domain.ledger.records import Record, StreamDocuments
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredErasure, StoredStream
 
@@ -57,7 +58,7 @@ class Walking(Protocol):
     tenant: str | None  # what is walked is the bundle of this tenant alone
     is_covered: bool  # by a signed head; True for a database, whose tree is compared apart
 
-    def claim_holder(self, key_digest: Digest, stream: str) -> str:
+    def claim_holder(self, claim: Claim, stream: str) -> str:
         """Which stream made a call with this key first: this one, unless another did."""
         ...
 
@@ -151,7 +152,7 @@ class Standing:
     is_sound: bool = True
     resumes: bool = False  # the row before could not be read, or is missing
     is_erased: bool = False  # a covered erasure of a bundle says so
-    payloads: Digest = GENESIS
+    payloads: Digest = GENESIS  # of a bundle
     payloads_present: int = 0
     payloads_missing: int = 0
     stored: StoredStream | None = None  # of a database

@@ -57,6 +57,7 @@ from app.core.errors import (
     TgaError,
 )
 from app.domain.ledger.checks import AnyRecord, Erased, Kinds, Report, Standing, kind_name, with_payload
+from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import ClaimedKey, LedgerReader, StoredEntry, StoredErasure, StoredStream
 
 
@@ -87,7 +88,7 @@ class Walk:
             at.next_checkpoint = next(at.checkpoints, None)
         return at
 
-    def claim_holder(self, key_digest: Digest, stream: str) -> str:
+    def claim_holder(self, claim: Claim, stream: str) -> str:
         """Which stream made a call with this key first. A database keeps claims, which are compared at its end."""
         return stream
 
@@ -141,9 +142,11 @@ class Walk:
 
     def _verify_payload(self, at: Standing, record: AnyRecord) -> None:
         digest = record.entry.artifact_digest
-        at.payloads = with_payload(at.payloads, digest)
-        is_erased = at.stored is not None and self.may_lack_payload(at)
-        if is_erased:
+        is_erased = False
+        if at.stored is None:
+            at.payloads = with_payload(at.payloads, digest)
+        elif self.may_lack_payload(at):
+            is_erased = True
             at.artifact_digests.append(digest)
         if record.artifact is not None:
             if is_erased:

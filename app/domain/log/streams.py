@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from app.core.digest import Digest, digest_of_bytes
+from app.core.digest import digest_of_bytes
 from app.core.errors import RecoveryFailed, SchemaViolation, SequenceGap, TgaError
 from app.domain.ledger.checks import Erased, Kinds, Report, Standing, kind_name
+from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredEntry
 from app.domain.ledger.verification import Walk
 from app.domain.log.bundle import EntryLine
@@ -58,8 +59,8 @@ class BundleWalk(Walk):
         self._complete = complete
         self._lines = 0
 
-    def claim_holder(self, key_digest: Digest, stream: str) -> str:
-        return self._memory.claim(key_digest, stream)
+    def claim_holder(self, claim: Claim, stream: str) -> str:
+        return self._memory.claim(claim.key_digest(), stream)
 
     def note_erasure(self, erased: Erased) -> None:
         self._memory.remember_erasure(erased)

@@ -134,7 +134,7 @@ class _Trace(StreamChecks):
         if state is None or state.idempotency_key is None:
             return
         claim = Claim(state.server_id, state.tool_name, state.idempotency_key, Digest(state.payload_digest))
-        holder = walk.claim_holder(claim.key_digest(), stream)
+        holder = walk.claim_holder(claim, stream)
         if holder != stream:  # I2
             raise RecoveryFailed("two traces made a call with one idempotency key", expected=holder, found=stream)
 
