@@ -351,9 +351,9 @@ class ToolItem(Shape):
     server_id: Name
     tool_name: Name
     tool_class: ToolClass
-    description: str | None
+    description: str | None = Field(description="Of a quarantined tool only for those who see the whole tenant.")
     tags: list[Name]
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] = Field(description="Empty where the description is kept back.")
     secret_arguments: list[str] = Field(description="JSON pointers to arguments that are never recorded in clear.")
     on_unknown_outcome: Literal["redispatch", "reconcile", "hold"]
     on_unknown_outcome_chosen: bool = Field(description="Whether the configuration says so, or nobody has chosen.")

@@ -70,7 +70,8 @@ def router(services: Services) -> APIRouter:
             server_id = name_in(parameters(request, "server_id"), "server_id")
             wanted = None if server_id is None else qualify(principal.tenant, server_id)
             tools = [tool for tool in services.registry.tools(principal.tenant) if wanted in (None, tool.server_id)]
-            return json_answer({"items": [_tool(services, tool) for tool in tools], "next": None})
+            sees_all = may(principal, "read_tenant")
+            return json_answer({"items": [_tool(services, tool, sees_all=sees_all) for tool in tools], "next": None})
 
     @routes.get(
         "/v1/tools/{server_id}/{tool_name:path}/pin",
@@ -121,14 +122,17 @@ def _connection(server: ServerInfo, *, sees_all: bool) -> dict[str, Any] | None:
     return said if sees_all else said | {"stderr": "", "last_error": None}
 
 
-def _tool(services: Services, tool: Tool) -> dict[str, Any]:
+def _tool(services: Services, tool: Tool, *, sees_all: bool) -> dict[str, Any]:
+    """What a server says of a quarantined tool is for those who judge it: an agent's model may read what it gets."""
+    pin = services.pins.state_of(tool)
+    is_told = sees_all or pin.status == "pinned"
     return {
         "server_id": own_name(tool.tenant, tool.server_id),
         "tool_name": tool.tool_name,
         "tool_class": tool.tool_class,
-        "description": tool.description,
+        "description": tool.description if is_told else None,
         "tags": sorted(tool.tags),
-        "input_schema": tool.input_schema,
+        "input_schema": tool.input_schema if is_told else {},
         "secret_arguments": list(tool.secret_arguments),
         "on_unknown_outcome": tool.on_unknown_outcome,
         "on_unknown_outcome_chosen": tool.is_outcome_chosen,
@@ -137,5 +141,5 @@ def _tool(services: Services, tool: Tool) -> dict[str, Any]:
         "max_attempts": tool.max_attempts,
         "approval_timeout_ms": tool.approval_timeout_ms,
         "definition_digest": tool.definition_digest,
-        "pin": asdict(services.pins.state_of(tool)),
+        "pin": asdict(pin),
     }

@@ -258,8 +258,13 @@ class Registry:
         if server is None or server.tenant != tenant:
             _, _, name = server_id.rpartition("/")
             return ToolNotFound(f"no server {shown(server_id)}", expected=one_of("a configured server", name, own))
-        if (mcp := self._mcp.get(qualified)) is not None and mcp.connection().state != "connected":
-            return ToolNotFound(f"server {server_id} is not connected, and has no tool {shown(tool_name)} so far")
+        if (mcp := self._mcp.get(qualified)) is not None and mcp.status().state != "up":
+            is_starting = mcp.status().state == "starting"
+            standing = "is still starting" if is_starting else "is down"
+            return ToolNotFound(
+                f"server {server_id} {standing}, and has no tool {shown(tool_name)} so far",
+                remedy="Call again when it is ready: `tga servers` shows how it stands. Nothing was recorded or sent.",
+            )
         known = [tool.tool_name for tool in self._tools.values() if tool.server_id == qualified]
         return ToolNotFound(
             f"server {server_id} has no tool {shown(tool_name)}",

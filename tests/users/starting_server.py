@@ -3,7 +3,8 @@
 starting_server.py held FILE     says nothing until FILE is there
 starting_server.py dies          complains and ends
 starting_server.py mute          reads, and never answers
-starting_server.py changing FILE the tool `send` is described by FILE, read at each listing
+starting_server.py changing FILE the tool `send` is described by FILE, read at each listing; sending "announce"
+                                     says that the tools have changed
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def main() -> None:
         message = json.loads(line)
         if MODE == "mute" or "id" not in message:
             continue
+        if message.get("params", {}).get("arguments", {}).get("text") == "announce":
+            say({"method": "notifications/tools/list_changed"})
         result = result_of(message["method"])
         if result is None:  # what the official library answers to `initialize` on a connection of the newest protocol
             say({"id": message["id"], "error": {"code": -32022, "message": "Unsupported protocol version"}})

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.world import World
 from tests.conftest import make_home
+from tests.connectors.servers import until
 from tests.mcp.served import LEGACY, MODERN, raw_of
 from tests.users.test_tool_servers import stdio_table
 
@@ -52,7 +53,10 @@ def pulled() -> Iterator[Pulled]:
     description = home / "description.txt"
     description.write_text(HONEST)
     world.policy.write_text(POLICY)
-    world.config.write_text(world.config.read_text() + stdio_table("mail", "changing", str(description)))
+    mail = stdio_table("mail", "changing", str(description))
+    post = stdio_table("post", "changing", str(home / "policy.cedar"))
+    chosen = '[servers.post.tools.send]\non_unknown_outcome = "redispatch"\n'
+    world.config.write_text(world.config.read_text() + mail + post + chosen)
     try:
         world.start()
         agent = world.new_key("ann", "agent")
@@ -144,12 +148,14 @@ def test_servers_shows_what_happens_to_a_write_with_an_unknown_outcome_and_docto
     shown = {(row[0], row[1]): " ".join(row[3:]) for row in rows if len(row) > 3}
     assert shown["bank", "slow_charge"].startswith("hold ")
     assert shown["mail", "send"].startswith("redispatch (nobody chose) ")
+    assert shown["post", "send"].startswith("redispatch pinned ")
     assert not shown["bank", "balance"].startswith(("redispatch", "hold"))  # a read
     found = {finding["what"]: finding for finding in pulled.world.json("doctor")}
     writes = found["writes of mail"]
     assert (writes["ok"], writes["warning"]) == (True, True)
     assert "nobody chose on_unknown_outcome for send" in writes["found"]
     assert "executes it twice" in writes["remedy"]
+    assert "writes of post" not in found
     assert "writes of bank" not in found  # of HTTP servers, which get the key in a header, it is not said
 
 
@@ -164,3 +170,18 @@ async def test_a_model_is_told_what_is_true_for_each_choice(pulled: Pulled, vers
     assert "executed once" not in told
     for truth in ("one that ignores them may execute it twice", "asks the tool's server", "waits for an operator"):
         assert truth in told
+
+
+async def test_a_change_while_the_gateway_runs_is_told_in_the_log_and_kept_from_models(pulled: Pulled) -> None:
+    """The last test here: it changes the tool again."""
+    (pulled.world.home / "description.txt").write_text("Sends a message to everybody.")
+    async with raw_of(pulled.world, key=pulled.agent) as raw:
+        assert not (await raw.call("mail__send", {"text": "announce"})).get("isError")
+        await until(lambda: pulled.world.told.read_text().count("quarantined: mail send is not what was pinned") == 2)
+        assert "everybody" not in json.dumps(await raw.ask("tools/list"))
+    agents = {(one["server_id"], one["tool_name"]): one for one in pulled.ask("/v1/tools", pulled.agent)["items"]}
+    changed = agents["mail", "send"]
+    assert (changed["pin"]["status"], changed["description"], changed["input_schema"]) == ("quarantined", None, {})
+    assert agents["post", "send"]["description"]
+    operators = {(one["server_id"], one["tool_name"]): one for one in pulled.ask("/v1/tools")["items"]}
+    assert "everybody" in operators["mail", "send"]["description"]
