@@ -2,12 +2,15 @@
 
 Every message is an HTTP request of its own, so a restart of the gateway is only a pause. What may be executed is sent
 under a key that stays the same in every try; what the client itself makes again is recognised by the gateway.
+
+A client of the handshake cannot listen for changes of the tools; the bridge listens in its place, and tells it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import re
@@ -49,6 +52,18 @@ _GREETINGS: Final = frozenset({"initialize", "server/discover"})  # by protocol:
 _GREETING_S: Final = 5.0
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _HEADER_MISMATCH: Final = -32020
+_TOOLS_CHANGED: Final = "notifications/tools/list_changed"
+_ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+_LISTEN_PAUSE_MAX_S: Final = 30.0
+_LISTEN: Final[dict[str, Any]] = {
+    "jsonrpc": "2.0",
+    "id": 0,
+    "method": "subscriptions/listen",
+    "params": {
+        "notifications": {"toolsListChanged": True},
+        "_meta": {_VERSION_KEY: "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}},
+    },
+}
 
 
 class Bridge:
@@ -63,6 +78,7 @@ class Bridge:
         self._running: dict[Any, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._schemas: dict[str, Any] = {}  # of tools that want arguments in headers, too
+        self._listening: asyncio.Task[None] | None = None
 
     def take(self, line: bytes) -> None:
         if not line.strip():
@@ -80,6 +96,8 @@ class Bridge:
         if "id" not in message:
             if message["method"] == "notifications/cancelled" and isinstance(params, dict):
                 self._cancel(params.get("requestId"))
+            elif message["method"] == "notifications/initialized" and self._listening is None:
+                self._listening = self._start(self._listen())
             return
         request_id = message["id"]
         task = self._start(self._ask(message))
@@ -134,6 +152,25 @@ class Bridge:
                 logger.warning("%s is tried again: %s", message["method"], found)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+
+    async def _listen(self) -> None:
+        """Tell the client when its tools change, until the bridge ends. While the gateway is away anything may change,
+        so its return counts as a change."""
+        pause_s, has_heard = BACKOFF_FIRST_MS / 1000, False
+        while True:
+            with contextlib.suppress(TgaError):
+                body = json.dumps(_LISTEN).encode()
+                async with self._client.exchange(
+                    self._path, body, self._headers(_LISTEN), quiet_s=_QUIET_S
+                ) as exchange:
+                    async for event in _messages(exchange):
+                        is_return = event.get("method") == _ACKNOWLEDGED and has_heard
+                        if is_return or event.get("method") == _TOOLS_CHANGED:
+                            await self._tell({"jsonrpc": "2.0", "method": _TOOLS_CHANGED})
+                        if event.get("method") == _ACKNOWLEDGED:
+                            pause_s, has_heard = BACKOFF_FIRST_MS / 1000, True
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LISTEN_PAUSE_MAX_S)
 
     async def _exchanged(self, message: dict[str, Any]) -> bool:
         """Whether it was answered. False: the gateway says to come back; it has done nothing."""
@@ -207,6 +244,7 @@ class Bridge:
             return
         if message["method"] == "initialize" and isinstance(result.get("protocolVersion"), str):
             self._version = result["protocolVersion"]
+            result["capabilities"]["tools"] = {"listChanged": True}
         tools = result.get("tools") if message["method"] == "tools/list" else None
         for tool in tools if isinstance(tools, list) else ():
             if "x-mcp-header" in json.dumps(tool.get("inputSchema")):

@@ -56,6 +56,7 @@ class Bridged:
     def __init__(self, process: asyncio.subprocess.Process, version: str) -> None:
         self.process = process
         self.version = version
+        self.changes = 0  # of the tools, told unasked
         self._id = 0
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -78,9 +79,12 @@ class Bridged:
     async def read(self, *, within_s: float = 40) -> dict[str, Any]:
         assert self.process.stdout is not None
         async with asyncio.timeout(within_s):
-            message = json.loads(await self.process.stdout.readline())
-        assert message["jsonrpc"] == "2.0"
-        return dict(message)
+            while True:
+                message = json.loads(await self.process.stdout.readline())
+                assert message["jsonrpc"] == "2.0"
+                if message.get("method") != "notifications/tools/list_changed":
+                    return dict(message)
+                self.changes += 1
 
     async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         request_id = await self.request(method, params)
@@ -119,6 +123,23 @@ async def bridged(world: World, version: str, **environment: str) -> AsyncIterat
 
 def executed(world: World, amount: int) -> int:
     return len([line for line in executions(world, "slow_charge") if line["arguments"]["amount"] == amount])
+
+
+async def test_a_client_of_the_handshake_is_told_when_its_tools_change(world: World) -> None:
+    async with bridged(world, LEGACY) as bridge:
+        assert "bank__fail" in {tool["name"] for tool in (await bridge.ask("tools/list", {}))["result"]["tools"]}
+        policy = world.policy.read_text()
+        world.policy.write_text(f'{policy}\nforbid(principal, action, resource == Tool::"bank/fail");\n')
+        try:
+            async with asyncio.timeout(40):
+                while bridge.changes == 0:
+                    await bridge.ask("ping", {})
+                    await asyncio.sleep(0.05)
+            assert "bank__fail" not in {
+                tool["name"] for tool in (await bridge.ask("tools/list", {}))["result"]["tools"]
+            }
+        finally:
+            world.policy.write_text(policy)
 
 
 @pytest.mark.parametrize("version", [MODERN, LEGACY])
