@@ -3,7 +3,7 @@
 Allowed calls, repeats, approvals, withdrawals, expiries, reused keys, bad bodies and reads over HTTP, against one
 gateway process that gets SIGKILL (and now and then SIGTERM) and is started again; PostgreSQL and the tool server stay.
 Afterwards the store, the tool server's own book and what every client was told are compared. Ends with 1 if one promise
-was broken. `--quick`: one minute.
+was broken. `--quick`: some seconds, and two or three lives of the gateway.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from bench.measure import arguments_of
 from tests.load.mixed import Scale, run_mixed_load
 
 MINUTES: Final = 10.0
+MINUTES_QUICK: Final = 0.1
 
 
 def main() -> None:
@@ -25,10 +27,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help=f"how long (default {MINUTES:g})")
     parser.add_argument("--seed", type=int, help="of all that clients and killer choose (default: any)")
     given = parser.parse_args()
-    minutes = given.minutes or (1.0 if given.quick else MINUTES)
+    minutes = given.minutes or (MINUTES_QUICK if given.quick else MINUTES)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
-    # In a long run every second minute is one life, long enough for a leak to show.
-    scale = Scale(seconds=60 * minutes) if minutes < 4 else Scale(60 * minutes, long_every_s=120, long_life_s=60)
+    scale = Scale(seconds=60 * minutes)
+    if given.quick:
+        scale = replace(scale, life_s=(1.0, 2.0), long_life_s=None)
+    elif minutes >= 4:  # every second minute is one life, long enough for a leak to show
+        scale = replace(scale, long_every_s=120, long_life_s=60)
     with tempfile.TemporaryDirectory(prefix="tga-load-") as home:
         Path(home).chmod(0o711)  # root runs PostgreSQL as another account, which must get there
         verdict = run_mixed_load(Path(home), scale, seed)

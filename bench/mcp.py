@@ -8,7 +8,6 @@ Equal calls without a key stand apart: each waits until it is known that the ans
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import statistics
@@ -22,6 +21,7 @@ from mcp import Client, StdioServerParameters
 from rich.console import Console
 from rich.table import Table
 
+from bench.measure import arguments_of
 from tests.cli.world import World
 from tests.mcp.served import FIXTURE, LEGACY, MODERN, client_of, mcp_world
 
@@ -95,9 +95,7 @@ async def run(world: World, rounds: int, console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few calls, to see that it runs")
-    given = parser.parse_args()
+    given = arguments_of("mcp", __doc__).parse_args()
     with mcp_world() as world:
         world.start()
         asyncio.run(run(world, 30 if given.quick else 400, Console()))

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from app.api import tool_calls
-from app.connectors import server_slots as line
+from app.connectors import server_slots
 from app.connectors.registry import Registry
 from app.core import canonical, digest
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.protocol import BoundedProtocol
-from app.edge.services import Services
+from app.edge.services import Admitted
 from app.gateway.policy_file import PolicyFile
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
@@ -73,7 +73,7 @@ class Phases:
     def watch(self) -> None:
         """Put borders around the parts of this process."""
         self._around(TgaRuntime, "call", "runtime")
-        self._around(Services, "authenticated", "admission")
+        self._around(Admitted, "__aenter__", "admission")
         self._around(PolicyFile, "judge", "policy")
         self._around(Writer, "commit", "database")
         self._around(PostgresTraces, "find_claim", "database")
@@ -81,8 +81,8 @@ class Phases:
         self._around(Registry, "verify_arguments", "arguments")
         self._around(tool_calls, "read_body", "parse")
         self._around(tool_calls, "send_effect", "response")
-        self._around(line.ServerSlots, "place", "dispatch")
-        self._around(line._Watched, "dispatch", "dispatch")
+        self._around(server_slots.ServerSlots, "place", "dispatch")
+        self._around(server_slots._Watched, "dispatch", "dispatch")
         self._around(BoundedProtocol, "data_received", "parse", is_outside=True)
         self._around(tool_calls.ToolCalls, "__call__", "edge", is_call=True)
         for original in (canonical.canonical_bytes, digest.digest_of, digest.digest_of_bytes):

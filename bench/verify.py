@@ -1,6 +1,6 @@
 """How fast a bundle is verified offline, and in how much memory.
 
-    python -m bench.verify [--traces 2500] [--times 4]
+    python -m bench.verify [--quick] [--traces 2500] [--times 4]
 
 The measure is sha256 over the same bytes (entries and artifacts), as the hardware does it: what no verifier can be
 quicker than. Memory is the peak of a process of its own, at one size and at a multiple of it: flat means equal.
@@ -19,15 +19,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 from rich.table import Table
 
 from app.core.note import VerifierKey
+from bench.measure import arguments_of
 from tests.export.by_hand import lines_by_hand, write_by_hand
 
-TOOL = Path(__file__).parents[1] / "tools" / "verify.py"
+TRACES: Final = 2_500
+TRACES_QUICK: Final = 100
+TOOL: Final = Path(__file__).parents[1] / "tools" / "verify.py"
 
 
 def hashing_seconds(traces: int) -> float:
@@ -66,8 +70,8 @@ def measure(which: str, folder: str, key: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=int, default=2_500, help="of four entries each; 250,000 make a million")
+    parser = arguments_of("verify", __doc__)
+    parser.add_argument("--traces", type=int, help=f"of four entries each (default {TRACES:,}; 250,000 make a million)")
     parser.add_argument("--times", type=int, default=4, help="the larger size, as a multiple")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -77,7 +81,8 @@ def main() -> None:
     verifier = VerifierKey("example.org/bench", key.public_key().public_bytes_raw())
     table = Table("verifier", "entries", "entries/s", "of sha256 alone", "peak MB", box=None)
     with tempfile.TemporaryDirectory() as made:
-        for traces in (given.traces, given.traces * given.times):
+        fewer = given.traces or (TRACES_QUICK if given.quick else TRACES)
+        for traces in (fewer, fewer * given.times):
             folder = Path(made) / str(traces)
             write_by_hand(folder, key, verifier, traces=traces, heads=20)
             hashing = hashing_seconds(traces)

@@ -33,7 +33,7 @@ IS_SOAK = bool(os.environ.get("TGA_SOAK"))  # `make soak`: all of what is otherw
 TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30
-LONG = {"load", "crash", "docs", "export", "cli", "mcp", "conformance", "packaging"}
+LONG = {"bench", "load", "crash", "docs", "export", "cli", "mcp", "conformance", "packaging"}
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _numbers = itertools.count(1)
 

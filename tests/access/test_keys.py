@@ -20,6 +20,7 @@ from app.postgres.database import Database
 from app.postgres.listener import Listener
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from tests.conftest import Admin
+from tests.patience import HANG_S
 
 _LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN%'"
 
@@ -252,6 +253,13 @@ async def test_strangers_do_not_push_known_keys_out_and_memory_is_bounded(
     assert ACCESS_CACHE_KEYS_MAX >= 1000
 
 
+@pytest.fixture
+def remembered_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no longer valid was heard of: it did not grow old."""
+    monkeypatch.setattr(access_module, "ACCESS_CACHE_AGE_MS", 3_600_000)
+
+
+@pytest.mark.usefixtures("remembered_for_long")
 async def test_a_revocation_counts_at_once_in_another_gateway(
     access: PostgresAccess, sessions: Sessions, database: Database
 ) -> None:
@@ -260,14 +268,15 @@ async def test_a_revocation_counts_at_once_in_another_gateway(
             key_id = (await create(access)).listed.key_id
             await valid_in(other, key_id)
             await access.revoke_key(key_id)
-            assert await seconds_until_invalid(other, key_id) < 0.5
+            await until_invalid(other, key_id)
 
 
+@pytest.mark.usefixtures("remembered_for_long")
 async def test_a_revocation_by_hand_counts_at_once(access: PostgresAccess, admin: Admin) -> None:
     key_id = (await create(access)).listed.key_id
     await valid_in(access, key_id)
     await admin.execute("UPDATE tga.api_keys SET revoked_at = clock_timestamp() WHERE key_id = $1", key_id)
-    assert await seconds_until_invalid(access, key_id) < 0.5
+    await until_invalid(access, key_id)
 
 
 async def test_while_nothing_is_heard_every_lookup_goes_to_the_database(
@@ -302,6 +311,7 @@ async def test_memory_is_not_trusted_for_a_moment_without_hearing(
     assert access.cached_key(key_id) is None
 
 
+@pytest.mark.usefixtures("remembered_for_long")
 async def test_a_lost_listener_comes_back_and_forgets_what_it_may_have_missed(
     access: PostgresAccess, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,15 +319,16 @@ async def test_a_lost_listener_comes_back_and_forgets_what_it_may_have_missed(
     await valid_in(access, key_id)
     (pid,) = [row["pid"] for row in await admin.fetch(_LISTENERS)]
     await admin.fetchval("SELECT pg_terminate_backend($1, 5000)", pid)
-    await asyncio.sleep(0.05)
-    assert access.cached_key(key_id) is None
+    async with asyncio.timeout(HANG_S):
+        while access.cached_key(key_id) is not None:
+            await asyncio.sleep(0)
     await until_heard(access)
     await valid_in(access, key_id)
     asked = count_queries(access, monkeypatch)
     assert await access.find_key(key_id) is not None
     assert asked == []
     await admin.execute("UPDATE tga.api_keys SET revoked_at = clock_timestamp()")
-    assert await seconds_until_invalid(access, key_id) < 0.5
+    await until_invalid(access, key_id)
 
 
 async def test_an_answer_older_than_a_change_that_was_heard_is_not_remembered(
@@ -385,13 +396,10 @@ async def valid_in(access: PostgresAccess, key_id: str) -> None:
     raise AssertionError("the key was never remembered")
 
 
-async def seconds_until_invalid(access: PostgresAccess, key_id: str) -> float:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while (found := await access.find_key(key_id)) is None or found.is_valid:
-        assert loop.time() - began < 10, "the key is still valid"
-        await asyncio.sleep(0)
-    return loop.time() - began
+async def until_invalid(access: PostgresAccess, key_id: str) -> None:
+    async with asyncio.timeout(HANG_S):
+        while (found := await access.find_key(key_id)) is None or found.is_valid:
+            await asyncio.sleep(0)
 
 
 def count_queries(access: PostgresAccess, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -35,6 +35,7 @@ from app.postgres.system import PostgresSystemRows
 from app.postgres.traces import PostgresTraces
 from tests.invariants.plans import plan_of
 from tests.log.standing import QuietLog
+from tests.patience import HANG_S
 
 CONFIG = """
 [servers.pay]
@@ -108,7 +109,7 @@ class Subscriber:
     async def next_event(self) -> Event | None:
         """The next event, or None when the stream is over."""
         name, data = "message", []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while line := await self.response.content.readline():
                 text = line.decode().rstrip("\n")
                 if text.startswith(":"):

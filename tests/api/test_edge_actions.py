@@ -18,6 +18,7 @@ from app.domain.tga.ports import Dispatched
 from app.domain.tools import Tool
 from app.postgres.database import Database
 from tests.api.wire import CALL, TRACE_ID, Front, OneServer, Reply, open_front, request
+from tests.patience import HANG_S
 from tests.runtime.scripted import SUCCESS, TIMED_OUT, WRITE, Script, Scripted, new_key, open_scripted
 
 NOWHERE = "0197c2a4-5f0e-7c3a-9d54-ffffffffffff"
@@ -318,7 +319,7 @@ async def test_what_is_acknowledged_while_stopping_is_finished(database: Databas
         async with await house.front.open() as keyless:
             body = {"server_id": "crm", "tool_name": "read", "arguments": {"amount": 1}, "trace_id": TRACE_ID}
             await keyless.send(request(body=body))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 while len(house.inside.connector.sent) < 2:
                     await asyncio.sleep(0.01)
             house.front.services.stopping.set()
@@ -349,14 +350,14 @@ async def test_a_decision_that_is_under_way_while_stopping_is_told_as_far_as_it_
         async with await house.front.open() as first, await house.front.open() as second:
             body = {"decision": "APPROVE", "action_request_digest": digest}
             await first.send(request(f"/v1/traces/{running}/decision", body, who="supervisor"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 while not house.inside.connector.sent:
                     await asyncio.sleep(0.01)
             house.inside.ledger.before = hold
             plans = len(house.inside.ledger.plans)
             body = {"decision": "APPROVE", "action_request_digest": other_digest}
             await second.send(request(f"/v1/traces/{uncommitted}/decision", body, who="supervisor"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 while len(house.inside.ledger.plans) == plans:
                     await asyncio.sleep(0.01)
             house.front.services.stopping.set()

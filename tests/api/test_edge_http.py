@@ -17,6 +17,7 @@ from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.edge.protocol import BoundedProtocol
 from tests.api.wire import CALL, Front, Wire, completed, open_front, request
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -350,5 +351,5 @@ async def test_a_call_whose_caller_hangs_up_goes_on(front: Front) -> None:
     async with wire:
         await wire.send(request(body=CALL))
         await asyncio.sleep(0.05)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await ended.wait()

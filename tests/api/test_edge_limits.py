@@ -18,6 +18,7 @@ from app.domain.tga.runtime import CheckedCall
 from app.edge.admission import Admission
 from app.edge.authentication import Authenticator
 from tests.api.wire import AGENT, AGENT_2, CALL, STRANGER, Front, OneServer, completed, open_front, request
+from tests.patience import HANG_S
 
 
 class Watch:
@@ -143,7 +144,7 @@ async def held(front: Front, count: int, **sent: Any) -> AsyncIterator[asyncio.E
 
     front.runtime.answering = answering
     asked = [asyncio.create_task(front.ask(request(body=CALL, **sent))) for _ in range(count)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while len(front.runtime.calls) < count:
             await asyncio.sleep(0.005)
     try:
@@ -168,7 +169,7 @@ async def test_the_limits_hold_over_the_wire() -> None:
 @asynccontextmanager
 async def held_third(front: Front) -> AsyncIterator[None]:
     asked = asyncio.create_task(front.ask(request(body=CALL, who="agent-2")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while len(front.runtime.calls) < 3:
             await asyncio.sleep(0.005)
     yield

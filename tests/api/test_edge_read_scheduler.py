@@ -12,6 +12,7 @@ from app.edge.protocol import BoundedProtocol
 from app.edge.read_scheduler import ReadScheduler, reader
 from app.gateway.serving import connections_within
 from tests.api.wire import CALL, open_front, request
+from tests.patience import HANG_S
 
 
 async def _read(read_scheduler: ReadScheduler, who: str, order: list[str], *, hold_s: float = 0.002) -> None:
@@ -57,7 +58,7 @@ async def test_a_turn_that_comes_as_its_reader_goes_is_passed_on() -> None:
         gone, last = (asyncio.create_task(_read(read_scheduler, who, order)) for who in ("gone", "last"))
         await asyncio.sleep(0.01)
     gone.cancel()  # in the same step in which its turn came
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await asyncio.gather(gone, last, return_exceptions=True)
     assert order == ["last"]
     assert read_scheduler._free == 1

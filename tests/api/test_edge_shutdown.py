@@ -14,11 +14,12 @@ from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import LogRecord, fold
 from app.domain.tga.runtime import CheckedCall
 from tests.api.wire import CALL, Front, NoTraces, completed, open_front, request
+from tests.patience import HANG_S
 from tests.traces import completed_trace, executing_trace, trace_id
 
 
 async def until_called(front: Front, count: int = 1) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while len(front.runtime.calls) < count:
             await asyncio.sleep(0.005)
 
@@ -29,7 +30,7 @@ def first_waits(front: Front, *, then: TgaError) -> Callable[[CheckedCall], Awai
     async def answering(call: CheckedCall) -> Answer:
         if len(front.runtime.calls) > 1:
             raise then
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return completed(call)
 
     return answering
@@ -46,10 +47,10 @@ class OneTrace(NoTraces):
 
 
 async def test_an_idle_gateway_stops_at_once_and_hangs_up() -> None:
-    async with open_front() as front, await front.open() as wire:
+    async with open_front(grace_ms=3_600_000) as front, await front.open() as wire:
         assert (await wire.ask(request(body=CALL))).status == 200
         front.services.stopping.set()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(HANG_S):
             await front.serving
         assert await wire.is_closed()
         with pytest.raises(OSError):  # noqa: PT011 - refused
@@ -102,13 +103,13 @@ async def test_a_call_that_takes_longer_than_the_grace_is_answered_with_where_it
         assert reply.headers["location"] == f"/v1/traces/{trace_id(1)}"
         assert reply.document == {"trace_id": trace_id(1), "state": "EXECUTING", "waiting": None}
         assert front.runtime.waits_ms == [30_000, 0]
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(HANG_S):
             await front.serving
 
 
 async def test_a_call_that_is_not_durable_yet_is_not_acknowledged() -> None:
     async def answering(call: CheckedCall) -> Answer:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return completed(call)
 
     without_key = {"server_id": "crm", "tool_name": "read", "arguments": {}}
@@ -157,7 +158,7 @@ async def test_a_client_that_is_still_sending_does_not_keep_it_from_stopping() -
         await asyncio.sleep(0.05)
         front.services.stopping.set()
         assert (await wire.reply()).code == "SHUTTING_DOWN"
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(HANG_S):
             await front.serving
 
 

@@ -20,6 +20,7 @@ from app.core import errors
 from app.edge.problems import MEDIA_TYPE, STATUS
 from tests.cli.world import World, wait_for
 from tests.conftest import make_home
+from tests.patience import HANG_S
 
 SECONDS_MAX = 60
 RANDOM_CASES = 25
@@ -70,11 +71,11 @@ class Outside:
         self.session.headers["Authorization"] = f"Bearer {self.world.admin_key()}"
 
     def get(self, path: str, **options: Any) -> requests.Response:
-        return self.session.get(self.world.url + path, timeout=30, **options)
+        return self.session.get(self.world.url + path, timeout=HANG_S, **options)
 
     def call(self, tool: str, key: str, **arguments: Any) -> requests.Response:
         body: Any = {"server_id": "bank", "tool_name": tool, "idempotency_key": key, "arguments": arguments}
-        return self.session.post(f"{self.world.url}/v1/tool-calls", json=body, timeout=30)
+        return self.session.post(f"{self.world.url}/v1/tool-calls", json=body, timeout=HANG_S)
 
     @cached_property
     def known(self) -> dict[str, Any]:
@@ -222,7 +223,7 @@ def test_the_type_of_every_problem_leads_to_where_its_code_is_explained(outside:
 def test_what_no_operation_answers_is_a_problem_too(
     outside: Outside, method: str, path: str, status: int, code: str
 ) -> None:
-    answer = outside.session.request(method, outside.world.url + path, timeout=30)
+    answer = outside.session.request(method, outside.world.url + path, timeout=HANG_S)
     assert (answer.status_code, answer.headers["content-type"]) == (status, MEDIA_TYPE)
     assert answer.json()["code"] == code
     verify_fits(outside.document, {"$ref": "#/components/schemas/Problem"}, answer.json())

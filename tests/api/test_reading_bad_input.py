@@ -20,6 +20,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from tests.api.reading import Front, World
 from tests.invariants.plans import plan_of
+from tests.patience import HANG_S
 from tests.traces import completed_trace, trace_id
 
 KINDS: tuple[ListKind, ...] = ("traces", "approvals")
@@ -154,7 +155,7 @@ async def test_no_query_is_answered_with_500(front: Front) -> None:
     for raw in asked:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(raw)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             head = await reader.readline()
         writer.close()
         seen.add(int(head.split()[1]))

@@ -25,6 +25,7 @@ from app.edge.protocol import BoundedProtocol
 from app.edge.services import Services
 from app.gateway.http_server import serve_http
 from tests.log.standing import QuietLog
+from tests.patience import HANG_S
 
 AGENT = Principal(principal_id="agent-1", tenant="default", roles=["agent"])
 AGENT_2 = Principal(principal_id="agent-2", tenant="default", roles=["agent"])
@@ -88,7 +89,7 @@ class Wire:
         await self.writer.drain()
 
     async def reply(self, *, is_head: bool = False) -> Reply:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             status_line, *lines = head.rstrip("\r\n").split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -99,7 +100,7 @@ class Wire:
 
     async def is_closed(self) -> bool:
         """Whether the other side hangs up without another byte."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionResetError:

@@ -12,13 +12,14 @@ import asyncpg
 from tests.attack.client import Client
 from tests.attacker import disarm, rearm
 from tests.cli.world import World
+from tests.patience import HANG_S
 
 
 def test_a_body_in_a_transfer_coding_that_nobody_undoes_is_refused(world: World) -> None:
     parts = urlsplit(world.url)
     body = b'{"server_id":"bank","tool_name":"balance","arguments":{}}'
     head = f"POST /v1/tool-calls HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {world.new_key('agent-1', 'agent')}\r\n"
-    with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=10) as sent:
+    with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=HANG_S) as sent:
         sent.sendall(head.encode() + b"Transfer-Encoding: gzip, chunked\r\n\r\n")
         sent.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         assert sent.recv(65_536).split()[1] in (b"400", b"501")

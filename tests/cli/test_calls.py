@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.cli.world import NOWHERE, World, trace_of
+from tests.patience import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_a_watcher_is_told_each_entry_as_it_comes(world: World) -> None:
     assert watcher.stdout is not None
     assert json.loads(watcher.stdout.readline())["sequence_number"] == 1
     assert world.tga("approve", trace_id, "--yes").returncode == 0
-    rest = [json.loads(line) for line in watcher.communicate(timeout=30)[0].splitlines()]
+    rest = [json.loads(line) for line in watcher.communicate(timeout=HANG_S)[0].splitlines()]
     assert [item["sequence_number"] for item in rest] == [2, 3, 4]
     assert watcher.returncode == 0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.world import World
+from tests.patience import HANG_S
 
 
 def test_an_approval_shows_the_request_and_then_makes_the_call(world: World) -> None:
@@ -88,7 +89,7 @@ def on_a_terminal(world: World, typed: bytes, *arguments: str) -> int:
         while b"(y/N)" not in seen:
             seen += os.read(ours, 65536)
         os.write(ours, typed)
-        return process.wait(timeout=30)
+        return process.wait(timeout=HANG_S)
     finally:
         process.kill()
         process.wait()

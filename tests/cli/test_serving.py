@@ -21,6 +21,7 @@ from app.core.limits import SWEEP_EVERY_MS
 from app.gateway.background import BackgroundWork
 from tests.attacker import disarm, rearm
 from tests.cli.world import POLICY, World, wait_for
+from tests.patience import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def call_slowly(world: World, key: str, ms: int) -> subprocess.Popen[str]:
 def test_told_to_stop_it_answers_what_it_has_taken_and_ends_with_0(world: World, number: signal.Signals) -> None:
     caller = call_slowly(world, f"stop-{number}", 1000)
     assert world.stop(number) == 0
-    told, _ = caller.communicate(timeout=30)
+    told, _ = caller.communicate(timeout=HANG_S)
     assert (caller.returncode, json.loads(told)["amount"]) == (0, 7)
     assert world.executions(f"stop-{number}") == 1
     assert "Stopped taking requests" in world.told.read_text()
@@ -81,7 +82,7 @@ def test_told_to_stop_it_answers_what_it_has_taken_and_ends_with_0(world: World,
 def test_what_a_killed_gateway_left_is_continued_by_the_next(world: World) -> None:
     caller = call_slowly(world, "killed-1", 300)
     world.stop(signal.SIGKILL)
-    caller.communicate(timeout=30)
+    caller.communicate(timeout=HANG_S)
     assert caller.returncode == 3
     world.start()
     wait_for(lambda: "waits for operator" in world.told.read_text())
@@ -101,7 +102,7 @@ def test_a_trace_that_cannot_be_recovered_is_told_of_once_and_stops_no_other(wor
     callers = [call_slowly(world, "poison-1", 20_000), call_slowly(world, "poison-2", 20_000)]
     world.stop(signal.SIGKILL)
     for caller in callers:
-        caller.communicate(timeout=30)
+        caller.communicate(timeout=HANG_S)
     poisoned = asyncio.run(poison(world))
     dry = world.tga("recover", "--all", "--dry-run")
     assert (dry.returncode, "2 to recover; nothing was changed." in dry.stdout) == (1, True)
@@ -179,7 +180,7 @@ def test_a_second_signal_ends_it_at_once(world: World) -> None:
     gateway.send_signal(signal.SIGTERM)
     wait_for(lambda: "Stopping" in world.told.read_text())
     gateway.send_signal(signal.SIGTERM)
-    assert gateway.wait(timeout=5) == -signal.SIGTERM
+    assert gateway.wait(timeout=HANG_S) == -signal.SIGTERM
     caller.kill()
     caller.communicate()
 
@@ -205,7 +206,7 @@ async def test_work_that_fails_is_tried_again_and_an_outage_is_told_of_once(capl
             raise outcome
 
     caplog.set_level(logging.INFO)
-    await asyncio.wait_for(work.repeat("test", failing, 1), timeout=5)
+    await asyncio.wait_for(work.repeat("test", failing, 1), timeout=HANG_S)
     assert done == len(outcomes)
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "test waits",

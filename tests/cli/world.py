@@ -21,6 +21,7 @@ from app.main import open_gateway
 from app.postgres.embedded.server import EmbeddedPostgres
 from app.settings import Settings
 from tests.bank import AMOUNT_SCHEMA, bank_tables
+from tests.patience import HANG_S
 
 TOOLS = {
     "charge": f'description = "Charge an amount."\n{AMOUNT_SCHEMA}',
@@ -113,7 +114,7 @@ class World:
             self.stop()
         finally:
             self._bank.terminate()
-            self._bank.wait(timeout=10)
+            self._bank.wait(timeout=HANG_S)
             if self._bank.stdout is not None:
                 self._bank.stdout.close()
             self._postgres.stop()
@@ -182,7 +183,7 @@ def trace_of(told: Told) -> str:
     return told.stderr.split("trace ")[1].split()[0]
 
 
-def wait_for(condition: Callable[[], bool], *, seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], *, seconds: float = HANG_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -13,6 +13,7 @@ from app.connectors.http import HttpConnector
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.tga.documents import ToolCall, ToolEffect
 from app.domain.tga.ports import Answered, Dispatched, Withheld
+from tests.patience import HANG_S
 from tests.traces import time_at, uuid7
 
 Answer: TypeAlias = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
@@ -175,6 +176,6 @@ def output_of(result: Dispatched) -> dict[str, Any] | None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.01)

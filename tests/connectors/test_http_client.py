@@ -33,6 +33,7 @@ from app.core.limits import (
     RESPONSE_INFORMATIONAL_MAX,
 )
 from tests.connectors.servers import always, endless, raw_server, response, until
+from tests.patience import HANG_S
 
 _LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -497,7 +498,7 @@ def test_answers_are_read_the_same_in_whatever_pieces_they_come(loop: str) -> No
                     await writer.drain()
                     await asyncio.sleep(0)
 
-            async with raw_server(answer) as raw, asyncio.timeout(30):
+            async with raw_server(answer) as raw, asyncio.timeout(HANG_S):
                 pool = HttpPool()
                 heard = [await read(pool, raw.url) for _ in answers]
                 await pool.close()
@@ -547,7 +548,7 @@ def test_whatever_bytes_come_a_request_ends_and_was_sent_once(loop: str) -> None
     with asyncio.Runner(loop_factory=_LOOPS[loop]) as runner:
 
         async def exchange(sent: bytes) -> None:
-            async with raw_server(sent) as raw, asyncio.timeout(30):
+            async with raw_server(sent) as raw, asyncio.timeout(HANG_S):
                 pool = HttpPool()
                 with contextlib.suppress(HttpFailure):
                     status, _ = await read(pool, raw.url)

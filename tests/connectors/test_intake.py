@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from app.connectors.intake import Intake, Stream
 from app.core.limits import INTAKE_BURST_MS, INTAKE_REFILL_SHARE, INTAKE_SHARE, INTAKE_TURN_MS
+from tests.patience import HANG_S
 
 
 class Work:
@@ -130,5 +131,5 @@ async def test_a_stream_that_is_given_up_leaves_the_turns_to_the_others() -> Non
     given_up = asyncio.create_task(first.turn())
     await asyncio.sleep(0)
     given_up.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         await second.turn()

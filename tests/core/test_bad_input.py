@@ -17,7 +17,7 @@ from app.core.errors import InputMalformed, InputTooLarge, TgaError
 from app.core.limits import DEPTH_MAX, DOCUMENT_BYTES_MAX, KEYS_MAX
 from tests.traces import argument_values, completed_trace
 
-SECONDS_MAX: Final = 1.0
+SECONDS_MAX: Final = 1.0  # of CPU time: how long it takes beside others is not its doing
 # The dearest found, "[{},{},...]" as large as a document may be, costs 26 times its size.
 MEMORY_BYTES_MAX: Final = 40 * DOCUMENT_BYTES_MAX
 MEGABYTES_50: Final = 50 * 1024 * 1024
@@ -229,13 +229,13 @@ ACCEPTED: Final[dict[str, Document]] = {
 
 
 def measured(document: Document) -> tuple[object, float, int]:
-    """What came of it, in how many seconds, with how many bytes more than the input."""
-    started = time.perf_counter()
+    """What came of it, in how many seconds of CPU time, with how many bytes more than the input."""
+    started = time.thread_time()
     try:
         outcome: object = parse_json(document)
     except (InputMalformed, InputTooLarge) as error:
         outcome = error
-    seconds = time.perf_counter() - started
+    seconds = time.thread_time() - started
     tracemalloc.start()
     try:
         try:
@@ -285,14 +285,14 @@ def test_fifty_megabytes_cost_nothing(unit: bytes, *, as_text: bool) -> None:
     raw = b'"' + raw + b'"' if unit == b"a" else raw
     document = raw.decode("latin-1") if as_text else raw
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.thread_time()
     try:
         with pytest.raises(InputTooLarge):
             parse_json(document)
         memory_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert time.perf_counter() - started < SECONDS_MAX
+    assert time.thread_time() - started < SECONDS_MAX
     assert memory_bytes < DOCUMENT_BYTES_MAX
 
 
@@ -470,12 +470,12 @@ UNWRITABLE: Final[dict[str, tuple[Any, type[TgaError]]]] = {
 @pytest.mark.parametrize("what", UNWRITABLE)
 def test_what_has_no_canonical_form_is_refused_and_never_written(what: str) -> None:
     value, expected = UNWRITABLE[what]
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(TgaError) as raised:
         canonical_bytes(value)
     assert raised.type is expected
     assert len(str(raised.value)) < 1_000
-    assert time.perf_counter() - started < SECONDS_MAX
+    assert time.thread_time() - started < SECONDS_MAX
 
 
 anything = st.recursive(

@@ -27,6 +27,7 @@ from app.postgres.embedded.server import EmbeddedPostgres
 from tests.cli.test_serving import call_slowly
 from tests.cli.world import World, trace_of, wait_for
 from tests.conftest import make_home
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
 
@@ -122,7 +123,7 @@ def call(world: World, key: str, **more: str) -> str:
 
 def readyz(world: World) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"{world.url}/readyz", timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"{world.url}/readyz", timeout=HANG_S) as answer:  # noqa: S310
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from app.core.ed25519 import key_id_of, verify_signature
 from app.core.errors import SecretMissing, SettingInvalid
 from app.keys.keyring import Keyring
+from tests.patience import HANG_S
 
 OTHER = {
     "TGA_SIGNING_KEY": base64.b64encode(b"s" * 32).decode(),
@@ -91,7 +92,7 @@ def test_many_processes_that_start_at_once_end_with_the_same_keys(folder: Path) 
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    said = {process.communicate(timeout=30)[0] for process in processes}
+    said = {process.communicate(timeout=HANG_S)[0] for process in processes}
     assert said == {f"{opened(folder)!r}\n"}
     assert sorted(file.name for file in folder.iterdir()) == [".lock", "sealing.key", "signing.key"]
 

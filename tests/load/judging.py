@@ -46,13 +46,16 @@ def observations(notebooks: Iterable[Path]) -> Iterator[Seen]:
                 yield Seen(**json.loads(line))
 
 
-def judge(world: World, notebooks: list[Path], feeds: dict[str, dict[str, int]]) -> Verdict:
+def judge(
+    world: World, notebooks: list[Path], feeds: dict[str, dict[str, int]], *, with_memory: bool = True
+) -> Verdict:
     """After the last gateway has ended in order."""
     verdict = Verdict()
     told = _judge_answers(verdict, world.lives, observations(notebooks))
     _judge_store(verdict, world, told, feeds)
     _judge_book(verdict, world, told)
-    _judge_memory(verdict, world.lives)
+    if with_memory:
+        _judge_memory(verdict, world.lives)
     verdict.find("a gateway's own words", world.incidents())
     verdict.find("tga verify", filter(None, [world.verify()]))
     ends = Counter(life.end for life in world.lives)

@@ -26,12 +26,12 @@ AUDITORS: Final = 2
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How long, and how long one gateway lives: mostly `life_s`, and `long_life_s` at the end of every
-    `long_every_s`, for its memory to be looked at."""
+    `long_every_s`, for its memory to be looked at. Without `long_life_s` nothing is said of memory."""
 
     seconds: float
     life_s: tuple[float, float] = (1.0, 3.5)
     long_every_s: float = 60.0
-    long_life_s: float = 22.0
+    long_life_s: float | None = 22.0
     drain_s: float = 30.0
 
 
@@ -60,7 +60,8 @@ def run_mixed_load(home: Path, scale: Scale, seed: int) -> Verdict:
         _await_rest(world, scale.drain_s)
         world.end(signal.SIGTERM)
         feeds = {name: seen for _, plan in plans for name, seen in json.loads(Path(plan.feeds).read_text()).items()}
-        verdict = judge(world, [Path(plan.notebook) for _, plan in plans], feeds)
+        notebooks = [Path(plan.notebook) for _, plan in plans]
+        verdict = judge(world, notebooks, feeds, with_memory=scale.long_life_s is not None)
         verdict.summary = {"seed": seed, "seconds": scale.seconds, "clients": CLIENTS, **verdict.summary}
         return verdict
     finally:
@@ -95,11 +96,12 @@ def _plans(world: World, scale: Scale, seed: int) -> list[tuple[Path, Plan]]:
 def _kill_again_and_again(world: World, scale: Scale, rng: random.Random, stop_s: float) -> None:
     """SIGKILL, and now and then an orderly end, which must not lose anything either."""
     began_s = time.monotonic()
-    long_at_s = began_s + min(scale.long_every_s, scale.seconds) - scale.long_life_s
+    long_life_s = scale.long_life_s or 0.0
+    long_at_s = began_s + min(scale.long_every_s, scale.seconds) - long_life_s
     ends = cycle([*[signal.SIGKILL] * 4, signal.SIGTERM])
     while (now := time.monotonic()) < stop_s:
-        if now + scale.life_s[1] >= long_at_s:
-            life_s = scale.long_life_s
+        if long_life_s and now + scale.life_s[1] >= long_at_s:
+            life_s = long_life_s
             long_at_s += scale.long_every_s
         else:
             life_s = rng.uniform(*scale.life_s)

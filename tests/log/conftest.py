@@ -25,6 +25,7 @@ from app.postgres.sequencer import Sequencer, TreeSession
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
 from tests.invariants.plans import plan_of
+from tests.patience import HANG_S
 from tests.traces import completed_trace
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,7 @@ async def sequencing(database: Database, signer: LogSigner, **settings: int) -> 
             await task
 
 
-async def caught_up(sessions: Sessions, *, within_s: float = 15.0) -> int:
+async def caught_up(sessions: Sessions, *, within_s: float = HANG_S) -> int:
     """Wait until the newest head covers every entry; its size."""
     tree = PostgresTree(sessions)
     async with asyncio.timeout(within_s):
@@ -87,7 +88,7 @@ async def caught_up(sessions: Sessions, *, within_s: float = 15.0) -> int:
             await asyncio.sleep(0.02)
 
 
-async def until(condition: Callable[[], object], *, within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], *, within_s: float = HANG_S) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.02)
@@ -105,7 +106,7 @@ class SequencerProcess:
         line = await asyncio.to_thread(self._process.stdout.readline)
         assert line == b"ready\n"
 
-    async def wait_dead(self, *, within_s: float = 30.0) -> None:
+    async def wait_dead(self, *, within_s: float = HANG_S) -> None:
         """It was killed; it did not end by an error of its own."""
         code = await asyncio.to_thread(self._process.wait, within_s)
         assert code == -signal.SIGKILL

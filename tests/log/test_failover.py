@@ -27,6 +27,7 @@ from tests.conftest import Admin, _system_binaries, make_home
 from tests.invariants.plans import verify_all
 from tests.log.auditor import published_notes, stored_leaves, verify_log
 from tests.log.conftest import append, caught_up, plans, sequencing, until
+from tests.patience import HANG_S
 
 ENTRIES = "SELECT stream, count(*) AS entries FROM tga.entries GROUP BY stream"
 
@@ -131,7 +132,7 @@ async def wait_streaming(primary: Node, sync_state: str) -> None:
         "SELECT count(*) FROM pg_stat_replication"
         " WHERE state = 'streaming' AND sync_state = $1 AND replay_lsn >= pg_current_wal_flush_lsn()"
     )
-    async with primary.admin() as admin, asyncio.timeout(15):
+    async with primary.admin() as admin, asyncio.timeout(HANG_S):
         while await admin.fetchval(query, sync_state) != 1:
             await asyncio.sleep(0.02)
 
@@ -170,11 +171,11 @@ async def work_until_killed(primary: Node, signer: LogSigner) -> tuple[list[str]
     async with sequencing(primary.database, signer), await primary.open() as sessions, asyncio.TaskGroup() as writers:
         for _ in range(3):
             writers.create_task(append_until_refused(PostgresLedger(sessions), acknowledged))
-        async with primary.admin() as admin, asyncio.timeout(15):
+        async with primary.admin() as admin, asyncio.timeout(HANG_S):
             while len(acknowledged) < 200 or len(seen) < 5:
                 await asyncio.sleep(0.02)
                 seen = await published_notes(admin)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(HANG_S):
             await asyncio.to_thread(primary.kill)
     return acknowledged, seen
 
@@ -249,7 +250,7 @@ async def crash(primary: Node) -> None:
 async def end_waits(primary: Node, function: str) -> None:
     """End what waits for the standby: each is then committed here, whatever its session is told."""
     query = f"SELECT {function}(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    async with primary.admin() as admin, asyncio.timeout(10):
+    async with primary.admin() as admin, asyncio.timeout(HANG_S):
         while not await admin.fetch(query):
             await asyncio.sleep(0.02)
 
@@ -281,12 +282,12 @@ async def leaves_without_standby(
             await append(PostgresLedger(sessions), 10)
             await asyncio.to_thread(standby.stop)
             await older.rollback()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 while not await admin.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
                     await asyncio.sleep(0.02)
             assert len(await stored_leaves(admin)) == 40
         await break_off(primary)
-        async with primary.admin() as admin, asyncio.timeout(10):
+        async with primary.admin() as admin, asyncio.timeout(HANG_S):
             while len(await stored_leaves(admin)) != 80:
                 await asyncio.sleep(0.02)
         yield sequencer

@@ -22,6 +22,7 @@ from app.postgres.sessions import Sessions
 from tests.api.reading import Front
 from tests.log.conftest import append, caught_up, until
 from tests.log.test_log_routes import ask, opened
+from tests.patience import HANG_S
 
 Breaks: TypeAlias = Callable[[Path], AbstractContextManager[None]]
 
@@ -78,7 +79,7 @@ async def readiness(front: Front) -> tuple[int, dict[str, Any]]:
 
 
 async def ready_when(front: Front, state: str) -> tuple[int, dict[str, Any]]:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(HANG_S):
         while True:
             found = await readiness(front)
             if found[1].get("log") == state:

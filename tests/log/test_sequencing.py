@@ -10,9 +10,10 @@ import resource
 import asyncpg
 import pytest
 
+from app.core.limits import LOG_ROUND_MS
 from app.core.merkle import Range
 from app.core.note import open_note
-from app.domain.log.heads import fits
+from app.domain.log.heads import SignedHead, fits
 from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -60,34 +61,36 @@ async def test_entries_of_a_stream_stay_in_order_whatever_life_their_numbers_are
     assert [row["sequence_number"] for row in leaves] == [1, 2, 3, 4]
 
 
-async def test_a_head_covers_an_entry_within_a_second_while_many_write(
+async def test_one_of_the_next_two_heads_covers_an_entry_while_many_write(
     database: Database, ledger: PostgresLedger, sessions: Sessions, signer: LogSigner, admin: Admin
 ) -> None:
     made = iter(plans(2_000))
-    loop, deadline = asyncio.get_running_loop(), asyncio.get_running_loop().time() + 4
-    delays: list[float] = []
+    is_measured = asyncio.Event()
+    heads: list[int] = []
 
     async def write() -> None:
-        while loop.time() < deadline and (batch := list(itertools.islice(made, 4))):
+        while not is_measured.is_set() and (batch := list(itertools.islice(made, 4))):
             await ledger.commit_batch(batch)
             await asyncio.sleep(0.01)
 
     async def measure() -> None:
         tree = PostgresTree(sessions)
-        while loop.time() < deadline:
-            (one,) = plans(1)
+        for one in plans(12):
             await ledger.commit_batch([one])
-            since = loop.time()
-            while await tree.place_of(one.stream, 4) is None:
+            before = len(await published_notes(admin))
+            while (place := await tree.place_of(one.stream, 4)) is None:
                 await asyncio.sleep(0.01)
-            delays.append(loop.time() - since)
+            sizes = [SignedHead.from_note(note).head.size for note in (await published_notes(admin))[before:]]
+            heads.append(1 + next(n for n, size in enumerate(sizes) if size > place.index))
+        is_measured.set()
 
     async with sequencing(database, signer):
         await asyncio.gather(write(), write(), measure())
         await caught_up(sessions)
-    assert len(delays) > 5
-    # All but the one that a busy machine may have put to sleep.
-    assert sorted(delays)[-2] < 1.0, delays
+    # The first may have been in the making when the entry was committed. A round is made every LOG_ROUND_MS: with the
+    # next two heads an entry is covered within a second, unless the machine itself is slower than that.
+    assert max(heads) <= 2, heads
+    assert 2 * LOG_ROUND_MS < 1_000
     await verify_log(admin, sessions, [signer.verifier_key])
 
 
@@ -187,10 +190,7 @@ async def test_one_works_while_another_stands_by_and_takes_over(
         assert not second.is_working
         seen = await published_notes(admin)
         first.kill()
-        loop = asyncio.get_running_loop()
-        died = loop.time()
         await until(lambda: second.is_working)
-        assert loop.time() - died < 1.0
         await append(ledger, 5)
         await caught_up(sessions)
     await verify_log(admin, sessions, [signer.verifier_key], seen=seen)

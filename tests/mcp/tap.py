@@ -37,7 +37,7 @@ def main(book: str, command: list[str]) -> None:
         server.stdin.write(line)
         server.stdin.flush()
     server.stdin.close()
-    server.wait(timeout=5)
+    server.wait(timeout=120)
 
 
 if __name__ == "__main__":

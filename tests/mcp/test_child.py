@@ -245,7 +245,7 @@ def test_children_end_when_the_gateway_is_killed(tmp_path: Path) -> None:
     )
     config = scripted(tmp_path) + stubborn
     children = killed(tmp_path, config, lambda gateway: gateway.kill(), processes=7)
-    wait_for(lambda: not any(map(is_alive, children)), seconds=10)
+    wait_for(lambda: not any(map(is_alive, children)))
 
 
 def server(name: str, program: str, mark: str) -> str:

@@ -195,9 +195,9 @@ def test_a_tool_that_does_not_hold_is_left_out_alone_and_said_so(bad: dict[str, 
 def test_a_schema_that_doubles_at_every_step_is_given_up() -> None:
     defs = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"type": "object", "$defs": {**defs, "d40": {}}, "$ref": "#/$defs/d0"}
-    began = time.monotonic()
+    began = time.thread_time()
     assert "takes too long" in problems(tool(schema=schema))
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -335,26 +335,26 @@ def test_an_expression_of_the_server_is_never_run() -> None:
         "additionalProperties": False,
         "unevaluatedProperties": False,
     }
-    began = time.monotonic()
+    began = time.thread_time()
     verify(schema, {"s": "a" * 50_000 + "!", "a" * 50_000 + "!": 1})
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 MANY = {"l": [[n] for n in range(9000)]}
 
 
 def test_arguments_that_take_too_long_to_check_are_refused_in_time() -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(ArgumentsInvalid, match="too long"):
         verify({"type": "object", "properties": {"l": {"items": {"enum": [[n] for n in range(5000)]}}}}, MANY)
-    assert time.monotonic() - began < 3
+    assert time.thread_time() - began < 3
 
 
 def test_many_items_are_compared_in_time() -> None:
     schema = {"type": "object", "properties": {"l": {"uniqueItems": True}}}
-    began = time.monotonic()
+    began = time.thread_time()
     verify(schema, MANY)
-    assert time.monotonic() - began < 3
+    assert time.thread_time() - began < 3
     with pytest.raises(ArgumentsInvalid):
         verify(schema, {"l": [1, {"a": [2]}, {"a": [2]}]})
 

@@ -70,7 +70,7 @@ def test_killed_in_the_middle_of_calls_it_sends_again_or_holds_as_it_was_told(wo
     children = descendants(world.gateway.pid)
     assert len(children) >= 3 * len(reals)
     world.stop(signal.SIGKILL)
-    wait_for(lambda: not any(map(is_alive, children)), seconds=15)  # none outlives the gateway
+    wait_for(lambda: not any(map(is_alive, children)))  # none outlives the gateway
     for file in held_files:
         file.unlink()
 

@@ -15,6 +15,7 @@ from app.domain.tga.ports import Answered, Dispatched, NotSent, Unknown, Withhel
 from tests.connectors.servers import output_of, tool_call, until
 from tests.mcp.http_server import Handler, HttpMcp, answer, echo, error, event, http_mcp, stream
 from tests.mcp.standing import Standing, standing, structured
+from tests.patience import HANG_S
 from tests.traces import uuid7
 
 ERAS = ["modern", "legacy"]
@@ -312,7 +313,7 @@ async def test_a_cancelled_call_is_unknown_and_the_server_is_told(tmp_path: Path
         assert result.is_cancelled
         if era == "legacy":
             await until(lambda: server.calls("notifications/cancelled"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await is_gone.wait()
         assert len(server.calls()) == 1
 

@@ -27,6 +27,7 @@ from app.domain.tga.ports import Answered, Dispatched, Unknown
 from tests.connectors.servers import output_of
 from tests.mcp.http_server import http_mcp, stream
 from tests.mcp.standing import scripted, standing, structured
+from tests.patience import HANG_S
 
 ERAS = ["modern", "legacy"]
 SIZES = [DOCUMENT_BYTES_MAX + 100_000, MCP_MESSAGE_BYTES_MAX + 1_000]
@@ -257,7 +258,7 @@ async def test_a_line_that_never_ends_is_looked_at_in_bounded_memory_and_ends_th
         known = await world.call(endless, timeout_ms=120_000)
         assert isinstance(known, Unknown)
         assert known.result == "disconnected"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while world.connection().connects < 2:
                 await asyncio.sleep(0.05)
         assert structured(await world.call("echo")) == {"steps": ["echo"]}

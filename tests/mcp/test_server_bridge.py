@@ -16,6 +16,7 @@ import pytest
 from tests.cli.world import World, wait_for
 from tests.mcp.served import LEGACY, MODERN, executions, mcp_world
 from tests.mcp.test_server_reissue import is_requested, requested
+from tests.patience import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ class Bridged:
         await self.send({"id": self._id, "method": method, "params": params})
         return self._id
 
-    async def read(self, *, within_s: float = 40) -> dict[str, Any]:
+    async def read(self, *, within_s: float = HANG_S) -> dict[str, Any]:
         assert self.process.stdout is not None
         async with asyncio.timeout(within_s):
             while True:

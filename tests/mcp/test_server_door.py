@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.cli.world import World
 from tests.mcp.served import LEGACY, MODERN, mcp_world, raw_of
+from tests.patience import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +219,7 @@ def test_whatever_is_sent_is_answered_as_json_rpc_and_never_with_a_server_error(
         message, headers = given_
 
         async def sent() -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANG_S):
                 status, answer = await raw.post(message, headers=headers)
             assert status in (200, 202, 400, 403, 404), (status, answer)
             if status != 202:

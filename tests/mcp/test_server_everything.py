@@ -14,6 +14,7 @@ from tests.cli.world import World
 from tests.mcp.npm import npm_servers
 from tests.mcp.served import LEGACY, MODERN, mcp_world, raw_of
 from tests.mcp.test_server_calls import over, told
+from tests.patience import HANG_S
 
 # What a tool needs to answer; the others take nothing.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -84,7 +85,7 @@ async def test_a_task_that_is_cancelled_is_cancelled_at_its_server_and_its_outco
         long = {"duration": 30, "steps": 3}
         made = await raw.call("everything__trigger-long-running-operation", long, task={"ttl": 60_000})
         task_id = made["task"]["taskId"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while True:  # it may still be on its way to the server
                 cancelled = await raw.ask("tasks/cancel", {"taskId": task_id})
                 if "its server was told" in cancelled.get("statusMessage", ""):

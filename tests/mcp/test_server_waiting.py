@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 
 from tests.cli.world import World
 from tests.mcp.served import LEGACY, MODERN, TASKS, Raw, executions, mcp_world, raw_of
+from tests.patience import HANG_S
 
 VERSIONS = [MODERN, LEGACY]
 _amounts = itertools.count(1_000)
@@ -211,7 +212,7 @@ async def test_who_listens_is_told_of_a_tasks_end(world: World, amount: int) -> 
             assert b"notifications/subscriptions/acknowledged" in first
             assert f'"taskIds":["{task["taskId"]}"]'.encode() in first
             await decide(raw, amount, "tga__deny")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 told = await response.content.readuntil(b"\n\n")
             assert b'"notifications/tasks"' in told
             assert b'"status":"completed"' in told

@@ -27,6 +27,7 @@ from tests.packaging.installed import (
     plain_environment,
     processes_that_name,
 )
+from tests.patience import HANG_S
 
 MCP_SERVER = Path(__file__).parents[1] / "mcp" / "stdio_server.py"
 BANK_URL = "http://127.0.0.1:8421"
@@ -154,7 +155,7 @@ class Demo:
         url = self.suggested("export TGA_URL=").partition("=")[2]
         key = (self.home / "admin.key").read_text().strip()
         request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})  # noqa: S310
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:  # noqa: S310
             return str(answer.read().decode("utf-8"))
 
     def stop(self, number: signal.Signals) -> None:

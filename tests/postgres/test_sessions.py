@@ -10,6 +10,7 @@ from app.core.errors import StoreUnavailable
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
 from tests.conftest import Admin
+from tests.patience import HANG_S
 
 PID = "SELECT pg_backend_pid() AS pid"
 
@@ -44,7 +45,7 @@ async def test_no_session_is_used_by_two_at_once_and_everybody_gets_one(sessions
                 seen.add(pid)
 
         for _ in range(5):
-            await asyncio.wait_for(asyncio.gather(*(use(number) for number in range(40))), timeout=20)
+            await asyncio.wait_for(asyncio.gather(*(use(number) for number in range(40))), timeout=HANG_S)
         assert 1 <= len(seen) <= sessions_max
 
 
@@ -59,7 +60,7 @@ async def test_whoever_waits_is_served_before_a_session_is_put_by(database: Data
 
         greedy = [asyncio.create_task(busy()) for _ in range(4)]
         for _ in range(20):
-            await asyncio.wait_for(sessions.fetch(PID), timeout=5)
+            await asyncio.wait_for(sessions.fetch(PID), timeout=HANG_S)
         stop.set()
         await asyncio.gather(*greedy)
 

@@ -38,6 +38,7 @@ from app.postgres.sessions import Sessions
 from app.postgres.writer import Writer
 from tests.attacker import disarm
 from tests.invariants.plans import Admin, plan_of
+from tests.patience import HANG_S
 from tests.runtime.scripted import (
     REFUSED,
     SUCCESS,
@@ -528,7 +529,7 @@ async def test_a_plan_that_arrives_as_a_batch_ends_is_not_forgotten(sessions: Se
         await writer.commit(some_plan(1))
 
     held.gate.set()
-    await asyncio.wait_for(asyncio.gather(first, commit_after(steps)), timeout=5.0)
+    await asyncio.wait_for(asyncio.gather(first, commit_after(steps)), timeout=HANG_S)
     assert held.batches == [1, 1]
 
 
@@ -562,7 +563,7 @@ async def test_whoever_interrupts_a_writer_keeps_nobody_waiting(sessions: Sessio
         await asyncio.sleep(0)
     for flusher in flushers:
         flusher.cancel()
-    done, pending = await asyncio.wait(waiting, timeout=5.0)
+    done, pending = await asyncio.wait(waiting, timeout=HANG_S)
     assert (len(done), pending) == (120, set())
     if steps:
         assert not any(task.cancelled() for task in done), "what is committed is answered as committed"

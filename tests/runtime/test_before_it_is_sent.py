@@ -27,6 +27,7 @@ from app.postgres.sessions import Sessions
 from app.postgres.traces import PostgresTraces
 from tests.conftest import Admin
 from tests.connectors.servers import until
+from tests.patience import HANG_S
 from tests.runtime.relay import Relay, open_relay
 from tests.runtime.scripted import SUCCESS, TIMED_OUT, FakeClock, Scripted, call, new_key, open_scripted
 
@@ -127,7 +128,7 @@ async def test_a_store_that_is_always_slow_does_not_keep_a_call_from_being_sent(
             clock.now_ms += 10_000
 
         scripted.ledger.after = later
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             assert (await scripted.runtime.call(call(key=new_key()))).state == "COMPLETED"
         assert asked.answers == [True] * 3
         assert len(scripted.connector.sent) == 1

@@ -24,6 +24,7 @@ from app.postgres.database import Database
 from app.postgres.outbox import PostgresOutbox
 from tests.conftest import Admin
 from tests.connectors.servers import endless, raw_server, response, until
+from tests.patience import HANG_S
 from tests.traces import action_request, trace_id
 from tests.webhooks.sending import OK, Delivery, HandClock, answering, decide, fill, make_due, rows_of, webhooks
 
@@ -139,7 +140,7 @@ async def test_a_receiver_that_does_not_answer_is_left_in_time(
     await fill(admin, 1)
     async with raw_server(silent) as receiver:
         deliverer = webhooks({"approvals": receiver.url}, outbox, keyring, timeout_ms=200)
-        assert await asyncio.wait_for(deliverer.deliver_due(), timeout=5) == 0
+        assert await asyncio.wait_for(deliverer.deliver_due(), timeout=HANG_S) == 0
         (row,) = await rows_of(admin)
         assert row["last_error"] == "no answer within 200 ms"
         await make_due(admin)
@@ -180,7 +181,7 @@ async def test_the_status_decides_and_an_endless_answer_keeps_nobody(
     await fill(admin, 1)
     async with raw_server(endless) as receiver:
         deliverer = webhooks({"approvals": receiver.url}, outbox, keyring)
-        assert await asyncio.wait_for(deliverer.deliver_due(), timeout=5) == 1
+        assert await asyncio.wait_for(deliverer.deliver_due(), timeout=HANG_S) == 1
         await deliverer.close()
     assert len(receiver.requests) == 1
     assert await rows_of(admin) == []
@@ -193,9 +194,10 @@ async def test_a_slow_webhook_does_not_hold_up_another(outbox: PostgresOutbox, a
     await fill(admin, 30, webhook="slow")
     await fill(admin, 30, webhook="quick")
     async with raw_server(silent) as slow, raw_server(OK) as quick:
-        deliverer = webhooks({"slow": slow.url, "quick": quick.url}, outbox, keyring)
+        patient = {"timeout_ms": 3_600_000, "lease_ms": 4_000_000}  # nothing of the quick one comes after giving up
+        deliverer = webhooks({"slow": slow.url, "quick": quick.url}, outbox, keyring, **patient)
         running = asyncio.create_task(deliverer.run())
-        async with asyncio.timeout(10):  # a row goes after its answer has come
+        async with asyncio.timeout(HANG_S):  # a row goes after its answer has come
             while any(row["webhook"] == "quick" for row in await rows_of(admin)):
                 await asyncio.sleep(0.01)
         assert (len(slow.requests), len(quick.requests)) == (4, 30), "of the slow one as many at once as is allowed"
@@ -240,7 +242,7 @@ async def test_a_deliverer_killed_between_post_and_done_is_followed_by_one_that_
         deliverer = webhooks({"approvals": receiver.url}, outbox, keyring)
         assert await deliverer.deliver_due() == 0, "the dead one's lease still runs"
         assert len(receiver.requests) == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while await deliverer.deliver_due() == 0:
                 await asyncio.sleep(0.05)
         await deliverer.close()

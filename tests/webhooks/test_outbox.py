@@ -13,6 +13,7 @@ from app.postgres.guards import find_problems
 from app.postgres.outbox import PostgresOutbox
 from app.postgres.sessions import GATEWAY_ROLE, connect
 from tests.conftest import Admin
+from tests.patience import HANG_S
 from tests.traces import trace_id
 from tests.webhooks.sending import decide, fill, make_due, rows_of
 
@@ -58,7 +59,7 @@ async def test_a_row_that_another_holds_is_skipped_and_not_waited_for(outbox: Po
     await fill(admin, 2)
     async with admin.transaction():
         await admin.execute("SELECT FROM tga.outbox WHERE stream = $1 FOR UPDATE", f"trace:{trace_id(1)}")
-        (row,) = await asyncio.wait_for(outbox.take(["approvals"], lease_ms=60_000, at_most=2), timeout=5)
+        (row,) = await asyncio.wait_for(outbox.take(["approvals"], lease_ms=60_000, at_most=2), timeout=HANG_S)
     assert row.trace_id == trace_id(2)
 
 

@@ -1,0 +1,52 @@
+"""Every benchmark runs to its end in its `--quick` form. No test asserts what it measures."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+HANG_S: Final = 600  # a guard against waiting for ever, not a bound on speed
+# What each prints besides its heading: the ratios it is there for, whatever they are.
+RATIO: Final = r"\d+\.\d+"
+PRINTS: Final = {
+    "append": (rf"writer +│ +128 │ +{RATIO}", "Flatness", r"1,000 │ +512 │ +1\.00"),
+    "tool_call": (rf"at least 1\.5 of the same transactions, unbatched; found {RATIO}",),
+    "recovery": (rf"transactions per trace, one a read +│ +{RATIO}", rf"plans in a commit +│ +{RATIO}"),
+    "http": (rf"32 at once: over HTTP {RATIO} of the calls in process", r"admission +│ +\d+", r"database +│ +\d+"),
+    "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
+    "sequencer": (rf"while sequencing +│ +[\d,]+ │ +{RATIO}", rf"when catching up +│ +[\d,]+ │ +{RATIO}"),
+    "verify": (rf"tools/verify\.py +1,600 +[\d,]+ +{RATIO}",),
+    "load": ("requests: .* a second", "SIGKILL", "\n0 findings"),
+}
+
+
+def _benches() -> list[str]:
+    return sorted(path.stem for path in (ROOT / "bench").glob("*.py") if "\ndef main(" in path.read_text())
+
+
+def test_make_bench_runs_every_benchmark() -> None:
+    in_makefile = re.findall(r"-m bench\.(\w+)", (ROOT / "Makefile").read_text())
+    assert sorted(in_makefile) == _benches() == sorted(PRINTS)
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_a_benchmark_ends_well_and_prints_its_ratios(name: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", f"bench.{name}", "--quick"],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for pattern in PRINTS[name]:
+        assert re.search(pattern, ended.stdout), f"{pattern} is not in\n{ended.stdout}"
