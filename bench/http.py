@@ -70,7 +70,7 @@ class Scale:
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=1, seconds=1.0, phase_seconds=1.0)
+        return cls(rounds=1, seconds=0.4, phase_seconds=1.0)
 
 
 class Processes:

@@ -98,7 +98,7 @@ def main() -> None:
     given = arguments_of("mcp", __doc__).parse_args()
     with mcp_world() as world:
         world.start()
-        asyncio.run(run(world, 30 if given.quick else 400, Console()))
+        asyncio.run(run(world, 10 if given.quick else 400, Console()))
 
 
 if __name__ == "__main__":
