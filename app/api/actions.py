@@ -23,8 +23,9 @@ from app.domain.tga.documents import JsonOutput, TraceId
 from app.domain.tga.execution import Answer
 from app.domain.tga.supervision import Ruling
 from app.domain.tga.transitions import TRACE
-from app.edge.answers import accepted, moved
+from app.edge.answers import moved
 from app.edge.body import read_body
+from app.edge.calls import Calls
 from app.edge.handover import HandedOver
 from app.edge.parameters import trace_seen_by
 from app.edge.permissions import Action, require
@@ -89,6 +90,7 @@ class Actions:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._calls = Calls(services)
 
     async def decide(self, request: Request) -> Response:
         async with self._services.admitted(request) as principal:
@@ -159,10 +161,6 @@ class Actions:
             }
             return Response(orjson.dumps(document), media_type="application/json")
 
-    async def _as_it_stands(self, trace_id: TraceId) -> Answer:
-        stored = await self._services.traces.load_trace(trace_id)
-        return Answer(trace_id, stored.state.state, stored.state.tool_call_id, None, None, stored.waiting)
-
     async def _visible(self, request: Request, principal: Principal, action: Action) -> TraceId:
         """The id of a trace that the principal sees and may do this to; a foreign one is as good as none."""
         try:
@@ -177,10 +175,10 @@ class Actions:
         try:
             return moved(await self._services.handover.wait(answering))
         except HandedOver:
-            answer = await self._as_it_stands(trace_id)
+            answer = await self._calls.as_it_stands(trace_id)
             if answer.waiting is not None:  # what was asked for may still come to pass, or not
                 raise OutcomeUnknown("the gateway is stopping", stream=TRACE.stream(trace_id)) from None
-            return accepted(trace_id, answer.state, answer.waiting)
+            return moved(answer)
 
 
 def _signature(body: DecisionBody) -> Signature | None:

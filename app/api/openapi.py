@@ -68,7 +68,10 @@ _EFFECT_EXAMPLE: Final[dict[str, Any]] = {
 }
 _ACCEPTED: Final[dict[str, Any]] = {
     "description": "Durable, and not finished: it waits for a person, or is being executed.",
-    "headers": {"Location": {"schema": {"type": "string"}, "description": "Where the trace is."}},
+    "headers": {
+        "Location": {"schema": {"type": "string"}, "description": "Where the trace is."},
+        "Retry-After": {"schema": {"type": "string"}, "description": "After how many seconds to look again."},
+    },
     "content": {
         "application/json": {
             "schema": {"$ref": "#/components/schemas/Accepted"},

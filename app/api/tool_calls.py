@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -30,7 +31,10 @@ WaitMs = Annotated[int, Field(ge=0, le=CALL_WAIT_MS_MAX)]
 
 
 class ToolCallBody(Part):
-    """What a caller asks for. `wait_ms`: how long to wait for the effect before 202."""
+    """What a caller asks for. `wait_ms`: how long to wait for the effect before 202.
+
+    Given, it holds while a person decides, too; without it a call that waits for a person is answered at once.
+    """
 
     server_id: Name
     tool_name: Name
@@ -85,15 +89,20 @@ class ToolCalls:
         )
 
     async def _answer(self, call: CheckedCall, body: ToolCallBody) -> Answer:
+        deadline = asyncio.get_running_loop().time() + body.wait_ms / 1000
         try:
             with self._services.read_scheduler.behind():
-                return await self._services.handover.wait(self._calls.in_line(call, wait_ms=body.wait_ms))
+                answer = await self._services.handover.wait(self._calls.in_line(call, wait_ms=body.wait_ms))
+            if answer.waiting is not None and "wait_ms" in body.model_fields_set:
+                # Out of the server's line: people take their time.
+                answer = await self._services.handover.wait(self._calls.followed(answer, deadline))
+            return answer
         except (SequenceGap, ConcurrentExecution) as error:
             if body.trace_id is None or error.stream not in (None, TRACE.stream(body.trace_id)):
                 raise
             # Whose it is, and how far it is, is nobody's business but its owner's.
             raise ConcurrentExecution(
-                "a trace with this trace_id exists", remedy="Leave trace_id out, or choose a new one."
+                "a trace with this trace_id exists", remedy="Leave trace_id out, or choose a new one.", is_lasting=True
             ) from None
         except HandedOver:
             return await self._calls.handed_over(call)

@@ -31,8 +31,15 @@ def call_command(
     ] = None,
     intent: Annotated[str | None, typer.Option("--intent", help="What it is for; it goes on the record.")] = None,
     wait_ms: Annotated[
-        int, typer.Option("--wait", metavar="MS", min=0, max=CALL_WAIT_MS_MAX, help="Wait so long for the effect.")
-    ] = CALL_WAIT_MS,
+        int | None,
+        typer.Option(
+            "--wait",
+            metavar="MS",
+            min=0,
+            max=CALL_WAIT_MS_MAX,
+            help=f"Wait so long for the effect, and for a person. Without it {CALL_WAIT_MS}, and not for people.",
+        ),
+    ] = None,
 ) -> None:
     """Call a tool. Its output goes to stdout, all else to stderr.
 
@@ -78,16 +85,18 @@ async def call_tool(
     key: str | None,
     new_key: str,
     intent: str | None,
-    wait_ms: int,
+    wait_ms: int | None,
 ) -> bool:
     """True when the call is completed, or is durable and under way."""
     chosen = key
     if key is None and await _is_write(client, server, tool):
         chosen = new_key
         notes.print(f"idempotency key [bold]{chosen}[/] (repeat with -k {chosen} to be answered from the record)")
-    body = {"server_id": server, "tool_name": tool, "arguments": arguments, "wait_ms": wait_ms}
-    body |= {name: value for name, value in (("idempotency_key", chosen), ("intent", intent)) if value is not None}
-    reply = await client.post("/v1/tool-calls", body, wait_ms=wait_ms, shown=(CallDenied.code,))
+    body: dict[str, Any] = {"server_id": server, "tool_name": tool, "arguments": arguments}
+    given = {"idempotency_key": chosen, "intent": intent, "wait_ms": wait_ms}
+    body |= {name: value for name, value in given.items() if value is not None}
+    patience_ms = CALL_WAIT_MS if wait_ms is None else wait_ms
+    reply = await client.post("/v1/tool-calls", body, wait_ms=patience_ms, shown=(CallDenied.code,))
     return show_answer(reply)
 
 

@@ -25,13 +25,16 @@ class TgaError(Exception):
         remedy: str | None = None,
         stream: str | None = None,
         sequence_number: int | None = None,
+        is_lasting: bool = False,
     ) -> None:
+        """`is_lasting`: asking again does not help this time, though it does for others with this code."""
         self.what = what
         self.expected = None if expected is None else str(expected)
         self.found = None if found is None else str(found)
         self.next_step = remedy if remedy is not None else self.remedy
         self.stream = stream
         self.sequence_number = sequence_number
+        self.is_lasting = is_lasting
         super().__init__(what)
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from app.core.errors import CallDenied
+from app.core.limits import LOOK_AGAIN_S, LOOK_AGAIN_WAITING_S
 from app.domain.tga.documents import SupervisorDecision
 from app.domain.tga.execution import Answer
 from app.domain.tga.transitions import TRACE
@@ -40,9 +41,10 @@ async def send_effect(send: Send, answer: Answer) -> None:
 
 
 def accepted(trace_id: str, state: str, waiting: str | None) -> Response:
-    """202: durable, and not finished. Location leads to the trace."""
+    """202: durable, and not finished. Location leads to the trace; Retry-After says when to look, later for people."""
     body = orjson.dumps({"trace_id": trace_id, "state": state, "waiting": waiting})
-    headers = {"Location": f"/v1/traces/{trace_id}"}
+    retry_after_s = LOOK_AGAIN_S if waiting is None else LOOK_AGAIN_WAITING_S
+    headers = {"Location": f"/v1/traces/{trace_id}", "Retry-After": str(retry_after_s)}
     return Response(body, status_code=202, headers=headers, media_type="application/json")
 
 

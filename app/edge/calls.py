@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Iterator
 from typing import Final
 
 from app.core.errors import CallInFlight, ConcurrentExecution, ShuttingDown, TgaError, TraceNotFound
+from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS
 from app.domain.tga.documents import TraceId
 from app.domain.tga.execution import Answer, answer_of, request_of
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
 from app.edge.services import Services
+from app.postgres.listing import load_head
 
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -64,6 +67,18 @@ class Calls:
         """What is recorded of a trace that this caller has asked for; every error names the trace."""
         with naming(trace_id):
             return answer_of(await self._services.traces.load_trace(trace_id))
+
+    async def followed(self, answer: Answer, deadline: float) -> Answer:
+        """Until the trace is over, or the deadline. Whoever decides or recovers it may be another gateway."""
+        loop, pause_ms = asyncio.get_running_loop(), FOLLOW_POLL_MS
+        while loop.time() < deadline:
+            await asyncio.sleep(min(pause_ms / 1000, max(0.0, deadline - loop.time())))
+            pause_ms = min(pause_ms * 2, FOLLOW_POLL_MAX_MS)
+            with naming(answer.trace_id):
+                head = await load_head(self._services.sessions, answer.trace_id)
+            if head is not None and head.state in TRACE.terminal_states:
+                break
+        return (await self.as_it_stands(answer.trace_id))._replace(replayed=answer.replayed)
 
 
 @contextlib.contextmanager

@@ -66,8 +66,10 @@ STATUS: Final[dict[type[TgaError], int]] = {
 _OF_THE_STORE: Final = frozenset(
     {errors.StoreUnavailable, errors.OutcomeUnknown, errors.StoreUnfit, errors.LockAcquireFailed}
 )
-# Retry-After, for errors after which asking again makes sense.
+# For these the same request, with the same key, may succeed later: who may come back is told when.
 RETRY_AFTER_S: Final[dict[type[TgaError], int]] = {
+    errors.RequestTimeout: 1,
+    errors.RateLimited: 1,  # or as long as the principal's rate says
     errors.CallInFlight: 1,
     errors.ConcurrentExecution: 1,
     errors.NotYetLogged: 1,
@@ -90,12 +92,22 @@ def status_of(error: TgaError) -> int:
     return STATUS.get(type(error), 500)
 
 
+def retry_after_s(error: TgaError) -> int | None:
+    """When the same request may be sent again; None where that does not help."""
+    if error.is_lasting:
+        return None
+    if isinstance(error, errors.RateLimited):
+        return error.retry_after_s
+    return RETRY_AFTER_S.get(type(error))
+
+
 def document_of(error: TgaError, **members: Any) -> dict[str, Any]:
     """The problem document. Every text in it was written for the caller."""
     trace_id = None
     if error.stream is not None and TRACE.has(error.stream):
         trace_id = TRACE.identity_of(error.stream)
     is_told = type(error) not in _OF_THE_STORE
+    seconds = retry_after_s(error)
     document = {
         "type": type_of(error.code),
         "title": error.meaning,
@@ -105,6 +117,8 @@ def document_of(error: TgaError, **members: Any) -> dict[str, Any]:
         "expected": error.expected if is_told else None,
         "found": error.found if is_told else None,
         "remedy": error.next_step,
+        "retryable": seconds is not None,
+        "retry_after_s": seconds,
         "trace_id": trace_id,
         "sequence_number": error.sequence_number,
         **members,
@@ -115,10 +129,9 @@ def document_of(error: TgaError, **members: Any) -> dict[str, Any]:
 def problem(error: TgaError, *, headers: Mapping[str, str] | None = None, **members: Any) -> Response:
     """The answer for an error, with Retry-After where coming back makes sense."""
     sent = dict(headers or {})
-    if isinstance(error, errors.RateLimited):
-        sent["Retry-After"] = str(error.retry_after_s)
-    elif type(error) in RETRY_AFTER_S:
-        sent.setdefault("Retry-After", str(RETRY_AFTER_S[type(error)]))
+    seconds = retry_after_s(error)
+    if seconds is not None:
+        sent.setdefault("Retry-After", str(seconds))
     if isinstance(error, errors.Unauthenticated):
         sent["WWW-Authenticate"] = "Bearer"
     body = orjson.dumps(document_of(error, **members))
@@ -167,7 +180,7 @@ def _response(kinds: Iterable[type[TgaError]]) -> dict[str, Any]:
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "description": "RFC 9457. `code` is stable; the rest is for people.",
-    "required": ["type", "title", "status", "code", "detail", "remedy"],
+    "required": ["type", "title", "status", "code", "detail", "remedy", "retryable"],
     "properties": {
         "type": {"type": "string", "description": "Where the code is explained, relative to this gateway."},
         "title": {"type": "string"},
@@ -177,6 +190,15 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         "expected": {"type": "string"},
         "found": {"type": "string"},
         "remedy": {"type": "string"},
+        "retryable": {
+            "type": "boolean",
+            "description": "Whether the same request, with the same key, may succeed later without anybody's doing.",
+        },
+        "retry_after_s": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "With `retryable`: after how many seconds, as the header Retry-After says too.",
+        },
         "trace_id": {"type": "string"},
         "sequence_number": {"type": "integer"},
         "incident": {"type": "string", "description": "With INTERNAL: what to look for in the gateway's log."},

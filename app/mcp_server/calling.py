@@ -22,13 +22,11 @@ from app.core.errors import (
     TgaError,
     ToolNotFound,
 )
-from app.core.limits import FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS
 from app.domain.identity import Principal
 from app.domain.ledger.documents import IdempotencyKey, Part, Text
 from app.domain.tga.documents import TraceId
 from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
-from app.domain.tga.transitions import TRACE
 from app.domain.tools import Tool
 from app.edge.body import checked
 from app.edge.calls import Calls, checked_traceparent, naming, trace_of
@@ -42,7 +40,6 @@ from app.mcp_server.supervising import SUPERVISOR_NAMES, supervise
 from app.mcp_server.tasks import created_task
 from app.mcp_server.tool_catalogue import ToolCatalogue
 from app.mcp_server.wire import INVALID_PARAMS, Message, RpcError, text_param
-from app.postgres.listing import load_head
 
 Notify = Callable[[str, dict[str, Any]], None]
 
@@ -216,7 +213,7 @@ class Calling:
             trace_id = answer.trace_id
             if answer.waiting == "supervisor":
                 self._tell_waiting(asked, trace_id)
-            return await self._services.handover.wait(self._followed(answer, deadline))
+            return await self._services.handover.wait(self._calls.followed(answer, deadline))
         except CallInFlight as error:
             trace_id = trace_of(error)
             if trace_id is None:
@@ -230,18 +227,6 @@ class Calling:
         if isinstance(token, (str, int)) and not isinstance(token, bool):
             message = f"waits for a person to decide; trace {trace_id}"
             asked.notify("notifications/progress", {"progressToken": token, "progress": 0, "message": message})
-
-    async def _followed(self, answer: Answer, deadline: float) -> Answer:
-        """Until the trace is over, or the deadline. Whoever decides or recovers it may be another gateway."""
-        loop, pause_ms = asyncio.get_running_loop(), FOLLOW_POLL_MS
-        while loop.time() < deadline:
-            await asyncio.sleep(min(pause_ms / 1000, max(0.0, deadline - loop.time())))
-            pause_ms = min(pause_ms * 2, FOLLOW_POLL_MAX_MS)
-            with naming(answer.trace_id):
-                head = await load_head(self._services.sessions, answer.trace_id)
-            if head is not None and head.state in TRACE.terminal_states:
-                break
-        return (await self._calls.as_it_stands(answer.trace_id))._replace(replayed=answer.replayed)
 
 
 def _is_an_end(error: TgaError, intent: Intent | None) -> bool:
