@@ -202,14 +202,20 @@ def router(services: Services) -> APIRouter:
     of_trace = "/v1/traces/{trace_id}"
 
     def add(
-        path: str, endpoint: Any, body: type[Part], example: Any, summary: str, *kinds: type[errors.TgaError]
+        path: str,
+        endpoint: Any,
+        body: type[Part],
+        example: Any,
+        summary: str,
+        *kinds: type[errors.TgaError],
+        noun: str = "traces",
     ) -> None:
         made.add_api_route(
             of_trace + path,
             endpoint,
             methods=["POST"],
             summary=summary,
-            tags=["traces"],
+            tags=[noun],
             response_class=Response,
             responses={**MOVED, **documented(*_OF_TRACES, *kinds)},
             openapi_extra=request_body(body, example, in_path=("trace_id",)),
@@ -225,6 +231,7 @@ def router(services: Services) -> APIRouter:
         errors.RequestMismatch,
         errors.ApprovalExpired,
         errors.SignatureInvalid,
+        noun="approvals",
     )
     add(
         "/withdraw",
@@ -234,6 +241,7 @@ def router(services: Services) -> APIRouter:
         "Take back one's own waiting request",
         errors.AlreadyDecided,
         errors.ApprovalExpired,
+        noun="approvals",
     )
     add("/recover", actions.recover, RecoveryBody, {}, "Continue a trace whose executor is gone")
     add(

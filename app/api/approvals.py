@@ -23,6 +23,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/approvals",
+        operation_id="list_approvals",
         summary="List requests that wait for a person, oldest first",
         response_model=None,
         responses={200: {"model": ApprovalPage}, **documented()},

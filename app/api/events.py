@@ -78,6 +78,7 @@ def router(
 
     @routes.get(
         "/v1/traces/{trace_id}/events",
+        operation_id="follow_trace",
         summary="Follow a trace as server-sent events, from any entry on",
         response_model=None,
         response_class=Response,  # else the document would promise JSON
@@ -101,6 +102,7 @@ def router(
 
     @routes.get(
         "/v1/events",
+        operation_id="list_events",
         summary="Every entry that one may see, in the order of the ledger, from any place on",
         response_model=None,
         responses={**_FEED, **documented(StoreUnfit)},

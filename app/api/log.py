@@ -64,6 +64,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/log/checkpoint",
+        operation_id="get_checkpoint",
         summary="The newest tree head, as a signed note (C2SP tlog-checkpoint)",
         response_class=Response,
         responses={200: _text("The note.", _NOTE_EXAMPLE), **documented(NotYetLogged)},
@@ -75,6 +76,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/log/key",
+        operation_id="get_log_key",
         summary="The public key that verifies new heads (C2SP verifier key)",
         response_class=Response,
         responses={
@@ -89,6 +91,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/log/proof/inclusion",
+        operation_id="prove_inclusion",
         summary="That a leaf is in the tree of a size",
         response_model=None,
         responses={200: {"model": InclusionProof}, **documented(NotYetLogged, ChecksumMismatch)},
@@ -105,6 +108,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/log/proof/consistency",
+        operation_id="prove_consistency",
         summary="That the tree of one size begins with the tree of another",
         response_model=None,
         responses={200: {"model": ConsistencyProof}, **documented(NotYetLogged, ChecksumMismatch)},
@@ -121,6 +125,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/traces/{trace_id}/receipt",
+        operation_id="get_receipt",
         summary="Proof that a trace's last entry is in the log (C2SP tlog-proof)",
         response_class=Response,
         responses={

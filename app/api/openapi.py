@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from app import __version__
+from app.api.contracts import load_contracts, recorded
 from app.api.documents import Shape
 from app.core import errors
 from app.edge.problems import PROBLEM_SCHEMA, documented
@@ -20,6 +21,18 @@ DESCRIPTION: Final = (
     "recorded on a hash-chained log. JSON is read strictly: UTF-8, unique keys, integers within 2^53 - 1, known "
     "fields only. Every error is a problem document (RFC 9457) whose `code` is stable; `/errors` explains each."
 )
+
+# The nouns of the API, in the order in which a reader needs them.
+NOUNS: Final = {
+    "tool calls": "What agents do: call a tool, once per idempotency key.",
+    "approvals": "What waits for a person.",
+    "traces": "One trace a call: what was asked for, decided, sent and answered, and what people do about it.",
+    "tools": "The registered tool servers and their tools, with their pins.",
+    "events": "What happens, as it happens, as server-sent events.",
+    "log": "The verifiable log: signed tree heads, and proofs that an entry is in it.",
+    "keys": "The public keys that signatures of this gateway are checked with.",
+    "health": "For whoever runs the gateway.",
+}
 
 _TRACE: Final = "0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"
 _TOOL_CALL: Final = "0197c2a4-5f10-7e1b-8a40-6c2d9e7f5b22"
@@ -40,10 +53,6 @@ _DECISION: Final[dict[str, Any]] = {
         "rationale": {"type": ["string", "null"]},
         "policy_ids": {"type": "array", "items": {"type": "string"}},
     },
-}
-_EFFECT: Final[dict[str, Any]] = {
-    "type": ["object", "null"],
-    "description": "The recorded tool_effect, byte for byte (schemas/tga/v1/tool_effect.schema.json).",
 }
 _EFFECT_EXAMPLE: Final[dict[str, Any]] = {
     "attempts": [
@@ -160,7 +169,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             "waiting": {"enum": ["supervisor", "operator", None]},
             "tool_call_id": {"type": ["string", "null"]},
             "decision": _DECISION,
-            "tool_effect": _EFFECT,
+            "tool_effect": recorded("tool_effect", may_be_missing=True),
         },
     },
     "ToolCallAnswer": {
@@ -171,9 +180,17 @@ SCHEMAS: Final[dict[str, Any]] = {
             "tool_call_id": {"type": "string"},
             "state": {"enum": ["COMPLETED", "FAILED"]},
             "replayed": {"type": "boolean", "description": "Answered from the record: this request executed nothing."},
-            "tool_effect": {**_EFFECT, "type": "object"},
+            "tool_effect": recorded("tool_effect"),
         },
     },
+}
+# Fields that hold recorded documents: the framework refuses to refer to what it did not make.
+_RECORDED: Final[dict[tuple[str, str], dict[str, Any]]] = {
+    **{
+        ("TraceArtifacts", name): recorded(name, may_be_missing=True)
+        for name in ("action_request", "supervisor_decision", "tool_call", "tool_effect")
+    },
+    ("EntryItem", "entry"): recorded("execution_log_entry"),
 }
 _CALL_ERRORS: Final = (
     errors.SchemaViolation,
@@ -272,9 +289,16 @@ def document_of(app: FastAPI, unseen: dict[str, dict[str, Any]]) -> dict[str, An
     document = get_openapi(
         title=TITLE, version=__version__, description=DESCRIPTION, routes=app.routes, openapi_version="3.1.0"
     )
-    document["paths"] = dict(sorted({**document.get("paths", {}), **unseen}.items()))
+    document["paths"] = dict(sorted({**document.get("paths", {}), **unseen}.items(), key=_place))
+    document["tags"] = [{"name": name, "description": about} for name, about in NOUNS.items()]
     components = document.setdefault("components", {})
-    components["schemas"] = dict(sorted({**components.get("schemas", {}), **SCHEMAS}.items()))
+    components["schemas"] = dict(sorted({**components.get("schemas", {}), **SCHEMAS, **load_contracts()}.items()))
+    for (shape, field), schema in _RECORDED.items():
+        told = components["schemas"][shape]["properties"][field]
+        components["schemas"][shape]["properties"][field] = {
+            **schema,
+            **{key: told[key] for key in ("title", "description") if key in told},
+        }
     for name, example in _examples_of(Shape):
         # Put back as it was: the framework leaves nulls out, and then the example does not fit its own schema.
         if name in components["schemas"]:
@@ -285,10 +309,19 @@ def document_of(app: FastAPI, unseen: dict[str, dict[str, Any]]) -> dict[str, An
     }
     document["security"] = [{"bearer": []}]
     for path, operations in document["paths"].items():
-        if not path.startswith("/v1/"):
-            for operation in operations.values():
+        for operation in operations.values():
+            if not path.startswith("/v1/"):
                 operation["security"] = []
+            answer = operation["responses"].get("200", {})
+            if answer.get("description") == "Successful Response":  # the framework's, which says nothing
+                answer["description"] = "What was asked for."
     return document
+
+
+def _place(path: tuple[str, dict[str, Any]]) -> tuple[int, str]:
+    """By noun, in the order of NOUNS; within a noun what is read comes before what is done to it, by path."""
+    (tag,) = {operation["tags"][0] for operation in path[1].values()}
+    return list(NOUNS).index(tag), path[0]
 
 
 def _examples_of(shape: type[BaseModel]) -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/servers",
+        operation_id="list_servers",
         summary="List the tenant's tool servers, with their health",
         response_model=None,
         responses={200: {"model": ServerPage}, **documented()},
@@ -59,6 +60,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/tools",
+        operation_id="list_tools",
         summary="List the tenant's tools, with what is pinned",
         response_model=None,
         responses={200: {"model": ToolPage}, **documented()},

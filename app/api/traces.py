@@ -61,6 +61,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/traces",
+        operation_id="list_traces",
         summary="List traces, newest first",
         response_model=None,
         responses={200: {"model": TracePage}, **documented()},
@@ -87,6 +88,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/traces/{trace_id}",
+        operation_id="get_trace",
         summary="A trace, verified, with its artifacts as recorded",
         response_model=None,
         responses={200: {"model": TraceDocument}, **documented(TraceNotFound, *UNSOUND)},
@@ -109,6 +111,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(
         "/v1/traces/{trace_id}/entries",
+        operation_id="list_entries",
         summary="A trace's entries and artifacts, byte for byte as they are stored",
         response_model=None,
         responses={200: {"model": EntryPage}, **documented(TraceNotFound, *UNSOUND)},

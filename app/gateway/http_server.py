@@ -35,6 +35,7 @@ def build_app(services: Services) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # `decide`, not `decide_v1_traces__trace_id__...`
         # It would look for a collector at every request, and could show it what callers sent.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 
 from app.core import errors
 from app.edge.problems import MEDIA_TYPE, STATUS
@@ -22,7 +24,7 @@ from tests.cli.world import World, wait_for
 from tests.conftest import make_home
 from tests.patience import HANG_S
 
-SECONDS_MAX = 60
+SECONDS_MAX = 900  # a hang guard
 RANDOM_CASES = 25
 # SURFACES.md, "HTTP, under /v1", as far as it is built.
 ROUTES = {
@@ -163,6 +165,49 @@ def test_the_document_has_every_route_that_stays(document: dict[str, Any]) -> No
     assert operations(document).keys() >= ROUTES
     names = [operation["operationId"] for operation in operations(document).values()]
     assert len(names) == len(set(names))
+
+
+def test_who_reads_the_docs_finds_the_main_route_first_and_each_operation_by_its_noun(outside: Outside) -> None:
+    nouns = [operation["tags"][0] for operation in operations(outside.document).values()]
+    assert nouns[0] == "tool calls"
+    assert len([noun for noun, _ in groupby(nouns)]) == len(set(nouns)), "the operations of a noun stand together"
+    assert [tag["name"] for tag in outside.document["tags"] if tag["name"] in nouns] == list(dict.fromkeys(nouns))
+    names = {label: operation["operationId"] for label, operation in operations(outside.document).items()}
+    assert names["POST /v1/traces/{trace_id}/decision"] == "decide"
+    assert names["POST /v1/tool-calls"] == "call_tool"
+    assert all(re.fullmatch("[a-z_]{3,20}", name) for name in names.values()), names
+
+    page = outside.get("/docs").text
+    assert "$ref" not in page
+    assert "<script" not in page
+    index, _, rest = page.partition("</nav>")
+    assert re.findall('href="#([a-z_]+)"><code>', index) == list(names.values())
+    assert all(f'<h3 id="{name}">' in rest for name in names.values())
+    anchors = set(re.findall(' id="([^"]+)"', page))
+    assert set(re.findall('href="#([^"]+)"', page)) <= anchors
+
+
+def test_an_effect_is_typed_wherever_it_is_answered(outside: Outside) -> None:
+    trace = outside.known["finished"][0]
+    effect = trace["artifacts"]["tool_effect"]
+    answer = {"trace_id": trace["trace_id"], "state": "COMPLETED", "tool_call_id": trace["tool_call_id"]}
+    moved = {**answer, "waiting": None, "decision": None}
+    for shape, others in (
+        ("TraceDocument", trace),
+        ("ToolCallAnswer", {**answer, "replayed": False}),
+        ("Moved", moved),
+    ):
+        schema = {"$ref": f"#/components/schemas/{shape}"}
+
+        def told(value: Any, shape: str = shape, others: dict[str, Any] = others) -> dict[str, Any]:
+            if shape == "TraceDocument":
+                return {**others, "artifacts": {**others["artifacts"], "tool_effect": value}}
+            return {**others, "tool_effect": value}
+
+        verify_fits(outside.document, schema, told(effect))
+        for wrong in ({**effect, "outcome": "MAYBE"}, {"outcome": "SUCCESS"}, "done"):
+            with pytest.raises(ValidationError):
+                verify_fits(outside.document, schema, told(wrong))
 
 
 def test_every_operation_has_examples_and_they_fit_their_schemas(document: dict[str, Any]) -> None:

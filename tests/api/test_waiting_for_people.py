@@ -73,7 +73,8 @@ async def test_without_wait_ms_a_call_that_waits_for_a_person_is_202_at_once_and
 ) -> None:
     async with open_house(database) as house:
         house.inside.supervisor.answer = "ask"
-        for fields in ({}, {"wait_ms": 0}, {"wait_ms": 1}):
+        given: list[dict[str, Any]] = [{}, {"wait_ms": 0}, {"wait_ms": 1}]
+        for fields in given:
             reply = await house.call(**fields)
             assert (reply.status, reply.document["waiting"]) == (202, "supervisor")
             assert int(reply.headers["retry-after"]) >= 1
