@@ -294,6 +294,25 @@ class ServerPage(ListPage):
     items: list[ServerItem]
 
 
+class SigningKeyItem(Shape):
+    key_id: str = Field(description="As the header `tga-key-id` of a webhook and a decision's signature name it.")
+    algorithm: Literal["Ed25519"]
+    public_key: str = Field(description="32 bytes in base64.")
+    is_retired: bool = Field(description="It signs nothing new; what it signed before stays good.")
+
+
+class SigningKeyPage(ListPage):
+    model_config = _page(
+        {
+            "key_id": "ed25519:4a1f0b8e2c113a1f",
+            "algorithm": "Ed25519",
+            "public_key": "Glzgc1VBxQ2g5ss9pwkSq5Dd2kTqTQFLG1Qrcxyh5ts=",
+            "is_retired": False,
+        }
+    )
+    items: list[SigningKeyItem]
+
+
 class PinDocument(Shape):
     status: Literal["pinned", "quarantined"]
     pinned_digest: Sha256 | None

@@ -22,6 +22,8 @@ DESCRIPTION: Final = (
     "fields only. Every error is a problem document (RFC 9457) whose `code` is stable; `/errors` explains each."
 )
 
+_PUBLIC: Final = {"/v1/keys/signing"}
+
 # The nouns of the API, in the order in which a reader needs them.
 NOUNS: Final = {
     "tool calls": "What agents do: call a tool, once per idempotency key.",
@@ -310,7 +312,7 @@ def document_of(app: FastAPI, unseen: dict[str, dict[str, Any]]) -> dict[str, An
     document["security"] = [{"bearer": []}]
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            if not path.startswith("/v1/"):
+            if not path.startswith("/v1/") or path in _PUBLIC:
                 operation["security"] = []
             answer = operation["responses"].get("200", {})
             if answer.get("description") == "Successful Response":  # the framework's, which says nothing

@@ -6,8 +6,10 @@ Directly on the database and the files, so that whoever has the machine can alwa
 from __future__ import annotations
 
 import json
+import os
+from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -19,15 +21,20 @@ from rich.table import Table
 from app.cli.running import AsJson, Tenant, context_of, refuse, run, run_in_gateway
 from app.cli.showing import notes, output
 from app.cli.signing import load_public_key, make_key
-from app.cli.tenants import open_access
-from app.core.errors import AccessNotFound, TgaError
+from app.cli.tenants import open_access, open_sessions
+from app.clock import SystemClock
+from app.core.errors import AccessNotFound, SettingInvalid, TgaError
 from app.core.limits import API_KEY_LIFE_DAYS_MAX
 from app.domain.identity import DEFAULT_TENANT, ListedKey, Principal, Role
 from app.domain.system.decision_signer import SystemDecisionSigner
+from app.domain.system.log import SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
 from app.postgres.api_keys import PostgresAccess
+from app.postgres.ledger import PostgresLedger
+from app.postgres.sessions import Sessions
+from app.postgres.system import PostgresSystemRows
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,8 +78,25 @@ def create_key_command(
 
 @commands.command("list")
 def list_keys_command(context: typer.Context, as_json: AsJson = False) -> None:
-    """Every API key, without its secret."""
+    """Every API key, without its secret, and every signing key: the gateways' own, and those of people."""
     run(list_keys(context_of(context).settings, as_json=as_json))
+
+
+@commands.command("show")
+def show_key_command(
+    context: typer.Context,
+    which: Annotated[str, typer.Argument(metavar="KIND", help="log or signing.")],
+) -> None:
+    """Print the public key that verifies the log's heads and receipts, or the one that decisions and webhooks are
+    signed with. Only from this machine's own files."""
+    settings = context_of(context).settings
+    if which not in ("log", "signing"):
+        refuse("KIND is log or signing")
+
+    async def work() -> bool:
+        return show_log_key(settings) if which == "log" else show_signing_key(settings)
+
+    run(work())
 
 
 @commands.command("revoke")
@@ -167,14 +191,61 @@ async def create_key(
 
 
 async def list_keys(settings: Settings, *, as_json: bool) -> bool:
-    async with open_access(settings, make=False) as access:
+    async with open_sessions(settings, make=False) as (sessions, url):
+        access = PostgresAccess(sessions, url)
         keys = await access.list_keys()
+        signing = await load_signing_keys(sessions, [tenant.tenant for tenant in await access.list_tenants()])
     if as_json:
-        output.print(json.dumps([asdict(key) for key in keys]), markup=False)
+        listed = [{"kind": "api", **asdict(key)} for key in keys]
+        listed += [{"kind": "signing", **asdict(key)} for key in signing]
+        output.print(json.dumps(listed), markup=False)
         return True
+    _show_api_keys(keys)
+    if signing:
+        output.print()
+        _show_signing_keys(signing)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSigningKey:
+    """`signs_for`: a person; null for a gateway's own, of which one signs the log's heads."""
+
+    key_id: str
+    is_retired: bool
+    signs_for: str | None
+    tenant: str
+    public_key: str
+
+
+async def load_signing_keys(sessions: Sessions, tenants: list[str]) -> list[ListedSigningKey]:
+    """As the system streams announce them, verified."""
+    system = SystemLog(
+        PostgresSystemRows(sessions), PostgresLedger(sessions), SystemClock(), lambda: _BY
+    )  # it is only read
+    found = []
+    for tenant in sorted({DEFAULT_TENANT, *tenants}):
+        for key_id, key in (await system.refresh(tenant)).keys.items():
+            public = b64encode(key.public_key).decode("ascii")
+            found.append(ListedSigningKey(key_id, key.is_retired, key.principal_id, tenant, public))
+    return found
+
+
+def _show_signing_keys(keys: list[ListedSigningKey]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("signing key", "state", "signs for", "tenant", "public key"):
+        table.add_column(heading, no_wrap=True)
+    for key in keys:
+        state = "[yellow]retired[/]" if key.is_retired else "[green]valid[/]"
+        whom = "the gateway" if key.signs_for is None else escape(key.signs_for)
+        table.add_row(key.key_id, state, whom, escape(key.tenant), key.public_key)
+    _wide().print(table)
+
+
+def _show_api_keys(keys: Sequence[ListedKey]) -> None:
     if not keys:
-        output.print("No keys yet.")
-        return True
+        output.print("No API keys yet: `tga keys create`.")
+        return
     table = Table(box=None, pad_edge=False)
     for heading in ("key", "state", "name", "principal", "tenant", "roles", "created at", "expires at"):
         table.add_column(heading, no_wrap=True)
@@ -182,7 +253,35 @@ async def list_keys(settings: Settings, *, as_json: bool) -> bool:
         until = key.expires_at or "never"
         table.add_row(key.key_id, _state(key), *(_plain(key)), key.created_at, until)
     _wide().print(table)
+
+
+def show_log_key(settings: Settings) -> bool:
+    """The verifier key of the heads that are signed from here on; what `--key` of `tga verify` takes."""
+    from app.config import load_config
+
+    _expect_key(settings, "log.key", "TGA_LOG_KEY")
+    signer = LogSigner.open(settings.keys, origin=load_config(settings.config_file).log.origin)
+    output.print(signer.verifier_key.to_text(), markup=False)
     return True
+
+
+def show_signing_key(settings: Settings) -> bool:
+    _expect_key(settings, "signing.key", "TGA_SIGNING_KEY")
+    keyring = Keyring.open(settings.keys)
+    output.print(b64encode(keyring.public_key_bytes).decode("ascii"), markup=False)
+    notes.print(f"Ed25519, 32 bytes in base64; its id is {keyring.key_id}.", markup=False)
+    return True
+
+
+def _expect_key(settings: Settings, name: str, variable: str) -> None:
+    """Looking makes nothing: a key that is not there is made when a gateway first starts."""
+    if not os.environ.get(variable) and not (settings.keys / name).exists():
+        raise SettingInvalid(
+            "there is no such key yet",
+            expected=f"{settings.keys / name}, or {variable}",
+            found="neither",
+            remedy="It is made when the gateway starts for the first time: `tga serve`.",
+        )
 
 
 async def revoke_key(settings: Settings, key_id: str) -> bool:

@@ -60,10 +60,17 @@ async def list_tenants(settings: Settings, *, as_json: bool) -> bool:
 
 @asynccontextmanager
 async def open_access(settings: Settings, *, make: bool = True) -> AsyncIterator[PostgresAccess]:
+    async with open_sessions(settings, make=make) as (sessions, url):
+        yield PostgresAccess(sessions, url)
+
+
+@asynccontextmanager
+async def open_sessions(settings: Settings, *, make: bool = True) -> AsyncIterator[tuple[Sessions, str]]:
+    """On a database whose schema is this version's; and the URL that they were opened with."""
     async with open_database(settings.home, settings.database_url, make=make) as database:
         if database.is_embedded:
             await migrate(database.admin_url)
         elif (await load_status(database.admin_url)).pending:
             raise StoreUnfit("the database's schema is not up to date", remedy="Run `tga db migrate` first.")
         async with await Sessions.open(database.gateway_url, sessions_max=1) as sessions:
-            yield PostgresAccess(sessions, database.gateway_url)
+            yield sessions, database.gateway_url

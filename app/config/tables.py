@@ -6,7 +6,7 @@ import ipaddress
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -276,10 +276,14 @@ class PolicyConfig(_Table):
     file: ConfigPath
 
 
+WebhookEvent = Literal["approval_requested", "call_held", "tool_quarantined", "log_forked"]
+
+
 class WebhookConfig(_Table):
-    """`[webhooks.X]`. The URL is not shown: its query may hold a token."""
+    """`[webhooks.X]`. The URL is not shown: its query may hold a token. `events`: what it is told of; all of it."""
 
     url: QueryUrl
+    events: Annotated[list[WebhookEvent], Field(min_length=1)] = list(get_args(WebhookEvent))
 
 
 class TenantConfig(_Table):

@@ -1,4 +1,5 @@
-"""Tells webhooks which requests wait for a supervisor: from the outbox, signed, at least once.
+"""Tells webhooks which requests wait for a supervisor: from the outbox, signed, at least once. docs/webhooks.md is
+for those who receive it.
 
 Each row of the outbox is one POST of JSON, repeated until it is answered with 2xx or the trace waits no longer. The
 headers follow Standard Webhooks: `webhook-id` (the same for every repeat, so that receivers can tell repeats),
@@ -21,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 from yarl import URL
 
@@ -48,7 +49,7 @@ from app.domain.tga.documents import TraceId
 Load: TypeAlias = Callable[[TraceId], Awaitable[Announcement | None]]
 Sign: TypeAlias = Callable[[bytes], Signature]
 
-_EVENT = "approval_requested"
+APPROVAL_REQUESTED: Final = "approval_requested"
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _ERROR_CHARS_MAX = 256
 _log = logging.getLogger(__name__)
@@ -127,13 +128,15 @@ class Webhooks:
         """Whether the row is settled. However the delivery fails, the others are not touched."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                announcement = await self._load(row.trace_id)
-                failure = None if announcement is None else await self._post(row, announcement)
+                failure, announcement = None, await self._load(row.trace_id)
+                if announcement is not None:
+                    told = asdict(announcement)
+                    failure = await self.post(row.webhook, delivery_id_of(row), APPROVAL_REQUESTED, told)
         except TimeoutError:
             failure = f"no answer within {self._timeout_ms} ms"
         except TgaError as error:
             failure = f"the request could not be read: {error.code}"
-        except Exception as error:  # whatever the receiver made of it, the others are not touched
+        except Exception as error:  # the others are not touched
             failure = _reason(error)
         if failure is None:
             # A crash before this line has the receiver told again: at least once.
@@ -151,15 +154,22 @@ class Webhooks:
         await self._outbox.failed(row, failure, retry_ms=retry_ms)
         return False
 
-    async def _post(self, row: OutboxRow, announcement: Announcement) -> str | None:
+    async def post(self, webhook: str, delivery_id: str, event: str, told: Mapping[str, Any]) -> str | None:
         """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
         nothing in it matters, and no receiver can hold the gateway with it."""
-        delivery_id = delivery_id_of(row)
-        body = canonical_bytes({"event": _EVENT, "delivery_id": delivery_id, **asdict(announcement)})
-        url = self._urls[row.webhook]
+        body = canonical_bytes({"event": event, "delivery_id": delivery_id, **told})
+        url = self._urls[webhook]
         headers = self._headers(delivery_id, body)
-        async with self._pool.request("POST", Origin.of(url), url.raw_path_qs, headers=headers, body=body) as answer:
-            return None if 200 <= answer.status < 300 else f"the receiver answered {answer.status}"
+        try:
+            async with (
+                asyncio.timeout(self._timeout_ms / 1000),
+                self._pool.request("POST", Origin.of(url), url.raw_path_qs, headers=headers, body=body) as answer,
+            ):
+                return None if 200 <= answer.status < 300 else f"the receiver answered {answer.status}"
+        except TimeoutError:
+            return f"no answer within {self._timeout_ms} ms"
+        except Exception as error:  # whatever the receiver made of it, the others are not touched
+            return _reason(error)
 
     def _headers(self, delivery_id: str, body: bytes) -> dict[str, str]:
         timestamp = str(int(datetime.fromisoformat(self._clock.now()).timestamp()))

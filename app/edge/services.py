@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -17,6 +17,7 @@ from app.core.note import VerifierKey
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.log.condition import LogCondition
+from app.domain.system.log import KnownKey
 from app.domain.system.pins import Pins
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
@@ -59,7 +60,8 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Wired by main.py. `stopping` is set when the gateway takes nothing new."""
+    """Wired by main.py. `stopping` is set when the gateway takes nothing new. `signing_keys`: the gateways' own, by id,
+    as last read from the system stream; anybody may ask, so the store is not."""
 
     runtime: TgaRuntime
     traces: PostgresTraces
@@ -71,6 +73,7 @@ class Services:
     clock: Clock
     log: Log
     store: Store | None = None
+    signing_keys: Callable[[], Mapping[str, KnownKey]] = dict
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
     read_scheduler: ReadScheduler = field(default_factory=ReadScheduler)

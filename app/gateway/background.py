@@ -51,6 +51,7 @@ class BackgroundWork:
             self.repeat("policy", self.follow_policy, _POLICY_EVERY_MS),
             self.repeat("the look at tool servers", self._gateway.registry.check_http_servers, _SERVERS_EVERY_MS),
             self.repeat("webhooks", self._gateway.webhooks.run, SWEEP_EVERY_MS),
+            self.repeat("notices to webhooks", self._gateway.notices.tell, SWEEP_EVERY_MS),
             self.repeat("the log", self._gateway.sequencer.run, LOG_ROUND_MS),
         ]
 

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api import actions, approvals, events, health, log, pages, servers, tool_calls, traces
+from app.api import actions, approvals, events, health, keys, log, pages, servers, tool_calls, traces
 from app.api.openapi import TITLE, document_of, tool_call_operation
 from app.core.errors import SettingInvalid
 from app.core.limits import KEEP_ALIVE_S, SHUTDOWN_GRACE_MS, SHUTDOWN_LAST_MS
@@ -51,7 +51,7 @@ def build_app(services: Services) -> FastAPI:
     for noun in (actions, health):
         app.include_router(noun.router(services))
     reading = services.for_reading()
-    for noun in (traces, events, approvals, log, servers):
+    for noun in (traces, events, approvals, log, servers, keys):
         app.include_router(noun.router(reading))
     app.include_router(pages.router(document))
     add_exception_handlers(app)

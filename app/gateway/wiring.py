@@ -6,14 +6,17 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from app.clock import SystemClock
 from app.config import Config, load_config
 from app.connectors.registry import Registry
-from app.connectors.webhooks import Webhooks
+from app.connectors.webhook_notices import WebhookNotices
+from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
 from app.core.errors import StoreUnfit
 from app.domain.clock import Clock
-from app.domain.system.log import SystemLog
+from app.domain.identity import DEFAULT_TENANT
+from app.domain.system.log import KnownKey, SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.domain.system.policies import record_policy
 from app.domain.tga.announcements import Announcement
@@ -28,6 +31,7 @@ from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
+from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
 from app.mcp_server.origins import Origins
@@ -61,6 +65,7 @@ class Gateway:
     system: SystemLog
     policy: PolicyFile
     webhooks: Webhooks
+    notices: WebhookNotices
     sequencer: Sequencer
     clock: Clock
     services: Services
@@ -109,7 +114,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         await registry.start()  # their tools are pinned as they are discovered
         for unpinned in await quarantine.see(registry.tools()):
             logger.warning("%s", unpinned)
-        for tenant in {*config.tenants, *(server.tenant for server in config.servers.values())}:
+        tenants = {DEFAULT_TENANT, *config.tenants, *(server.tenant for server in config.servers.values())}
+        for tenant in tenants:
             await access.create_tenant(tenant)
         await ensure_admin_key(access, settings.admin_key_file)
         runtime = TgaRuntime(
@@ -123,7 +129,9 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 vault=system.vault,
                 decision_signer=system.decision_signer,
                 clock=clock,
-                approval_webhooks=tuple(config.webhooks),
+                approval_webhooks=[
+                    name for name, webhook in config.webhooks.items() if APPROVAL_REQUESTED in webhook.events
+                ],
             )
         )
         stack.push_async_callback(runtime.close)
@@ -145,6 +153,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             clock=clock,
             log=sequencer,
             store=database,
+            signing_keys=partial(_own_keys, system.log),
         )
         yield Gateway(
             runtime=runtime,
@@ -154,6 +163,12 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             system=system.log,
             policy=policy,
             webhooks=webhooks,
+            notices=WebhookNotices(
+                webhooks,
+                {name: webhook.events for name, webhook in config.webhooks.items()},
+                WhatStands(sessions, registry, system.pins, sequencer, tenants).look,
+                clock,
+            ),
             sequencer=sequencer,
             clock=clock,
             services=services,
@@ -167,6 +182,12 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             ),
             database=database,
         )
+
+
+def _own_keys(system: SystemLog) -> dict[str, KnownKey]:
+    """The gateways' own keys, by id, as the system stream announced them when it was last read; retired ones too."""
+    keys = system.state_of(DEFAULT_TENANT).keys
+    return {key_id: key for key_id, key in keys.items() if key.principal_id is None}
 
 
 def _webhooks(config: Config, sessions: Sessions, traces: PostgresTraces, keyring: Keyring, clock: Clock) -> Webhooks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from app.core.note import TlogProof, TreeHead, VerifierKey, open_note
 from app.domain.log.heads import fits
 from tests.cli.world import World, trace_of, wait_for
+from tests.patience import HANG_S
 
 
 def findings(world: World) -> dict[str, dict[str, object]]:
@@ -116,6 +118,32 @@ def test_keys_are_made_listed_used_and_revoked(world: World) -> None:
     assert world.tga("keys", "revoke", "0" * 16).returncode == 1
     assert world.tga("keys", "create", "bob", "--role", "king").returncode == 2
     assert world.tga("keys", "create", "bob").returncode == 2
+
+
+def test_who_checks_a_signature_finds_the_public_keys_without_a_credential(world: World, tmp_path: Path) -> None:
+    with urllib.request.urlopen(f"{world.url}/v1/keys/signing", timeout=HANG_S) as answer:  # noqa: S310
+        served = {key["key_id"]: key for key in json.load(answer)["items"]}
+    listed = {key["key_id"]: key for key in world.json("keys", "list") if key["kind"] == "signing"}
+    own = {key_id: key for key_id, key in listed.items() if key["signs_for"] is None}
+    assert {key_id: key["public_key"] for key_id, key in own.items()} == {
+        key_id: key["public_key"] for key_id, key in served.items()
+    }
+    shown = world.tga("keys", "show", "signing")
+    (key_id,) = [key_id for key_id, key in own.items() if key["public_key"] == shown.stdout.strip()]
+    assert key_id in shown.stderr
+    told = world.tga("keys", "list").stdout
+    assert all(key_id in told for key_id in own)
+    nowhere = world.tga("keys", "show", "signing", TGA_KEYS=str(tmp_path / "none"))
+    assert (nowhere.returncode, "tga serve" in nowhere.stderr) == (2, True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_logs_public_key_is_printed_by_a_command(world: World) -> None:
+    admin = world.admin_key()
+    request = urllib.request.Request(f"{world.url}/v1/log/key", headers={"Authorization": f"Bearer {admin}"})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=HANG_S) as answer:  # noqa: S310
+        assert world.tga("keys", "show", "log").stdout == answer.read().decode()
+    assert world.tga("keys", "show", "sealing").returncode == 2
 
 
 def test_tenants_are_apart(world: World) -> None:

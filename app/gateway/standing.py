@@ -1,0 +1,79 @@
+"""What stands and wants a person, as webhooks are told of it: held calls, tools in quarantine, a forked log."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+
+from app.connectors.registry import Registry
+from app.connectors.webhook_notices import Notice
+from app.core.errors import LogForked
+from app.core.limits import LIST_ITEMS_MAX, WEBHOOK_NOTICES_MAX
+from app.domain.system.pins import Pins
+from app.edge.services import Log
+from app.postgres.listing import Visibility, list_traces
+from app.postgres.sessions import Sessions
+
+
+class WhatStands:
+    def __init__(self, sessions: Sessions, registry: Registry, pins: Pins, log: Log, tenants: Iterable[str]) -> None:
+        self._sessions = sessions
+        self._registry = registry
+        self._pins = pins
+        self._log = log
+        self._tenants = sorted(tenants)
+
+    async def look(self) -> list[Notice]:
+        found = [*self._forks(), *self._quarantined()]
+        for tenant in self._tenants:
+            found += await self._held(tenant)
+        return found
+
+    def _forks(self) -> Iterator[Notice]:
+        fault = self._log.fault
+        if isinstance(fault, LogForked):
+            # What is expected names the signed head: another fork is another notice.
+            named = hashlib.sha256(f"{fault.what} {fault.expected}".encode()).hexdigest()[:16]
+            told = {"detail": fault.what, "expected": fault.expected, "found": fault.found, "remedy": fault.next_step}
+            yield Notice("log_forked", f"log-forked-{named}", {"origin": self._log.verifier_key.name, **told})
+
+    def _quarantined(self) -> Iterator[Notice]:
+        for tool in self._registry.tools():
+            state = self._pins.state_of(tool)
+            if state.status != "quarantined" or state.pinned_digest is None:
+                continue
+            told = {
+                "tenant": tool.tenant,
+                "server_id": tool.server_id,
+                "tool_name": tool.tool_name,
+                "pinned_digest": state.pinned_digest,
+                "found_digest": state.found_digest,
+            }
+            name = re.sub(r"[^!-~]", "?", f"{tool.server_id}.{tool.tool_name}")
+            yield Notice("tool_quarantined", f"quarantine-{name}-{state.found_digest[:16]}", told)
+
+    async def _held(self, tenant: str) -> list[Notice]:
+        """Executing traces that wait for an operator, the newest first."""
+        found: list[Notice] = []
+        before: str | None = None
+        while len(found) < WEBHOOK_NOTICES_MAX:
+            page = await list_traces(
+                self._sessions, Visibility(tenant, None), state="EXECUTING", before=before, limit=LIST_ITEMS_MAX
+            )
+            for item in page.items:
+                if item.waiting == "operator":
+                    told = {
+                        "tenant": tenant,
+                        "trace_id": item.trace_id,
+                        "server_id": item.server_id,
+                        "tool_name": item.tool_name,
+                        "principal_id": item.principal_id,
+                        "held_since": item.updated_at,
+                    }
+                    since = re.sub(r"\D", "", item.updated_at)
+                    found.append(Notice("call_held", f"{item.trace_id}-held-{since}", told))
+            before = page.next
+            if before is None:
+                break
+        return found
