@@ -26,6 +26,7 @@ from app.domain.tga.transitions import TRACE
 from app.edge.parameters import documented_parameters, number_in, parameters, trace_seen_by
 from app.edge.problems import documented
 from app.edge.services import Services
+from app.postgres.listing import load_entry
 from app.postgres.tree import Place, PostgresTree
 
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -130,7 +131,9 @@ def router(services: Services) -> APIRouter:
         response_class=Response,
         responses={
             200: _text(
-                "The proof. Its leaf is the trace's last entry, byte for byte as `/entries` sends it.", _PROOF_EXAMPLE
+                "The proof. Its leaf is the trace's last entry, byte for byte as `/entries` sends it; the line `extra` "
+                "holds it in base64, so that the receipt can be verified alone.",
+                _PROOF_EXAMPLE,
             ),
             **documented(TraceNotFound, NotYetLogged, ChecksumMismatch),
         },
@@ -140,9 +143,10 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             trace_id = await trace_seen_by(services, principal, request)
             parameters(request)
-            place = await _place_in_time(tree, TRACE.stream(trace_id))
+            sequence_number, place = await _place_in_time(tree, TRACE.stream(trace_id))
             hashes = await tree.inclusion_proof(place.index, place.signed.head.size)
-            return _text_answer(TlogProof(place.index, hashes, place.signed.note).to_text())
+            entry = await load_entry(services.sessions, trace_id, sequence_number)
+            return _text_answer(TlogProof(place.index, hashes, place.signed.note, entry).to_text())
 
     return routes
 
@@ -154,8 +158,8 @@ async def _latest(tree: PostgresTree) -> SignedHead:
     return latest
 
 
-async def _place_in_time(tree: PostgresTree, stream: str) -> Place:
-    """Where the stream's last entry stands; waits a little for a head that covers it."""
+async def _place_in_time(tree: PostgresTree, stream: str) -> tuple[int, Place]:
+    """Which the stream's last entry is, and where it stands; waits a little for a head that covers it."""
     sequence_number = await tree.last_sequence_number(stream)
     if sequence_number is None:
         raise TraceNotFound("no such trace")
@@ -166,7 +170,7 @@ async def _place_in_time(tree: PostgresTree, stream: str) -> Place:
                 stream=stream, sequence_number=sequence_number
             )
         await asyncio.sleep(RECEIPT_POLL_MS / 1000)
-    return place
+    return sequence_number, place
 
 
 def _expect(what: str, found: int, *, at_most: int) -> None:

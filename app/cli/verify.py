@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import typer
 from rich.console import Console
@@ -16,14 +16,17 @@ from app.cli.held_heads import load_held
 from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
 from app.cli.showing import printable
 from app.cli.verify_bundle import verify_bundle_command
+from app.cli.verify_receipt import verify_receipt_command
 from app.core.errors import StoreUnfit, TgaError, TraceNotFound
 from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
-from app.domain.log.forensics import STREAMS_NAMED_MAX, Diagnosis, Unlogged, examine_tree, find_unlogged
+from app.domain.log.forensics import Diagnosis, Unlogged, examine_tree, find_unlogged
+from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import stream_checks
 from app.keys.keyring import Unsealer
 from app.postgres.database import open_database
+from app.postgres.listing import load_head
 from app.postgres.migrate import load_status
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
@@ -32,7 +35,7 @@ from app.settings import Settings
 
 
 class _Out(Protocol):
-    def finding(self, error: TgaError) -> None: ...
+    def finding(self, error: TgaError, call: _Call | None) -> None: ...
 
     def end(self, report: Report, diagnosis: Diagnosis | None) -> None: ...
 
@@ -46,6 +49,9 @@ def verify_command(
     trace_id: MaybeTrace = None,
     everything: Annotated[bool, typer.Option("--all", help="Every stream, and the tree over them.")] = False,
     file: Annotated[Path | None, typer.Option("--file", help="An exported bundle; needs no database.")] = None,
+    receipt: Annotated[
+        Path | None, typer.Option("--receipt", metavar="FILE", help="A receipt; needs --key and no database.")
+    ] = None,
     key: Annotated[
         str | None, typer.Option("--key", metavar="PUB", help="The log's public key, or a file of such keys.")
     ] = None,
@@ -58,11 +64,16 @@ def verify_command(
 
     With --all the tree is compared with every signed head that is stored, that the signer remembers and that --head
     names: a truncated, deleted, changed, forked or restored log is told apart, and since when it cannot be trusted.
-    With --file an exported bundle is judged by --key alone.
+    With --file an exported bundle, and with --receipt one receipt, is judged by --key alone: the log's public key, as
+    `tga keys show log` prints it.
     """
     heads = head or []
-    if (trace_id is not None) + everything + (file is not None) != 1:
-        refuse("name one trace, or say --all, or --file")
+    if (trace_id is not None) + everything + (file is not None) + (receipt is not None) != 1:
+        refuse("name one trace, or say --all, --file or --receipt")
+    if receipt is not None:
+        if key is None or heads:
+            refuse("--receipt needs --key: the log's public key, from somewhere else than the receipt")
+        run(verify_receipt_command(receipt, key, as_json=as_json))
     if file is not None:
         if key is None:
             refuse("--file needs --key: the log's public key, from somewhere else than the bundle")
@@ -83,32 +94,31 @@ async def verify(
     kinds = stream_checks(unseals=Unsealer.find(settings.keys))
     keys, held = load_held(settings, heads, key) if stream is None else ([], [])
 
-    def note(error: TgaError) -> None:
-        """Of a stream that the tree should hold and does not."""
-        out.finding(error)
-        report.findings += 1
-        report.broken_streams += error.stream not in broken.streams
-
+    unlogged: list[TgaError] = []  # of streams that the tree should hold and does not
     async with open_database(settings.home, settings.database_url, make=False) as database:
         if not (await load_status(database.admin_url)).applied:
             raise StoreUnfit("the database holds no ledger", remedy="Run `tga db migrate` first.")
-        async with await Sessions.open(database.gateway_url, sessions_max=1) as sessions:
+        async with await Sessions.open(database.gateway_url, sessions_max=2) as sessions:
+            calls = _Calls(sessions)
             async with open_reader(sessions, stream=stream) as reader:
                 with _progress() as progress:
                     task = progress.add_task("verifying", total=reader.count_streams())
                     async for error in verify_ledger(reader, kinds, report):
-                        out.finding(error)
+                        out.finding(error, await calls.of(error))
                         broken.add(error)
                         progress.update(task, completed=report.streams)
                     progress.update(task, completed=report.streams)
             async with open_tree_reader(sessions) as tree:
                 if stream is None:
                     diagnosis = await examine_tree(
-                        tree, held, keys=keys, broken_streams=broken.streams, on_finding=note
+                        tree, held, keys=keys, broken=broken.first_entries, on_finding=unlogged.append
                     )
                 else:
-                    async for error in find_unlogged(tree, Unlogged(), stream):
-                        note(error)
+                    unlogged = [error async for error in find_unlogged(tree, Unlogged(), stream)]
+            for error in unlogged:
+                out.finding(error, await calls.of(error))
+                report.findings += 1
+                report.broken_streams += error.stream not in broken.first_entries
     if stream is not None and report.streams == 0:
         raise TraceNotFound("nothing is stored about it", stream=stream)
     out.end(report, diagnosis)
@@ -116,14 +126,48 @@ async def verify(
 
 
 class _Broken:
-    """A few of the streams that findings name."""
+    """The streams that findings name, each with the first entry that is concerned."""
 
     def __init__(self) -> None:
-        self.streams: list[str] = []
+        self.first_entries: dict[str, int] = {}
 
     def add(self, error: TgaError) -> None:
-        if error.stream is not None and error.stream not in self.streams and len(self.streams) < STREAMS_NAMED_MAX:
-            self.streams.append(error.stream)
+        if error.stream is not None:
+            known = self.first_entries.get(error.stream, error.sequence_number or 1)
+            self.first_entries[error.stream] = min(known, error.sequence_number or 1)
+
+
+class _Calls:
+    """What a trace is about, in words: the tool, who called it, and under which key; as its head says, unverified."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._known: tuple[str | None, _Call | None] = (None, None)
+
+    async def of(self, error: TgaError) -> _Call | None:
+        stream = error.stream
+        if stream is None or not TRACE.has(stream):
+            return None
+        if self._known[0] != stream:  # findings of one stream come together
+            self._known = stream, await self._load(TraceId(TRACE.identity_of(stream)))
+        return self._known[1]
+
+    async def _load(self, trace_id: TraceId) -> _Call | None:
+        head = await load_head(self._sessions, trace_id)
+        if head is None or head.tool_name is None:
+            return None
+        return _Call(head.server_id or "", head.tool_name, head.principal_id or "", head.idempotency_key)
+
+
+class _Call(NamedTuple):
+    server_id: str
+    tool_name: str
+    principal_id: str
+    idempotency_key: str | None
+
+    def in_words(self) -> str:
+        key = "without a key" if self.idempotency_key is None else f"with key {self.idempotency_key}"
+        return f"{self.tool_name} of {self.server_id}, called by {self.principal_id} {key}"
 
 
 def _progress() -> Progress:
@@ -145,9 +189,11 @@ class _Words:
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
 
-    def finding(self, error: TgaError) -> None:
+    def finding(self, error: TgaError, call: _Call | None) -> None:
         where = f"entry {error.sequence_number}" if error.sequence_number is not None else "the stream"
         self._console.print(f"[bold red]✗[/] {error.stream}  [bold]{where}[/]  [red]{error.code}[/]")
+        if call is not None:
+            self._console.print(f"    {printable(call.in_words())}", markup=False)
         self._console.print(f"    {error.what}", markup=False)
         for label, value in (("expected", error.expected), ("found", error.found)):
             if value is not None:
@@ -193,7 +239,7 @@ class _Json:
     def __init__(self) -> None:
         self._separator = '{"findings": ['
 
-    def finding(self, error: TgaError) -> None:
+    def finding(self, error: TgaError, call: _Call | None) -> None:
         document = {
             "stream": error.stream,
             "sequence_number": error.sequence_number,
@@ -201,6 +247,7 @@ class _Json:
             "what": error.what,
             "expected": error.expected,
             "found": error.found,
+            "call": None if call is None else call._asdict(),
         }
         print(self._separator + json.dumps(document), end="")  # noqa: T201
         self._separator = ",\n"

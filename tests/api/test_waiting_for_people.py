@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.core.errors import KeyClaimed, RateLimited, TgaError
+from app.core.errors import KeyClaimed, RateLimited, TgaError, TraceNotFound
 from app.domain.tga.documents import ToolCall, TraceId
 from app.domain.tga.ports import Dispatched
 from app.edge.problems import RETRY_AFTER_S, STATUS, document_of, problem
@@ -31,13 +31,15 @@ async def held(house: House, **fields: Any) -> tuple[asyncio.Task[Reply], str]:
 
 async def decide(house: House, trace_id: str, decision: str) -> Reply:
     async with asyncio.timeout(HANG_S):
-        while True:  # until it is durable
-            digest = (await house.inside.traces.load_trace(TraceId(trace_id))).state.action_request_digest
-            body = {"decision": decision, "action_request_digest": digest, "rationale": "as agreed"}
-            reply = await house.do(trace_id, "decision", "supervisor", body)
-            if reply.status != 404:
-                return reply
-            await asyncio.sleep(0.01)
+        while True:
+            try:
+                stored = await house.inside.traces.load_trace(TraceId(trace_id))
+                break
+            except TraceNotFound:  # its birth is being committed
+                await asyncio.sleep(0.01)
+    digest = stored.state.action_request_digest
+    body = {"decision": decision, "action_request_digest": digest, "rationale": "as agreed"}
+    return await house.do(trace_id, "decision", "supervisor", body)
 
 
 async def test_a_given_wait_ms_holds_until_a_person_has_decided(database: Database) -> None:

@@ -34,10 +34,13 @@ STREAM = f"trace:{trace_id(4)}"
 async def diagnose(world: World, sessions: Sessions, *held: SignedHead) -> Diagnosis:
     """As `tga verify --all --head FILE` does it."""
     async with open_reader(sessions) as reader:
-        broken = [str(error.stream) async for error in verify_ledger(reader, stream_checks(), Report())]
+        broken: dict[str, int] = {}
+        async for error in verify_ledger(reader, stream_checks(), Report()):
+            first = error.sequence_number or 1
+            broken[str(error.stream)] = min(first, broken.get(str(error.stream), first))
     async with open_tree_reader(sessions) as tree:
         kept = [HeldHead(one, "a client") for one in held]
-        return await examine_tree(tree, kept, keys=[world.verifier_key], broken_streams=broken)
+        return await examine_tree(tree, kept, keys=[world.verifier_key], broken=broken)
 
 
 @pytest.fixture
@@ -81,6 +84,30 @@ async def test_a_changed_entry_is_found_and_named(
     assert found.streams == [stream]
     assert (found.trusted_size, found.broken_size) == (heads[0].head.size, heads[1].head.size)
     assert found.trusted_until is not None
+
+
+@pytest.mark.parametrize("sequence_number", [1, 3])
+async def test_the_log_is_to_be_trusted_only_up_to_the_entry_whose_artifact_was_changed(
+    world: World, sessions: Sessions, attacker: Admin, heads: tuple[SignedHead, SignedHead], sequence_number: int
+) -> None:
+    """The tree is the one that was signed, but what its entries commit to is not what stands there any more."""
+    await attacker.execute(
+        "UPDATE tga.artifacts SET artifact = artifact || ' ' WHERE stream = $1 AND sequence_number = $2",
+        STREAM,
+        sequence_number,
+    )
+    leaf = await attacker.fetchval(
+        "SELECT leaf_index FROM tga.leaves WHERE stream = $1 AND sequence_number = $2", STREAM, sequence_number
+    )
+    before = await attacker.fetchval(
+        "SELECT convert_from(e.entry, 'UTF8')::json ->> 'recorded_at' FROM tga.leaves l JOIN tga.entries e"
+        " USING (stream, sequence_number) WHERE l.leaf_index = $1",
+        leaf - 1,
+    )
+    found = await diagnose(world, sessions, heads[1])
+    assert (found.kind, found.streams) == ("changed_entry", [STREAM])
+    assert (found.trusted_size, found.trusted_until) == (leaf, before)
+    assert any(f"entry {sequence_number} of {STREAM}" in sentence for sentence in found.evidence)
 
 
 async def test_a_deleted_entry_is_found_and_named(

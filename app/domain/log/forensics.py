@@ -7,9 +7,10 @@ the first one that does not, it cannot. What is in between nobody can tell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from app.core.canonical import parse_object
 from app.core.errors import EntryUnlogged, NoteInvalid, TgaError
@@ -110,6 +111,15 @@ class Diagnosis:
         return self.kind == "sound"
 
 
+class _FirstBroken(NamedTuple):
+    """The first leaf of an entry that something is wrong with, and when the entry before it was recorded."""
+
+    leaf_index: int
+    stream: str
+    sequence_number: int
+    trusted_until: str | None
+
+
 @dataclass(slots=True)
 class _Examination:
     keys: Sequence[VerifierKey]
@@ -127,6 +137,7 @@ class _Examination:
     held_beyond: int = 0
     fits_no_more: bool = False
     unlogged: int = 0
+    first_broken: _FirstBroken | None = None
 
     def note(self, sentence: str) -> None:
         if len(self.diagnosis.evidence) < 2 * STREAMS_NAMED_MAX:
@@ -179,17 +190,21 @@ async def examine_tree(
     held: Sequence[HeldHead],
     *,
     keys: Sequence[VerifierKey],
-    broken_streams: Sequence[str] = (),
+    broken: Mapping[str, int] | None = None,
     on_finding: Callable[[TgaError], None] | None = None,
 ) -> Diagnosis:
-    """The diagnosis. `keys` verify stored heads; `broken_streams` are those whose own chain was found wrong;
-    `on_finding` is told of streams that the tree should hold and does not."""
+    """The diagnosis. `keys` verify stored heads; `broken` are streams in which something was found wrong, each with the
+    first entry that is concerned; `on_finding` is told of streams that the tree should hold and does not."""
+    broken = broken or {}
     walk = _Examination(keys, Diagnosis())
     checkpoints = _Checkpoints(reader, sorted(held, key=lambda one: one.signed.head.size))
     nodes = aiter(reader.nodes())
     next_node = await anext(nodes, None)
     last_entry: bytes | None = None
     async for leaf in reader.leaves():
+        if walk.first_broken is None and leaf.sequence_number >= broken.get(leaf.stream, math.inf):
+            until = _recorded_at(last_entry)
+            walk.first_broken = _FirstBroken(leaf.leaf_index, leaf.stream, leaf.sequence_number, until)
         await _examine_leaf(walk, reader, leaf)
         if leaf.entry is not None:
             last_entry = leaf.entry
@@ -223,8 +238,19 @@ async def examine_tree(
             f"{unlogged.entries_unknown} entries have no leaf yet, and the sequencer has not looked through the ledger "
             "since it was restored: start a gateway, and verify again."
         )
-    _conclude(walk, broken_streams)
+    _conclude(walk, list(broken))
+    _bound(walk)
     return walk.diagnosis
+
+
+def _bound(walk: _Examination) -> None:
+    """What an entry says can be trusted only as far as everything that belongs to it is as it was."""
+    diagnosis, first = walk.diagnosis, walk.first_broken
+    if first is None or first.leaf_index >= diagnosis.trusted_size:
+        return
+    diagnosis.trusted_size, diagnosis.trusted_until = first.leaf_index, first.trusted_until
+    where = f"entry {first.sequence_number} of {first.stream}"
+    walk.note(f"Leaf {first.leaf_index} is {where}: the first that something is wrong with.")
 
 
 async def _examine_leaf(walk: _Examination, reader: TreeReader, leaf: StoredLeaf) -> None:
