@@ -33,7 +33,7 @@ def run() -> None:
         from app.cli.running import show_error
 
         sys.exit(show_error(error))
-    command(obj=Context(settings, lambda: open_gateway(settings)))
+    command(obj=Context(settings, open_gateway))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import uuid_utils
 
 from app.cli.client import GatewayClient, Reply
 from app.cli.running import ArgumentPairs, ServerArgument, ToolArgument, refuse, run_over_http
-from app.cli.showing import notes, print_output, printable, styled_state
+from app.cli.showing import decided_by, notes, print_output, printable, styled_state
 from app.core.canonical import parse_json, parse_object
 from app.core.errors import CallDenied, InputMalformed, TgaError
 from app.core.limits import CALL_WAIT_MS, CALL_WAIT_MS_MAX
@@ -133,7 +133,6 @@ def show_answer(reply: Reply) -> bool:
 def _show_denial(decision: dict[str, Any] | None) -> None:
     if decision is None:
         return
-    by = decision["decided_by"]
     because = f": {decision['rationale']}" if decision["rationale"] else ""
     policies = f" ({', '.join(decision['policy_ids'])})" if decision["policy_ids"] else ""
-    notes.print(printable(f"Denied by {by['type']} {by['id']}{because}{policies}"), markup=False)
+    notes.print(printable(f"Denied {decided_by(decision['decided_by'])}{because}{policies}"), markup=False)

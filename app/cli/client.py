@@ -77,12 +77,12 @@ class Exchange:
 class GatewayClient:
     """Asks one gateway as one principal. Every wait and every answer is bounded."""
 
-    def __init__(self, url: str, key: str | None, pool: HttpPool, *, no_key: str) -> None:
+    def __init__(self, url: str, key: str | None, pool: HttpPool, *, no_key: str, key_source: str | None) -> None:
         self._url = url
         self._origin = Origin.of(URL(url))
         self._base_path = URL(url).raw_path.rstrip("/")
         self._pool = pool
-        self._has_key = key is not None
+        self._key_source = None if key is None else key_source
         self._no_key = no_key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
@@ -94,7 +94,8 @@ class GatewayClient:
         key = _key(settings)
         pool = HttpPool()
         try:
-            yield cls(settings.url, key, pool, no_key=_where_keys_come_from(settings))
+            source = "TGA_API_KEY" if settings.api_key is not None else str(settings.admin_key_file)
+            yield cls(settings.url, key, pool, no_key=_where_keys_come_from(settings), key_source=source)
         finally:
             await pool.close()
 
@@ -221,7 +222,13 @@ class GatewayClient:
             after = exchange.headers.get("retry-after", "1")
             error.retry_after_s = min(int(after), 60) if after.isascii() and after.isdigit() else 1
         if exchange.status == 401:
-            error.next_step = self._no_key if not self._has_key else "Check the key; `tga keys list` tells which exist."
+            error.next_step = self._no_key
+            if self._key_source is not None:
+                error.found = f"the key from {self._key_source}, at {_shown_url(self._url)}"
+                error.next_step = (
+                    "Is it a key of that gateway (TGA_URL), and still valid? On its machine `tga keys list` tells, and "
+                    "`tga keys create` makes another."
+                )
         if "incident" in document:
             error.found = f"incident {document['incident']}"
         return error

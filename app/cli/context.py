@@ -16,4 +16,7 @@ if TYPE_CHECKING:  # every command loads this module, and few open a gateway
 @dataclass(frozen=True, slots=True)
 class Context:
     settings: Settings
-    open_gateway: Callable[[], AbstractAsyncContextManager[Gateway]]
+    open_with: Callable[[Settings], AbstractAsyncContextManager[Gateway]]
+
+    def open_gateway(self) -> AbstractAsyncContextManager[Gateway]:
+        return self.open_with(self.settings)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -46,9 +48,9 @@ def demo_command(context: typer.Context) -> None:
     settings = context_of(context).settings
 
     async def work() -> bool:
-        with _bank_of(settings):
-            async with context_of(context).open_gateway() as gateway:
-                return await _show(gateway, settings)
+        with _bank_of(settings) as with_bank:
+            async with context_of(context).open_with(with_bank) as gateway:
+                return await _show(gateway, with_bank)
 
     run(cancelled_by_signals(work()))
 
@@ -117,8 +119,11 @@ def _tell_what_to_try(settings: Settings, url: str) -> None:
 
 
 @contextlib.contextmanager
-def _bank_of(settings: Settings) -> Iterator[None]:
-    """The bank, where the configuration says that it is, for as long as this lasts and no longer than this process."""
+def _bank_of(settings: Settings) -> Iterator[Settings]:
+    """The bank, where the configuration says that it is, for as long as this lasts and no longer than this process.
+
+    Gives the settings to open the gateway with: another port, where that of the packaged configuration is taken.
+    """
     _verify_free(settings.host, settings.port, "TGA_PORT=8430 chooses another port for this gateway.")
     server = load_config(settings.config_file).servers.get(_BANK)
     address = None if server is None or server.base_url is None else URL(server.base_url)
@@ -126,10 +131,14 @@ def _bank_of(settings: Settings) -> Iterator[None]:
         output.print(
             f"{settings.config_file} has no server `{_BANK}` on this machine: no bank is started.", markup=False
         )
-        yield
+        yield settings
         return
-    _verify_free("127.0.0.1", address.port, "The demonstration's tool server needs it: does another `tga demo` run?")
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o711)
+    port, is_own = address.port, settings.config_file != _packaged()
+    if is_own:
+        _verify_free("127.0.0.1", port, "The configured tool server is started there: does another `tga demo` run?")
+    elif not _is_free("127.0.0.1", port):
+        port = 0
     book = settings.home / "bank.jsonl"
     # By its path: the bank knows nothing of the gateway, and its package is importable here alone.
     program = str(resources.files("app.demo").joinpath("tool_server.py"))
@@ -137,7 +146,7 @@ def _bank_of(settings: Settings) -> Iterator[None]:
     bank = subprocess.Popen(
         [
             *(sys.executable, "-I", "-S", child_guard.__file__, str(theirs)),
-            *(sys.executable, program, "--port", str(address.port), "--book", str(book)),
+            *(sys.executable, program, "--port", str(port), "--book", str(book)),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -151,13 +160,36 @@ def _bank_of(settings: Settings) -> Iterator[None]:
         if not url:
             raise SettingInvalid("the demonstration's tool server did not start", remedy="What it said is shown above.")
         output.print(f"A tool server of its own is at {url}; its book of executions is {book}", markup=False)
+        if port == 0:
+            output.print(f"(Port {address.port}, where it is otherwise, is taken.)")
+            settings = _with_bank_at(settings, url)
         output.print("Starting …")
-        yield
+        yield settings
     finally:
         os.close(ours)  # the guard sees it, as it would see our death, and ends the bank
         with contextlib.suppress(subprocess.TimeoutExpired):
             bank.wait(timeout=_STOP_S)
         output.print("Stopped.")
+
+
+def _packaged() -> Path:
+    return Path(str(resources.files("app.demo").joinpath("tga.toml")))
+
+
+def _with_bank_at(settings: Settings, url: str) -> Settings:
+    """The same with the packaged configuration but for the bank's address; a file of its own in the home directory."""
+    text = re.sub(r'(?m)^base_url = ".*"$', f'base_url = "{url}"', _packaged().read_text("utf-8"), count=1)
+    made = settings.home / "demo.toml"
+    made.write_text(text, "utf-8")
+    return dataclasses.replace(settings, config=made)
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        _verify_free(host, port, "")
+    except SettingInvalid:
+        return False
+    return True
 
 
 def _verify_free(host: str, port: int, remedy: str) -> None:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from app.cli.bundle_files import own_schemas
 from app.cli.installation import VERIFIER, own_command
 from app.cli.running import AsJson, checked_trace_id, context_of, run
-from app.cli.showing import output, print_json
+from app.cli.showing import counted, output, print_json
 from app.clock import SystemClock
 from app.core.errors import BundleInvalid, SettingInvalid, StoreUnfit, TgaError
 from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_MANIFEST_BYTES_MAX
@@ -257,10 +257,12 @@ def _tell(folder: Path, manifest: Manifest, *, unexplained: int, as_json: bool) 
         print_json(told)
         return
     kind = "complete" if manifest.complete else "partial"
-    output.print(f"Wrote {entries:,} entries to {folder}: a {kind} bundle, up to tree size {manifest.tree_size:,}.")
+    wrote = counted(entries, "entry", "entries")
+    output.print(f"Wrote {wrote} to {folder}: a {kind} bundle, up to tree size {manifest.tree_size:,}.")
     if unexplained:
+        erased = counted(unexplained, "trace was", "traces were")
         output.print(
-            f"[bold red]✗[/] {unexplained:,} traces were erased after the head that this bundle goes up to: it will "
+            f"[bold red]✗[/] {erased} erased after the head that this bundle goes up to: it will "
             "not verify. Run `tga serve`, so that the log goes on, and export again into another folder."
         )
     quoted, python, verifier = (shlex.quote(str(path)) for path in (folder, sys.executable, VERIFIER))

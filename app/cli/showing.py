@@ -38,6 +38,23 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+_DECIDERS = {
+    "policy": "by the policy",
+    "expiry": "by expiry: nobody decided in time",
+    "withdrawal": "by its own caller",
+}
+
+
+def decided_by(decider: dict[str, Any]) -> str:
+    """Who decided: the policy, time, its caller, or a person by name."""
+    return _DECIDERS.get(decider["type"], f"by {decider['id']}")
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """1 trace, 2 traces."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def shown_json(value: Any, *, indent: int | None = None) -> str:
     """JSON for the eye. Escapes that JSON does not demand are added where a terminal needs them."""
     lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")

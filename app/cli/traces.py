@@ -14,6 +14,7 @@ from app.cli.client import GatewayClient, error_of, path_to
 from app.cli.pipes import reader_is_gone
 from app.cli.running import AsJson, Limit, TraceArgument, refuse, run_over_http
 from app.cli.showing import (
+    decided_by,
     note_own_only,
     notes,
     output,
@@ -192,7 +193,7 @@ def _told(artifact: dict[str, Any] | None) -> list[str]:
             rationale = f": {decision['rationale']}" if decision["rationale"] else ""
             policies = f" ({', '.join(decision['policy_ids'])})" if decision["policy_ids"] else ""
             signed = [f"signed with {decision['signature']['key_id']}"] if decision["signature"] else []
-            return [f"{decision['decision']} by {by['type']} {by['id']}{rationale}{policies}", *signed]
+            return [f"{decision['decision']} {decided_by(by)}{rationale}{policies}", *signed]
         case "tga/v1/tool_call", dict(call):
             return [f"tool call {call['tool_call_id']}, if unknown: {call['on_unknown_outcome']}"]
         case "tga/v1/tool_effect", dict(effect):

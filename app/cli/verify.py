@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from app.cli.held_heads import load_held
 from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
-from app.cli.showing import printable
+from app.cli.showing import counted, printable
 from app.cli.verify_bundle import verify_bundle_command
 from app.cli.verify_receipt import verify_receipt_command
 from app.core.errors import StoreUnfit, TgaError, TraceNotFound
@@ -200,24 +200,24 @@ class _Words:
                 self._console.print(f"    {label:<9}{value}", markup=False)
 
     def end(self, report: Report, diagnosis: Diagnosis | None) -> None:
-        looked_at = f"{_count(report.streams, 'stream')}, {_count(report.entries, 'entry', 'entries')}"
+        looked_at = f"{counted(report.streams, 'stream')}, {counted(report.entries, 'entry', 'entries')}"
         if report.findings == 0:
             self._console.print(f"[green]✓[/] {looked_at}: every digest, link, transition, claim and head is right.")
         else:
             self._console.print(
-                f"[bold red]✗[/] {looked_at}: {_count(report.findings, 'finding')} in "
-                f"{_count(report.broken_streams, 'stream')}. Keep the database as it is; see SECURITY.md."
+                f"[bold red]✗[/] {looked_at}: {counted(report.findings, 'finding')} in "
+                f"{counted(report.broken_streams, 'stream')}. Keep the database as it is; see SECURITY.md."
             )
         if report.seals_unopened:
             self._console.print(
-                f"    - {_count(report.seals_unopened, 'sealed salt')} could not be opened: there is no sealing key in "
+                f"    - {counted(report.seals_unopened, 'sealed salt')} could not be opened: no sealing key is in "
                 "TGA_KEYS. Whether they are the right ones is not known."
             )
         if diagnosis is not None:
             self._tell(diagnosis)
 
     def _tell(self, found: Diagnosis) -> None:
-        tree = f"{_count(found.tree_size, 'leaf', 'leaves')}, {_count(found.heads_fit, 'signed head')}"
+        tree = f"{counted(found.tree_size, 'leaf', 'leaves')}, {counted(found.heads_fit, 'signed head')}"
         if found.is_sound and found.heads_fit:
             self._console.print(
                 f"[green]✓[/] {tree}: the tree is the one that was signed, up to {found.trusted_size:,}."
@@ -264,7 +264,3 @@ class _Json:
         if diagnosis is not None:
             counts["tree"] = asdict(diagnosis)
         print(f"{opening}], " + json.dumps(counts)[1:])  # noqa: T201
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
-from app.cli.showing import output, printable
+from app.cli.showing import counted, output, printable
 from app.core.errors import NoteInvalid, SettingInvalid, TgaError
 from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import Hash
@@ -110,6 +110,15 @@ def checked(report: BundleReport) -> dict[str, Any]:
     }
 
 
+def _counted(count: int, name: str) -> str:
+    """`traces_unfinished` as words: 1 trace unfinished, 2 traces unfinished."""
+    first, *rest = name.split("_")
+    singular = {"leaves": "leaf"}.get(first, first.removesuffix("s"))
+    if rest and rest[-1] == "streams":
+        return counted(count, f"{first} stream")
+    return " ".join([counted(count, singular, first), *rest])
+
+
 class _Words:
     def finding(self, error: TgaError) -> None:
         place = f"{error.stream}, entry {error.sequence_number}" if error.stream else "the bundle"
@@ -129,11 +138,11 @@ class _Words:
                 f"root {Hash(manifest.tree_root).hex()[:16]}…",
                 markup=False,
             )
-            named = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in checked(report).items() if count)
+            named = ", ".join(_counted(count, name) for name, count in checked(report).items() if count)
             output.print(f"Checked: {named}.", markup=False)
             output.print("Schemas, digests, links, transitions, bindings, claims, signatures, inclusion, heads.")
         if report.manifest is None or report.findings:
-            output.print(f"[bold red]✗[/] {report.findings:,} findings: do not rely on this bundle.")
+            output.print(f"[bold red]✗[/] {counted(report.findings, 'finding')}: do not rely on this bundle.")
         elif report.is_sound:
             output.print("[green]✓[/] Sound: these are the entries that the log's key signed, and they hang together.")
         else:
@@ -147,12 +156,13 @@ class _Words:
 
     def _tell_after_head(self, after: AfterHead) -> None:
         """Apart from the verdict: whoever handed the bundle over may have written these entries."""
-        counted = "1 entry" if after.entries == 1 else f"{after.entries:,} entries"
-        output.print(f"After the signed head: {counted} that no signature covers.", markup=False)
+        entries = counted(after.entries, "entry", "entries")
+        output.print(f"After the signed head: {entries} that no signature covers.", markup=False)
         for error in after.findings:
             self.finding(error)
         if after.findings:
-            output.print(f"[bold red]✗[/] {len(after.findings):,} findings there: get the bundle again, and ask why.")
+            findings = counted(len(after.findings), "finding")
+            output.print(f"[bold red]✗[/] {findings} there: get the bundle again, and ask why.")
         else:
             output.print("  They hang together; nothing above rests on them.", markup=False)
 

@@ -17,6 +17,7 @@ from app.core.canonical import canonical_enclosed
 from app.core.errors import InputMalformed, InputTooLarge, SettingInvalid
 from app.core.limits import INPUT_SCHEMA_BYTES_MAX
 
+_BRANCHES_SHOWN_MAX = 4
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -81,6 +82,12 @@ def mismatch(error: ValidationError | SchemaError) -> tuple[str, str]:
         known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         extra = [name for name in value if name not in known and not any(re.search(p, name) for p in patterns)]
         return f"only the fields of the schema ({listed(known) or 'none'})", listed(extra) or "more"
+    if error.validator in ("anyOf", "oneOf") and error.context:
+        # What each branch wants, rather than how long their list is; of many, the first few.
+        branches = dict.fromkeys(mismatch(branch)[0] for branch in error.context[:_BRANCHES_SHOWN_MAX])
+        return " or ".join(branches), shown(value)
+    if error.validator == "enum" and isinstance(wanted, list) and all(isinstance(one, str) for one in wanted):
+        return f"one of {listed(wanted)}", shown(value)
     return f"{error.validator}: {shown(wanted)}", shown(value)
 
 

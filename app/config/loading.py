@@ -19,11 +19,20 @@ from app.config.tables import (
     qualify,
     split_pointer,
 )
-from app.config.wording import listed, one_of, shown
+from app.config.wording import kind_of, listed, one_of, shown
 from app.core.errors import SettingInvalid
 from app.core.limits import CONFIG_BYTES_MAX, NAME_CHARS_MAX
 
 # A password or a token may be in them.
+_TOML_KINDS = {
+    "list_type": "a list, in brackets",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "string_type": "a text, in quotes",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+}
 _NEVER_SHOWN = frozenset({"base_url", "url", "jwks_url", "credentials", "env", "command"})
 
 
@@ -123,7 +132,17 @@ def _model_error(path: Path, error: ValidationError) -> SettingInvalid:
     if first["type"] == "missing":
         return SettingInvalid(where, expected="the field", found="nothing")
     is_shown = _NEVER_SHOWN.isdisjoint(steps)
-    return SettingInvalid(where, expected=first["msg"], found=shown(first["input"]) if is_shown else "something else")
+    found = shown(first["input"]) if is_shown else kind_of(first["input"])
+    return SettingInvalid(where, expected=_expected(first["type"], first["msg"], steps), found=found)
+
+
+def _expected(kind: str, message: str, steps: list[str | int]) -> str:
+    """In words of the file's own language: its writer knows TOML, not our classes."""
+    if "credentials" in steps and kind in ("model_type", "model_attributes_type", "dict_type"):
+        return 'where to find it, not the credential itself: { env = "NAME" } or { file = "PATH" }'
+    if steps[-1] == "command" and kind == "list_type":
+        return 'a list of the program and its arguments, each a text: ["npx", "-y", "some-server"]'
+    return _TOML_KINDS.get(kind) or message.removeprefix("Input should be ")
 
 
 def _fields_beside(steps: list[str | int]) -> list[str]:

@@ -26,6 +26,20 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__} of {len(written)} characters"
 
 
+def kind_of(value: object) -> str:
+    """What a value is, without showing it: it may be a secret."""
+    for kind, name in (
+        (bool, "true or false"),
+        (str, "a text"),
+        (int, "a number"),
+        (float, "a number"),
+        (list, "a list"),
+    ):
+        if isinstance(value, kind):
+            return name
+    return "a table" if isinstance(value, dict) else "something else"
+
+
 def listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = len(ordered) - _NAMES_SHOWN_MAX

@@ -155,7 +155,7 @@ class KeyReused(TgaError):
 
 class CallInFlight(TgaError):
     code = "CALL_IN_FLIGHT"
-    meaning = "A call with this key is still being executed by a living executor."
+    meaning = "A call with this key is not over: a living executor executes it, or it waits for a person."
     remedy = "Repeat the call with the same key later; it will be answered with the recorded effect."
 
 

@@ -179,6 +179,9 @@ def _bind(host: str, port: int) -> list[socket.socket]:
         for one in bound:
             one.close()
         raise SettingInvalid(
-            "TGA_HOST and TGA_PORT cannot be listened on", expected="a free port of this machine", found=error.strerror
+            f"the gateway cannot listen on port {port} of {host}",
+            expected="a free port of this machine",
+            found=error.strerror,
+            remedy="End what listens there, or choose another with TGA_PORT (and TGA_HOST).",
         ) from None
     return bound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from app.config import Config, load_config
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices
 from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
-from app.core.errors import StoreUnfit
+from app.core.errors import SettingInvalid, StoreUnfit
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.system.log import KnownKey, SystemLog
@@ -90,6 +91,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway on its database, fit or refused; closed in the order that loses nothing."""
     config = load_config(settings.config_file)
     policy = PolicyFile.open(config.policy.file if config.policy else None)
+    _verify_home(settings)
     keyring = Keyring.open(settings.keys)
     log_signer = LogSigner.open(settings.keys, origin=config.log.origin)
     clock = SystemClock()
@@ -182,6 +184,21 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             ),
             database=database,
         )
+
+
+def _verify_home(settings: Settings) -> None:
+    """Raise SettingInvalid unless files can be made in the home: else what is made there first would be blamed."""
+    try:
+        settings.home.mkdir(mode=0o711, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.home):
+            pass
+    except OSError as error:
+        raise SettingInvalid(
+            f"the home directory {settings.home} cannot be written to",
+            expected="a folder in which this account may make files",
+            found=error.strerror,
+            remedy="Name another one in TGA_HOME, or let this account write there.",
+        ) from None
 
 
 def _own_keys(system: SystemLog) -> dict[str, KnownKey]:

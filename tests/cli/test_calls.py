@@ -110,7 +110,7 @@ def test_a_watcher_is_told_each_entry_as_it_comes(world: World) -> None:
 def test_a_trace_is_told_as_a_timeline(world: World) -> None:
     called = world.tga("call", "bank", "charge", "-a", "amount=42", "-k", "order-2", "--intent", "order [bold]2")
     told = world.tga("trace", trace_of(called)).stdout
-    for part in ("COMPLETED", "order-2", 'admin asks for {"amount": 42}', "order [bold]2", "APPROVE by policy"):
+    for part in ("COMPLETED", "order-2", 'admin asks for {"amount": 42}', "order [bold]2", "APPROVE by the policy"):
         assert part in told
     assert "attempt 1" in told
     document = world.json("trace", trace_of(called))

@@ -29,7 +29,7 @@ def test_an_approval_shows_the_request_and_then_makes_the_call(world: World) -> 
         assert part in told.stderr
     assert world.executions("a-1") == 1
     assert trace_id not in world.tga("approvals").stdout
-    assert "APPROVE by person admin: seen the vase" in world.tga("trace", trace_id).stdout
+    assert "APPROVE by admin: seen the vase" in world.tga("trace", trace_id).stdout
     for command in ("approve", "deny", "withdraw"):
         again = world.tga(command, trace_id)
         assert (again.returncode, "ALREADY_DECIDED" in again.stderr) == (1, True)
@@ -42,7 +42,7 @@ def test_a_denial_is_told_to_the_caller_and_nothing_is_called(world: World) -> N
     assert (told.returncode, told.stdout) == (0, "")
     again = world.tga("call", "bank", "refund", "-a", "amount=5", "-k", "d-1")
     assert again.returncode == 1
-    assert "Denied by person admin: no such vase" in again.stderr
+    assert "Denied by admin: no such vase" in again.stderr
     assert world.executions("d-1") == 0
 
 

@@ -25,7 +25,16 @@ PROMISED = (
         "db/migrate",
         "db/status",
     ),
-    *("keys/create", "keys/list", "keys/revoke", "keys/register", "keys/retire", "keys/make", "keys/rotate"),
+    *(
+        "keys/create",
+        "keys/list",
+        "keys/revoke",
+        "keys/register",
+        "keys/retire",
+        "keys/make",
+        "keys/rotate",
+        "keys/show",
+    ),
     *("tenants/create", "tenants/list", "policy/check", "policy/explain", "mcp", "demo"),
 )
 READING = (

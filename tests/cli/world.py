@@ -126,7 +126,7 @@ class World:
     def tga(self, *arguments: str, stdin: str | None = None, **more: str) -> Told:
         """Run a command, in this process: one of its own takes a second. It never shows a key that it used."""
         settings = Settings.from_environment(self.environment(**more))
-        context = Context(settings, lambda: open_gateway(settings))
+        context = Context(settings, open_gateway)
         done = CliRunner().invoke(application, list(arguments), input=stdin, obj=context)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception

@@ -354,6 +354,10 @@ def _recorded_at(entry: bytes | None) -> str | None:
         return None
 
 
+def _were(number: int, one: str, many: str) -> str:
+    return f"{number} {one} was" if number == 1 else f"{number} {many} were"
+
+
 def _conclude(walk: _Examination, broken_streams: Sequence[str]) -> None:
     """The first that applies; what was found first-hand before what follows from a missing or another root."""
     diagnosis = walk.diagnosis
@@ -362,13 +366,17 @@ def _conclude(walk: _Examination, broken_streams: Sequence[str]) -> None:
         walk.note(f"{walk.unvouched_heads} stored heads are signed by keys that were not given; they were left aside.")
     if walk.missing and size - walk.first_missing == walk.missing:
         diagnosis.kind = "truncated_tail"
-        diagnosis.what = f"The last {walk.missing} entries were cut off: leaves from {walk.first_missing} on name them."
+        cut_off = _were(walk.missing, "entry", "entries")
+        diagnosis.what = f"{cut_off} cut off at the end: leaves from {walk.first_missing} on name them."
     elif walk.missing and walk.whole_streams_missing:
         diagnosis.kind = "deleted_trace"
-        diagnosis.what = f"{walk.whole_streams_missing} traces were deleted whole: {walk.missing} leaves name them."
+        deleted = _were(walk.whole_streams_missing, "trace", "traces")
+        diagnosis.what = f"{deleted} deleted whole; leaves that name them: {walk.missing}."
     elif walk.missing or walk.leaf_gaps:
         diagnosis.kind = "deleted_entry"
-        diagnosis.what = f"{walk.missing or walk.leaf_gaps} entries were deleted from the middle of the log."
+        diagnosis.what = (
+            f"{_were(walk.missing or walk.leaf_gaps, 'entry', 'entries')} deleted from the middle of the log."
+        )
     elif walk.contradicts_itself:
         diagnosis.kind = "changed_entry"
         diagnosis.what = (
@@ -393,8 +401,9 @@ def _conclude(walk: _Examination, broken_streams: Sequence[str]) -> None:
         )
     elif walk.unlogged:
         diagnosis.kind = "unlogged_entry"
+        unlogged = _were(walk.unlogged, "entry", "entries")
         diagnosis.what = (
-            f"{walk.unlogged} entries were put into the tables behind the sequencer's back, with transaction numbers "
+            f"{unlogged} put into the tables behind the sequencer's back, with transaction numbers "
             "that it had passed or that were never given. No signed head covers them, and no export holds them: "
             "believe nothing that they say, and find out who has the superuser's rights."
         )
