@@ -26,7 +26,6 @@ from app.domain.tga.transitions import TRACE
 from app.edge.parameters import documented_parameters, number_in, parameters, trace_seen_by
 from app.edge.problems import documented
 from app.edge.services import Services
-from app.postgres.listing import load_entry
 from app.postgres.tree import Place, PostgresTree
 
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -145,7 +144,7 @@ def router(services: Services) -> APIRouter:
             parameters(request)
             sequence_number, place = await _place_in_time(tree, TRACE.stream(trace_id))
             hashes = await tree.inclusion_proof(place.index, place.signed.head.size)
-            entry = await load_entry(services.sessions, trace_id, sequence_number)
+            entry = await tree.entry_bytes(TRACE.stream(trace_id), sequence_number)
             return _text_answer(TlogProof(place.index, hashes, place.signed.note, entry).to_text())
 
     return routes

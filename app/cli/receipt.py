@@ -11,10 +11,8 @@ from app.cli.running import TraceArgument, context_of, run
 from app.core.errors import NotYetLogged, TraceNotFound
 from app.core.limits import RECEIPT_POLL_MS, RECEIPT_WAIT_MS
 from app.core.note import TlogProof
-from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import open_database
-from app.postgres.listing import load_entry
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
 from app.settings import Settings
@@ -25,8 +23,10 @@ def add_to(application: typer.Typer) -> None:
 
 
 def receipt_command(context: typer.Context, trace_id: TraceArgument) -> None:
-    """Print the proof that a trace's last entry is in the log, with the entry and the signed tree head. Keep it
-    elsewhere; `tga verify --receipt FILE --key PUB` judges it."""
+    """Print the proof that a trace's last entry is in the log, with the signed tree head. Keep it elsewhere.
+
+    The entry is in it: `tga verify --receipt FILE --key PUB` judges it alone.
+    """
     run(show_receipt(context_of(context).settings, trace_id))
 
 
@@ -45,7 +45,7 @@ async def show_receipt(settings: Settings, trace_id: str) -> bool:
             place = await tree.place_of(stream, last)
             if place is not None:
                 hashes = await tree.inclusion_proof(place.index, place.signed.head.size)
-                entry = await load_entry(sessions, TraceId(trace_id), last)
+                entry = await tree.entry_bytes(stream, last)
                 sys.stdout.write(TlogProof(place.index, hashes, place.signed.note, entry).to_text())
                 return True
             await asyncio.sleep(RECEIPT_POLL_MS / 1000)

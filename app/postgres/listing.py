@@ -14,7 +14,7 @@ import asyncpg
 
 from app.core.canonical import JsonValue, parse_object
 from app.core.digest import digest_of_bytes
-from app.core.errors import ChecksumMismatch, RecoveryFailed, TgaError, TraceNotFound
+from app.core.errors import ChecksumMismatch, RecoveryFailed, TgaError
 from app.core.limits import ARTIFACT_BYTES_MAX, LIST_ITEMS_DEFAULT, LIST_ROWS_LOOKED_AT_MAX, PAGE_BYTES_MAX
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
@@ -261,14 +261,6 @@ async def load_sequences(sessions: Sessions, trace_ids: list[TraceId]) -> dict[T
     """How far each of these traces has come; those that do not exist are left out."""
     rows = await sessions.fetch(_SEQUENCES, [TRACE.stream(trace_id) for trace_id in trace_ids])
     return {TraceId(_trace_id(row)): row["sequence_number"] for row in rows}
-
-
-async def load_entry(sessions: Sessions, trace_id: TraceId, sequence_number: int) -> bytes:
-    """The stored bytes of one entry; TraceNotFound when it is not there."""
-    page = await load_entries(sessions, trace_id, after_seq=sequence_number - 1, limit=1)
-    if page is None or page.last != sequence_number:
-        raise TraceNotFound("the entry is not there", stream=TRACE.stream(trace_id), sequence_number=sequence_number)
-    return page.items[0].entry
 
 
 async def load_head(sessions: Sessions, trace_id: TraceId) -> TraceHead | None:

@@ -53,6 +53,7 @@ _LAST_ENTRY: Final = """
 SELECT max(l.sequence_number) AS sequence_number FROM tga.links l
  WHERE l.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1)
 """
+_ENTRY: Final = "SELECT e.entry FROM tga.entries e WHERE e.stream = $1 AND e.sequence_number = $2"
 _PLACE: Final = """
 SELECT s.first_index + l.place - 1 AS leaf_index, t.note
   FROM tga.heads h
@@ -102,6 +103,13 @@ class PostgresTree:
         """None as long as no signed head covers the entry."""
         rows = await self._source.fetch(_PLACE, stream, sequence_number)
         return Place(rows[0]["leaf_index"], SignedHead.from_note(rows[0]["note"])) if rows else None
+
+    async def entry_bytes(self, stream: str, sequence_number: int) -> bytes:
+        """The entry as it is stored, and as it is hashed into its leaf; ChecksumMismatch when it is gone."""
+        rows = await self._source.fetch(_ENTRY, stream, sequence_number)
+        if not rows:
+            raise ChecksumMismatch("the entry is missing", stream=stream, sequence_number=sequence_number)
+        return bytes(rows[0]["entry"])
 
     async def inclusion_proof(self, index: int, size: int) -> list[Hash]:
         """ProofInvalid when there is no such leaf in a tree of this size; the size must be one that was reached."""
