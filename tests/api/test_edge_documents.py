@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ async def test_every_route_is_documented_with_its_parts_and_its_errors(lasting_f
                 if int(status) >= 400:
                     examples = response["content"]["application/problem+json"]["examples"]
                     assert all(example["value"]["status"] == int(status) for example in examples.values()), at
-            if path.startswith("/v1/"):
+            if path.startswith("/v1/") and operation.get("security") != []:
                 assert {"400", "401", "403", "408", "413", "429", "431", "500", "503"} <= set(operation["responses"]), (
                     at
                 )
@@ -105,8 +106,7 @@ async def test_the_pages_bring_nothing_from_elsewhere(lasting_front: Front) -> N
         reply = await lasting_front.ask(request(path, method="GET", who=None, headers={"Accept": "text/html"}))
         assert reply.status == 200
         assert b"<script" not in reply.body
-        assert b"http://" not in reply.body
-        assert b"https://" not in reply.body
+        assert re.findall(rb'(?:href|src|url)[=(]"?https?:', reply.body) == []  # examples may name addresses
         assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
