@@ -35,6 +35,7 @@ generate: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench.append
+	$(BIN)/python -m bench.lean
 	$(BIN)/python -m bench.tool_call
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.http

@@ -49,7 +49,7 @@ class Scale:
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=2, calls=200)
+        return cls(rounds=2, calls=60)
 
 
 class Calls:

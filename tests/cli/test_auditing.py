@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from app.core.note import TlogProof
+from tests.attacker import disarm
 from tests.cli.world import World, trace_of
 
 
@@ -115,7 +116,7 @@ def test_a_finding_names_tool_caller_and_key_in_words_and_how_far_to_trust(world
 async def _tamper(url: str, stream: str) -> None:
     session = await asyncpg.connect(url)
     try:
-        await session.execute("ALTER TABLE tga.artifacts DISABLE TRIGGER USER")
+        await disarm(session)
         changed = "UPDATE tga.artifacts SET artifact = artifact || ' ' WHERE stream = $1 AND sequence_number = 2"
         assert await session.execute(changed, stream) == "UPDATE 1"
     finally:
