@@ -40,7 +40,7 @@ async def decide(house: House, trace_id: str, decision: str) -> Reply:
     digest = stored.state.action_request_digest
     body = {"decision": decision, "action_request_digest": digest, "rationale": "as agreed"}
     async with asyncio.timeout(HANG_S):
-        # In the moment in which it begins to wait, the runtime has it in its hands, and says that it may be asked again.
+        # As it begins to wait the runtime still has it in its hands, and says that it may be asked again.
         while (reply := await house.do(trace_id, "decision", "supervisor", body)).status == 409:
             assert (reply.code, reply.document["retryable"]) == ("STATE_CONCURRENT_EXECUTION", True)
             await asyncio.sleep(0.01)
