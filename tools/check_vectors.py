@@ -305,6 +305,14 @@ def fold_system(schemas: Schemas, state: Any, record: Any) -> Any:
         case "policy_set":
             require(artifact["policy_digest"] == hashlib.sha256(artifact["text"].encode()).hexdigest(), CHECKSUM)
             return {**state, "policy": artifact["policy_digest"]}
+        case "log_epoch":
+            former = artifact["former"]
+            epoch, origin = state.get("epoch", (1, former["origin"]))
+            require((artifact["epoch"], former["origin"]) == (epoch + 1, origin), CHECKSUM)
+            root = base64.b64encode(bytes.fromhex(former["root"])).decode()
+            require(former["note"].startswith(f"{origin}\n{former['size']}\n{root}\n\n"), CHECKSUM)
+            require(artifact["leaves_lost"] == former["size"] - artifact["kept_size"], CHECKSUM)
+            return {**state, "epoch": (artifact["epoch"], artifact["origin"])}
     return state
 
 

@@ -11,6 +11,7 @@ artifacts say what was asked, decided, called and answered; a tenant's system st
 erasures. All entries of all streams are leaves of one Merkle tree, and the log's key signs the head of that tree. So
 one signature vouches for all entries that the head covers, and through their digests for the artifacts. Nobody vouches
 for anything else in a bundle, neither its manifest nor entries that are newer than its head: nothing rests on those.
+A log that lost signed entries begins anew as ORIGIN/epoch-2, with the same key: `epochs` tells what is lost, and why.
 
  1. The manifest says what to look for. Whatever matters in it is compared with what is signed.
  2. The bundle's schemas are those whose digest is pinned below: this file's, whatever the bundle brings.
@@ -44,19 +45,19 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SCHEMAS = "f98ab7060387eb09eadae28e260dbcda493f7d9f10ad786baa877d206ae1f45b"  # sha256sum schemas/* | sha256sum
+SCHEMAS = "3fb7df2bc6a4f3db18d448053e78242f98ce4abf26bcf618f614b836993c5c8c"  # sha256sum schemas/* | sha256sum
 GAP, CHECKSUM, TRANSITION = "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
 RECOVERY, SCHEMA, SIGNATURE, NOTE = "STATE_RECOVERY_FAILED", "SCHEMA_VIOLATION", "SIGNATURE_INVALID", "NOTE_INVALID"
 MALFORMED, BUNDLE, PROOF, FORKED = "INPUT_MALFORMED", "BUNDLE_INVALID", "PROOF_INVALID", "LOG_FORKED"
 LINE_BYTES_MAX, SMALL_BYTES_MAX, NOTE_BYTES_MAX, FINDINGS_MAX = 2_097_152, 262_144, 65_536, 1_000
 Json = dict[str, Any]
-
 class Wrong(Exception):
     def __init__(self, code: str, what: str, stream: str | None = None, number: int | None = None) -> None:
         self.code, self.what, self.stream, self.sequence_number = code, what, stream, number
-def need(holds: object, code: str, what: str) -> None:
+def need(holds: object, code: str, what: str) -> bool:
     if not holds:
         raise Wrong(code, what)
+    return True
 def sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 def base64(text: str, size: int | None = None) -> bytes:
@@ -69,25 +70,18 @@ def is_signed(key: bytes, signature: bytes, message: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
-
 # Bytes to documents: strict JSON, and the keywords of JSON Schema that the pinned schemas use.
 def parse(raw: bytes, bytes_max: int) -> Json:
     """A JSON object whose keys are unique, so that all readers read the same."""
-    def unique(members: list[tuple[str, Any]]) -> Json:
-        need(len(dict(members)) == len(members), MALFORMED, "a key is repeated")
-        return dict(members)
     need(len(raw) <= bytes_max, MALFORMED, f"more than {bytes_max} bytes")
-    value: Json = json.loads(raw.decode(), object_pairs_hook=unique)
+    value: Json = json.loads(raw.decode(), object_pairs_hook=lambda members: need(
+        len(dict(members)) == len(members), MALFORMED, "a key is repeated") and dict(members))
     need(isinstance(value, dict), MALFORMED, "not a JSON object")
     return value
-def written(value: Any) -> bytes:
-    """RFC 8785, where there are no fractions and no keys beyond U+FFFF."""
+def written(value: Any) -> bytes:  # RFC 8785, where there are no fractions and no keys beyond U+FFFF
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-
-def fits(value: Any, schema: Any, root: Json) -> bool:
-    """Whether a value fits a schema; a keyword that is not known here is a KeyError, not passed over."""
+def fits(value: Any, schema: Any, root: Json) -> bool:  # a keyword that is not known here is a KeyError
     return schema is True or all(RULES[name](value, rule, schema, root) for name, rule in schema.items())
-
 TYPES = {"string": str, "object": dict, "array": list, "null": type(None), "boolean": bool, "integer": int}
 RULES: dict[str, Callable[[Any, Any, Json, Json], bool]] = {  # value, rule, the schema it is in, the whole schema
     **dict.fromkeys(["$schema", "$id", "$defs", "$comment", "title", "description", "then", "else"], lambda *_: True),
@@ -109,7 +103,6 @@ RULES: dict[str, Callable[[Any, Any, Json, Json], bool]] = {  # value, rule, the
     "allOf": lambda v, r, s, root: all(fits(v, one, root) for one in r),
     "not": lambda v, r, s, root: not fits(v, r, root),
     "if": lambda v, r, s, root: fits(v, s.get("then" if fits(v, r, root) else "else", True), root)}
-
 # Streams, for steps 5 to 7. By artifact of a trace: in which state it may come, what it binds to, the field of its
 # verdict, and where each verdict leads to. A trace is born PENDING; a system stream is always OPEN, as its schema says.
 TRACE: dict[str, tuple[str, str, str, dict[str, str]]] = {
@@ -121,7 +114,6 @@ FOREIGN = ("action_request", "tool_call", "tool_effect", "tool_pin")  # hold JSO
 CALL = ("server_id", "tool_name", "idempotency_key", "tool_class", "arguments")
 UNBORN = {"number": 0, "digest": "0" * 64, "state": "", "artifact": None, "payloads": "0" * 64, "present": 0,
           "missing": 0, "broken": False, "tenant": "default", "call": None, "call_id": None}
-
 class Streams:
     """All streams through one another, in the order of the tree. The first wrong entry ends its stream."""
     def __init__(self, schemas: dict[str, Json], complete: bool, tenant: str | None, counts: Counter[str]) -> None:
@@ -131,6 +123,7 @@ class Streams:
         self.keys: dict[tuple[str, str], Json] = {}  # by tenant and key id: how it was announced
         self.claims: dict[str, str] = {}  # by digest of server, tool and idempotency key: the trace that made the call
         self.erasures: list[tuple[str, int, Json]] = []  # where each stands, and what it says
+        self.epochs: dict[str, list[Json]] = {}  # by stream; the log's are on system:default
     def document(self, raw: bytes, schema: str, bytes_max: int, **digest: str) -> Json:
         document, rules = parse(raw, bytes_max), self.schemas[schema]
         need(schema in FOREIGN or written(document) == raw, SCHEMA, f"the {schema} is not in canonical form")
@@ -198,6 +191,14 @@ class Streams:
                     self.keys[artifact["system_id"], key_id] = artifact
             case "erasure" if self.is_covered:
                 self.erasures.append((stream, number, artifact))
+            case "log_epoch":
+                told, said, lost = self.epochs.setdefault(stream, []), artifact["former"], artifact["leaves_lost"]
+                last = told[-1] if told else {"epoch": 1, "origin": said["origin"]}
+                head = f"{last['origin']}\n{said['size']}\n{b64encode(bytes.fromhex(said['root'])).decode()}\n\n"
+                is_next = artifact["epoch"] == last["epoch"] + 1 and said["origin"] == last["origin"]
+                is_told = said["note"].startswith(head) and said["size"] == artifact["kept_size"] + lost
+                need(is_next and is_told, CHECKSUM, "an epoch of the log does not follow the one before, or miscounts")
+                told.append(artifact)
     def verify_decision(self, decision: Json, tenant: str) -> None:
         """Signed by a key that a covered entry announced before: a gateway's, or that of whoever decided."""
         nobody, signature = {"principal_id": "", "public_key": ""}, decision["signature"] or {"key_id": "", "value": ""}
@@ -221,16 +222,12 @@ class Streams:
                 yield Wrong(RECOVERY, f"{stream} is not what was erased, or another has its key", system_stream, number)
             elif is_it:
                 known["missing"] = 0
-        for stream, known in sorted(self.known.items()):
-            if known["missing"] and not known["broken"]:
-                yield Wrong(RECOVERY, "payloads are missing, and no covered erasure says so", stream, known["number"])
-
+        yield from (Wrong(RECOVERY, "payloads are missing, and no covered erasure says so", stream, known["number"])
+                    for stream, known in sorted(self.known.items()) if known["missing"] and not known["broken"])
 # The tree (RFC 6962) and its heads (C2SP signed-note, tlog-checkpoint), for steps 3 and 4.
 def node(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\1" + left + right).digest()
-
-def proven(index: int, size: int, proof: list[bytes], leaf: bytes) -> bytes:
-    """The root that an inclusion proof leads to."""
+def proven(index: int, size: int, proof: list[bytes], leaf: bytes) -> bytes:  # the root that a proof leads to
     if size == 1 and index == 0 and not proof:
         return leaf
     need(size > 1 and proof, PROOF, "the proof has the wrong length, or the leaf is beyond the tree")
@@ -238,14 +235,15 @@ def proven(index: int, size: int, proof: list[bytes], leaf: bytes) -> bytes:
     if index < half:
         return node(proven(index, half, proof[:-1], leaf), proof[-1])
     return node(proof[-1], proven(index - half, size - half, proof[:-1], leaf))
-def read_key(text: str) -> tuple[str, bytes, bytes]:
+def base(origin: str) -> str:
+    return re.sub(r"(?<=.)/epoch-[1-9][0-9]{0,8}\Z", "", origin)  # what all epochs of a log have in common
+def read_key(text: str) -> tuple[str, bytes]:
     name, key_id, encoded = [*text.strip().split("+", 2), "", ""][:3]
     raw = base64(encoded, 33)
     need(sha256(f"{name}\n".encode() + raw)[:8] == key_id and raw[0] == 1, NOTE, "that is no Ed25519 verifier key")
-    return name, bytes.fromhex(key_id), raw[1:]
-
-def read_head(note: str, keys: list[tuple[str, bytes, bytes]]) -> tuple[str, int, bytes]:
-    """Origin, size and root, signed by a trusted key. A wrong signature under such a key spoils the note."""
+    return name, raw[1:]
+def read_head(note: str, keys: list[tuple[str, bytes]]) -> tuple[str, int, bytes]:
+    """Origin, size and root, signed by a key that is trusted for this log. A wrong one of such a key spoils it."""
     text, _, rest = note.rpartition("\n\n")
     head = re.fullmatch(r"([^\n]+)\n([1-9][0-9]{0,15})\n([^\n]+)", text)
     signed = [re.fullmatch(r"— ([^\s+]+) ([A-Za-z0-9+/=]+)", line) for line in rest.removesuffix("\n").split("\n")]
@@ -253,16 +251,17 @@ def read_head(note: str, keys: list[tuple[str, bytes, bytes]]) -> tuple[str, int
     if head is None or not is_note or len(note.encode()) > NOTE_BYTES_MAX:
         raise Wrong(NOTE, "that is no signed tree head")
     signatures = [(line[1], base64(line[2])) for line in signed if line]
-    fit = [is_signed(key, raw[4:], f"{text}\n".encode()) for name, raw in signatures
-           for known, key_id, key in keys if (known, key_id) == (name, raw[:4])]
+    fit = [is_signed(key, raw[4:], f"{text}\n".encode()) for name, raw in signatures for known, key in keys
+           if (name == known or (name == head[1] and base(name) == base(known)))
+           and sha256(f"{name}\n".encode() + b"\1" + key)[:8] == raw[:4].hex()]
     need(fit and all(fit), NOTE, "nobody who is trusted has signed the head")
     return head[1], int(head[2]), base64(head[3], 32)
-
 # The bundle: the steps in their order.
 class Bundle:
-    def __init__(self, folder: Path, keys: list[tuple[str, bytes, bytes]], kept: list[str]) -> None:
+    def __init__(self, folder: Path, keys: list[tuple[str, bytes]], kept: list[str]) -> None:
         self.folder, self.keys, self.kept, self.counts = folder, keys, kept, Counter[str]()
         self.findings, self.after_head = list[Wrong](), list[Wrong]()  # of steps 1 to 6; of step 7
+        self.epochs, self.former = list[Json](), list[tuple[str, int, bytes]]()  # breaks; kept heads from before them
     def verify(self) -> None:
         self.attempt(self.findings, self.read_manifest)
         for step in (self.verify_kept, self.verify_head, self.verify_entries) if not self.findings else ():
@@ -316,23 +315,21 @@ class Bundle:
         self.streams = Streams(schemas, self.complete, self.tenant, self.counts)
     def verify_kept(self) -> None:
         """Heads from elsewhere: without them an old backup, or a history that was rewritten, looks sound."""
-        for note in self.kept:
-            _, size, root = read_head(note[note.find(f"{self.origin}\n"):], self.keys)  # as a receipt ends
+        kept = [read_head(note[note.find(base(self.origin)):], self.keys) for note in self.kept]  # as a receipt ends
+        self.former = [head for head in kept if head[0] != self.origin]
+        for _, size, root in (head for head in kept if head[0] == self.origin):
             need(size <= self.size, FORKED, f"the bundle ends before the head of size {size} that was kept")
             need(size < self.size or root == self.root, FORKED, "the head that was kept has another root")
             self.roots[size] = root, FORKED
             self.counts["kept heads that a partial bundle cannot show"] += not self.complete and size < self.size
     def verify_head(self) -> None:
-        last = b"{}"
-        for raw in self.lines("heads.jsonl"):
-            last = raw
+        last = reduce(lambda _, line: line, self.lines("heads.jsonl"), b"{}")
         is_tree = read_head(parse(last, LINE_BYTES_MAX)["note"], self.keys) == (self.origin, self.size, self.root)
         need(is_tree, BUNDLE, "the last head is not the bundle's tree")
         self.roots[self.size] = self.root, PROOF
     def verify_entries(self) -> None:
         """Covered lines: in the tree, then in their streams. When they have ended, step 6; then the others."""
-        self.services: list[tuple[int, bytes]] = []  # the complete subtrees at the right edge of the tree
-        self.last, self.is_known = -1, True
+        self.last, self.is_known, self.services = -1, True, list[tuple[int, bytes]]()  # complete subtrees at the edge
         try:
             for raw in self.lines("entries.jsonl"):
                 self.verify_line(**parse(raw, LINE_BYTES_MAX))
@@ -361,6 +358,12 @@ class Bundle:
             if self.complete and self.counts["leaves"] != self.size:
                 self.findings.append(Wrong(GAP, "the bundle does not hold exactly the leaves of its tree"))
             self.findings += self.streams.end_covered()
+            self.epochs = list(self.streams.epochs.get("system:default", ()))
+            if self.origin != (self.epochs[-1]["origin"] if self.epochs else base(self.origin)):
+                self.findings.append(Wrong(BUNDLE, "the log's epoch is not the one that the covered entries tell of"))
+            ended = {one["former"]["origin"]: (one["former"]["size"], one["former"]["root"]) for one in self.epochs}
+            self.findings += [Wrong(FORKED, f"a kept head of {at} is not of a log that ended") for at, size, root in
+                              self.former if size >= ended.get(at, (0, ""))[0] and ended.get(at) != (size, root.hex())]
     def verify_leaf(self, stream: str, number: int, index: int, entry: bytes, proof: list[bytes]) -> None:
         self.counts["leaves"] += 1
         leaf, before, self.last = hashlib.sha256(b"\0" + entry).digest(), self.last, index
@@ -378,7 +381,6 @@ class Bundle:
             root = reduce(lambda right, left: node(left[1], right), self.services[-2::-1], self.services[-1][1])
             self.is_known = root == self.roots[index + 1][0]
             need(self.is_known, self.roots[index + 1][1], f"an entry up to leaf {index} is not what was signed")
-
 def main() -> int:
     try:
         folder, key, *heads = [argument for argument in sys.argv[1:] if argument != "--json"]
@@ -391,8 +393,7 @@ def main() -> int:
     found, after = ([vars(wrong) for wrong in wrongs] for wrongs in (bundle.findings, bundle.after_head))
     after_head = {"entries": bundle.counts["entries after the head"], "findings": after}
     said = {"sound": not found + after, "checked": bundle.counts, "findings": found, "after_head": after_head}
-    print(json.dumps(said, indent=None if "--json" in sys.argv else 2))
+    print(json.dumps({**said, "epochs": bundle.epochs}, indent=None if "--json" in sys.argv else 2))
     return 1 if found + after else 0
-
 if __name__ == "__main__":
     sys.exit(main())

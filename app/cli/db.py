@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,7 +20,7 @@ from app.postgres.migrate import load_status, migrate
 from app.settings import Settings
 
 commands = typer.Typer(
-    help="The database: bring its schema up to date, see whether it is fit, drop it.", no_args_is_help=True
+    help="The database: its schema, whether it is fit, backup, restore, and its end.", no_args_is_help=True
 )
 output = Console(highlight=False, soft_wrap=True)
 
@@ -95,6 +97,34 @@ async def drop_database(settings: Settings, *, yes: bool) -> bool:
         aside = settings.keys / f"log.{ended}.retired"
         output.print(f"Its log has ended: the key is kept as {aside}. A next start begins a new log.", markup=False)
     return True
+
+
+@commands.command("backup")
+def backup_command(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; it must not be there yet.")],
+) -> None:
+    """Write the database to a file, with the pg_dump that fits its server, and read all of it again. The keys folder is
+    not in it. A gateway may run meanwhile."""
+    from app.cli.backup import back_up  # here, as below: `tga db status` needs none of it
+
+    run(back_up(context_of(context).settings, file))
+
+
+@commands.command("restore")
+def restore_command(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `tga db backup` or pg_dump -Fc has written.")],
+    yes: Yes = False,
+) -> None:
+    """Restore a backup, verify it, and only then put it in place. Stop the gateway first.
+
+    It asks first; without a terminal it does nothing unless given --yes. The embedded database that was there is kept
+    under another name; a server of your own needs an empty database. Keys and log.head are left as they are.
+    """
+    from app.cli.backup import restore
+
+    run(restore(context_of(context).settings, file, yes=yes))
 
 
 @commands.command("drop")

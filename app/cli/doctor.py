@@ -29,6 +29,7 @@ from app.core.errors import TgaError
 from app.domain.system.log import SystemLog
 from app.gateway.policy_file import load_policy
 from app.keys.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
+from app.keys.log_signer import load_memory
 from app.postgres.api_keys import PostgresAccess
 from app.postgres.database import Database, is_made, open_database
 from app.postgres.guards import find_problems
@@ -204,12 +205,27 @@ async def _memory(settings: Settings, sessions: Sessions) -> Finding:
         return Finding(what, True, "no head has been signed yet")
     signed = f"the newest published head has {_count(latest.head.size, 'leaf', 'leaves')}"
     if (settings.keys / "log.head").exists():
-        return Finding(what, True, f"log.head is there; {signed}")
+        return _compared_memory(settings, latest.head.size, signed)
     remedy = (
         "Without it a gateway goes on from the newest head in the database, also in that of an old backup. Put it back "
         "first, or compare with a head that somebody else kept: `tga verify --all --head FILE --key PUB`."
     )
     return Finding(what, True, f"log.head is missing in {settings.keys}, but {signed}", remedy, warning=True)
+
+
+def _compared_memory(settings: Settings, published: int, signed: str) -> Finding:
+    try:
+        memory = load_memory(settings.keys)
+    except TgaError as error:
+        return _wrong("log's memory", error)
+    if memory is None or memory.head.size <= published:
+        return Finding("log's memory", True, f"log.head is there; {signed}")
+    remedy = (
+        "A gateway that runs publishes it within a second. If it stays so, an old backup was restored: see "
+        '"Backup and restore" in docs/operations.md, and `tga log new-epoch`.'
+    )
+    found = f"log.head is of {_count(memory.head.size, 'leaf', 'leaves')}, but {signed}"
+    return Finding("log's memory", True, found, remedy, warning=True)
 
 
 async def _waiting(sessions: Sessions) -> Finding:

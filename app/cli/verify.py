@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
@@ -15,12 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from app.cli.held_heads import load_held
 from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
 from app.cli.showing import counted, printable
-from app.cli.verify_bundle import verify_bundle_command
+from app.cli.verify_bundle import show_epoch, verify_bundle_command
 from app.cli.verify_receipt import verify_receipt_command
 from app.core.errors import StoreUnfit, TgaError, TraceNotFound
-from app.domain.ledger.checks import Report
+from app.core.note import VerifierKey, open_note
+from app.domain.ledger.checks import Epoch, Report
 from app.domain.ledger.verification import verify_ledger
-from app.domain.log.forensics import Diagnosis, Unlogged, examine_tree, find_unlogged
+from app.domain.log.epochs import is_lost, keys_for, origins_of, verify_former
+from app.domain.log.forensics import Diagnosis, HeldHead, Unlogged, examine_tree, find_unlogged
+from app.domain.log.heads import fits
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import stream_checks
@@ -30,6 +33,7 @@ from app.postgres.listing import load_head
 from app.postgres.migrate import load_status
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
+from app.postgres.tree import PostgresTree
 from app.postgres.tree_reader import open_tree_reader
 from app.settings import Settings
 
@@ -37,7 +41,7 @@ from app.settings import Settings
 class _Out(Protocol):
     def finding(self, error: TgaError, call: _Call | None) -> None: ...
 
-    def end(self, report: Report, diagnosis: Diagnosis | None) -> None: ...
+    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch]) -> None: ...
 
 
 def add_to(application: typer.Typer) -> None:
@@ -84,15 +88,24 @@ def verify_command(
 
 
 async def verify(
-    settings: Settings, trace_id: str | None, *, as_json: bool, heads: Sequence[Path] = (), key: str | None = None
+    settings: Settings,
+    trace_id: str | None,
+    *,
+    as_json: bool,
+    heads: Sequence[Path] = (),
+    key: str | None = None,
+    with_memory: bool = True,
 ) -> bool:
     """True when everything that was looked at is sound. Without a trace the tree is compared too: with the heads in
-    these files (signed notes or receipts), with what the signer remembers, and with the stored heads."""
+    these files (signed notes or receipts), with what the signer remembers (unless that is not wanted), and with the
+    stored heads."""
     stream = None if trace_id is None else TRACE.stream(trace_id)
     out: _Out = _Json() if as_json else _Words()
     report, broken, diagnosis = Report(), _Broken(), None
     kinds = stream_checks(unseals=Unsealer.find(settings.keys))
+    epochs: Sequence[Epoch] = ()
     keys, held = load_held(settings, heads, key) if stream is None else ([], [])
+    held = held if with_memory else []
 
     unlogged: list[TgaError] = []  # of streams that the tree should hold and does not
     async with open_database(settings.home, settings.database_url, make=False) as database:
@@ -108,6 +121,9 @@ async def verify(
                         broken.add(error)
                         progress.update(task, completed=report.streams)
                     progress.update(task, completed=report.streams)
+            if stream is None:
+                epochs = await _signed_epochs(sessions, report.epochs, keys)
+                keys, held = _with_epochs(keys, held, epochs, unlogged.append)
             async with open_tree_reader(sessions) as tree:
                 if stream is None:
                     diagnosis = await examine_tree(
@@ -121,8 +137,38 @@ async def verify(
                 report.broken_streams += error.stream not in broken.first_entries
     if stream is not None and report.streams == 0:
         raise TraceNotFound("nothing is stored about it", stream=stream)
-    out.end(report, diagnosis)
+    out.end(report, diagnosis, epochs)
     return report.findings == 0 and (diagnosis is None or diagnosis.is_sound)
+
+
+async def _signed_epochs(sessions: Sessions, epochs: Sequence[Epoch], keys: Sequence[VerifierKey]) -> Sequence[Epoch]:
+    """How often the log began anew. It counts only if a trusted key has signed a head of the last epoch: whoever has
+    the database could write such an entry, to explain away what they removed."""
+    latest = await PostgresTree(sessions).latest_head() if epochs else None
+    if latest is None or latest.head.origin != epochs[-1].origin:
+        return ()
+    try:
+        open_note(latest.note, [*keys, *keys_for(latest.head.origin, keys)], fits)
+    except TgaError:  # examine_tree says so
+        return ()
+    return epochs
+
+
+def _with_epochs(
+    keys: Sequence[VerifierKey],
+    held: Sequence[HeldHead],
+    epochs: Sequence[Epoch],
+    note: Callable[[TgaError], None],
+) -> tuple[list[VerifierKey], list[HeldHead]]:
+    """The keys, for heads of earlier epochs too; and the heads that the tree can be compared with. Those over leaves
+    that were lost before an epoch began are compared with what its entry says of them."""
+    for kept in held:
+        if is_lost(kept.signed.head, epochs):
+            for error in verify_former(kept.signed.head, epochs, root=None):
+                note(error)
+    origins = origins_of(epochs) + [epoch.origin for epoch in epochs]
+    every = dict.fromkeys((*keys, *(found for origin in origins for found in keys_for(origin, keys))))
+    return list(every), [kept for kept in held if not is_lost(kept.signed.head, epochs)]
 
 
 class _Broken:
@@ -199,7 +245,7 @@ class _Words:
             if value is not None:
                 self._console.print(f"    {label:<9}{value}", markup=False)
 
-    def end(self, report: Report, diagnosis: Diagnosis | None) -> None:
+    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch]) -> None:
         looked_at = f"{counted(report.streams, 'stream')}, {counted(report.entries, 'entry', 'entries')}"
         if report.findings == 0:
             self._console.print(f"[green]✓[/] {looked_at}: every digest, link, transition, claim and head is right.")
@@ -215,6 +261,8 @@ class _Words:
             )
         if diagnosis is not None:
             self._tell(diagnosis)
+        for epoch in epochs:
+            show_epoch(epoch)
 
     def _tell(self, found: Diagnosis) -> None:
         tree = f"{counted(found.tree_size, 'leaf', 'leaves')}, {counted(found.heads_fit, 'signed head')}"
@@ -252,7 +300,7 @@ class _Json:
         print(self._separator + json.dumps(document), end="")  # noqa: T201
         self._separator = ",\n"
 
-    def end(self, report: Report, diagnosis: Diagnosis | None) -> None:
+    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch]) -> None:
         opening = self._separator if self._separator.startswith("{") else ""
         counts: dict[str, object] = {
             "streams": report.streams,
@@ -263,4 +311,6 @@ class _Json:
             counts["seals_unopened"] = report.seals_unopened
         if diagnosis is not None:
             counts["tree"] = asdict(diagnosis)
+        if epochs:
+            counts["epochs"] = [epoch.document for epoch in epochs]
         print(f"{opening}], " + json.dumps(counts)[1:])  # noqa: T201

@@ -16,8 +16,10 @@ from app.core.errors import NoteInvalid, SettingInvalid, TgaError
 from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import Hash
 from app.core.note import PROOF_HEADER, TlogProof, VerifierKey, open_note
+from app.domain.ledger.checks import Epoch
 from app.domain.log.bundle import ENTRIES, HEADS
 from app.domain.log.bundle_verification import AfterHead, BundleReport, verify_bundle
+from app.domain.log.epochs import keys_for
 from app.domain.log.heads import SignedHead, fits
 from app.domain.system.documents import SYSTEM
 from app.domain.tga.transitions import TRACE
@@ -67,7 +69,7 @@ def read_held(path: Path, keys: Sequence[VerifierKey]) -> SignedHead:
         with path.open("rb") as file:
             text = file.read(NOTE_BYTES_MAX + 1).decode("utf-8")
         signed = SignedHead.from_note(TlogProof.from_text(text).note if text.startswith(PROOF_HEADER) else text)
-        open_note(signed.note, keys, fits)
+        open_note(signed.note, [*keys, *keys_for(signed.head.origin, keys)], fits)
     except (OSError, UnicodeError, NoteInvalid) as error:
         raise SettingInvalid(f"{path} holds no head that the key signed", found=error) from None
     return signed
@@ -119,6 +121,20 @@ def _counted(count: int, name: str) -> str:
     return " ".join([counted(count, singular, first), *rest])
 
 
+def show_epoch(epoch: Epoch) -> None:
+    """A break of the log, for auditors: it is no finding, and nobody who relies on the log may miss it."""
+    said = epoch.document
+    output.print(f"[bold yellow]![/] The log began anew: epoch {epoch.epoch}, {said['recorded_at']}")
+    lines = (
+        f"{epoch.origin} follows {epoch.former_origin}, whose last head has {epoch.former_size:,} leaves, root "
+        f"{epoch.former_root[:16]}…",
+        f"Kept are the first {epoch.kept_size:,} leaves; lost of those that were signed: {said['leaves_lost']:,}.",
+        f"Because ({said['recorded_by']}): {said['rationale']}",
+    )
+    for line in lines:
+        output.print(f"    {printable(line)}", markup=False)
+
+
 class _Words:
     def finding(self, error: TgaError) -> None:
         place = f"{error.stream}, entry {error.sequence_number}" if error.stream else "the bundle"
@@ -147,6 +163,8 @@ class _Words:
             output.print("[green]✓[/] Sound: these are the entries that the log's key signed, and they hang together.")
         else:
             output.print("The entries that the signed head covers are without findings.")
+        for epoch in report.streams.epochs:
+            show_epoch(epoch)
         if report.after_head.entries:
             self._tell_after_head(report.after_head)
         if report.unknown:
@@ -189,6 +207,7 @@ class _Json:
                 "entries": report.after_head.entries,
                 "findings": [finding_of(error) for error in report.after_head.findings],
             },
+            "epochs": [epoch.document for epoch in report.streams.epochs],
             "unknown": report.unknown,
         }
         print(f"{opening}], " + json.dumps(rest)[1:])  # noqa: T201

@@ -222,6 +222,12 @@ class EmbeddedPostgresFailed(TgaError):
     remedy = "Read the server's log that is named, or name a server of your own in TGA_DATABASE_URL."
 
 
+class BackupFailed(TgaError):
+    code = "BACKUP_FAILED"
+    meaning = "A backup could not be written, read or restored; what was there before is as it was."
+    remedy = "Read what the program said, mend that, and try again."
+
+
 class SettingInvalid(TgaError):
     code = "SETTING_INVALID"
     meaning = "A setting, or a line of the configuration file, has a value that cannot be used."
@@ -417,7 +423,10 @@ class EntryUnlogged(TgaError):
 class LogForked(TgaError):
     code = "LOG_FORKED"
     meaning = "The ledger does not begin with what a tree head, signed earlier, says it begins with."
-    remedy = "Nothing was signed. An old backup was restored, or history was changed: `tga verify --all --head FILE`."
+    remedy = (
+        "Nothing was signed. An old backup was restored, or history was changed: `tga verify --all --head FILE` tells. "
+        "If an old backup is all there is, `tga log new-epoch` goes on and says so; see docs/operations.md."
+    )
 
 
 class BundleInvalid(TgaError):
@@ -469,6 +478,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     StoreUnfit,
     MigrationRefused,
     EmbeddedPostgresFailed,
+    BackupFailed,
     SettingInvalid,
     Unauthenticated,
     Forbidden,

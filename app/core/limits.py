@@ -274,7 +274,8 @@ LOG_RETRY_MAX_MS: Final = 2_000
 # The search for entries that slipped past the sequencer: so many rows, so often. A million entries take 17 minutes.
 LOG_LOOK_ROWS_MAX: Final = 2_000
 LOG_LOOK_EVERY_MS: Final = 2_000
-LOG_ORIGIN_CHARS_MAX: Final = 255
+LOG_ORIGIN_CHARS_MAX: Final = 200  # leaves room for `/epoch-2`
+EPOCH_WAIT_MS: Final = 30_000
 RECEIPT_WAIT_MS: Final = 1_000
 RECEIPT_POLL_MS: Final = 50
 

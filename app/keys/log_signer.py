@@ -25,10 +25,11 @@ from typing import Final, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.core.ed25519 import key_id_of
-from app.core.errors import ConcurrentExecution, NoteInvalid, SettingInvalid
+from app.core.errors import ConcurrentExecution, LogForked, NoteInvalid, SettingInvalid
 from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import Hash
 from app.core.note import TreeHead, VerifierKey, open_note, sign_note
+from app.domain.log.epochs import base_of, epoch_of, next_origin
 from app.domain.log.heads import SignedHead, fits, verify_follows
 from app.keys.key_files import (
     decoded,
@@ -82,7 +83,10 @@ class LogSigner:
     def origin(self) -> str:
         """The log's name: configured, or the one that its heads have always had, or one made from its first key."""
         made = f"tga.local/{hashlib.sha256(self._public_key).hexdigest()[:16]}"
-        return self._configured_origin or self._origin_seen or made
+        seen = self._origin_seen
+        if seen is not None and self._configured_origin == base_of(seen):
+            return seen  # an epoch of the one that is configured
+        return self._configured_origin or seen or made
 
     @property
     def public_key(self) -> bytes:
@@ -95,19 +99,9 @@ class LogSigner:
 
     def load_remembered(self) -> SignedHead | None:
         """The last head that was signed or followed here; None if there never was one."""
-        with _files_explained(self._folder):
-            verify_private(self._folder)
-            raw = read_private(self._folder / _MEMORY_FILE, bytes_max=NOTE_BYTES_MAX)
-        if raw is None:
-            return None
-        try:
-            remembered = SignedHead.from_note(raw.decode("utf-8"))
-        except (NoteInvalid, UnicodeDecodeError):
-            raise SettingInvalid(
-                f"{self._folder / _MEMORY_FILE} holds no tree head",
-                remedy="Nothing is signed without it. Put back the last head that any client holds.",
-            ) from None
-        self._origin_seen = remembered.head.origin
+        remembered = load_memory(self._folder)
+        if remembered is not None:
+            self._origin_seen = remembered.head.origin
         return remembered
 
     def sign(self, size: int, root: Hash, proof: Sequence[bytes], *, after: SignedHead | None) -> SignedHead:
@@ -122,8 +116,28 @@ class LogSigner:
 
     def remember(self, signed: SignedHead, proof: Sequence[bytes], *, after: SignedHead | None) -> None:
         with self._alone(after):
-            verify_follows(signed.head, proof, after=None if after is None else after.head)
+            if after is None or not self.is_later_epoch(signed, after=after):
+                verify_follows(signed.head, proof, after=None if after is None else after.head)
             self._write(signed)
+
+    def begin_epoch(self, head: TreeHead, *, after: SignedHead) -> SignedHead:
+        with self._alone(after):
+            if head.origin != next_origin(after.head.origin):
+                raise LogForked("no new epoch of this log", expected=next_origin(after.head.origin), found=head.origin)
+            key = VerifierKey(head.origin, self._public_key)
+            signed = SignedHead(head, sign_note(head.to_text(), key, self._key.sign))
+            self._write(signed)
+            return signed
+
+    def is_later_epoch(self, signed: SignedHead, *, after: SignedHead) -> bool:
+        new, old = signed.head.origin, after.head.origin
+        return base_of(new) == base_of(old) and epoch_of(new) > epoch_of(old) and _is_signed_by(self._key, signed)
+
+    def has_signed(self, signed: SignedHead) -> bool:
+        if _is_signed_by(self._key, signed):
+            return True
+        kept = (read_key(file) for file in (self._folder / _KEY_FILE, *sorted(self._folder.glob(_RETIRED))))
+        return any(_is_signed_by(Ed25519PrivateKey.from_private_bytes(raw), signed) for raw in kept if raw is not None)
 
     def rotate(self) -> VerifierKey:
         """A new key; the old one is kept as retired. It is to be announced on the system stream before it signs.
@@ -172,6 +186,24 @@ class LogSigner:
                 key = VerifierKey(after.head.origin, old.public_key().public_bytes_raw())
                 return note + sign_note(text, key, old.sign).rpartition("\n\n")[2]
         return note
+
+
+def load_memory(folder: Path) -> SignedHead | None:
+    """What the signer of this folder remembers; no key is needed, and none is made."""
+    if not folder.is_dir():
+        return None
+    with _files_explained(folder):
+        verify_private(folder)
+        raw = read_private(folder / _MEMORY_FILE, bytes_max=NOTE_BYTES_MAX)
+    if raw is None:
+        return None
+    try:
+        return SignedHead.from_note(raw.decode("utf-8"))
+    except (NoteInvalid, UnicodeDecodeError):
+        raise SettingInvalid(
+            f"{folder / _MEMORY_FILE} holds no tree head",
+            remedy="Nothing is signed without it. Put back the last head that any client holds.",
+        ) from None
 
 
 def end_log(folder: Path, environment: Mapping[str, str] | None = None) -> str | None:

@@ -1,8 +1,8 @@
 """What a bundle is made of, read from one snapshot in flat memory, in the order of the tree.
 
 An export that is one tenant's (or one trace's) shows nothing of other tenants but what its proofs need: of the default
-tenant's system stream, where the gateways' own keys are announced, the entries up to the last such key, and of their
-artifacts these keys alone.
+tenant's system stream, where the gateways' own keys and the log's epochs are announced, the entries up to the last of
+these, and of their artifacts these alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _KEYS: Final = """
 SELECT e.sequence_number, e.artifact, coalesce(s.first_index + e.place - 1 < $2, false) AS is_covered
   FROM tga.records e
   LEFT JOIN tga.leaf_spans s ON s.stream_no = e.stream_no AND s.sequence_number = e.sequence_number - e.place + 1
- WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND e.artifact_type = 'signing_key'
+ WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND e.artifact_type IN ('signing_key', 'log_epoch')
    AND e.artifact IS NOT NULL
  ORDER BY e.sequence_number
 """
@@ -255,7 +255,7 @@ async def open_export(sessions: Sessions, wanted: Filter, *, size: int | None = 
             wanted = replace(wanted, tenant=row["tenant"])
         signed = SignedHead.from_note(note)
         keys = await connection.fetch(_KEYS, _DEFAULT_SYSTEM, signed.head.size)
-        gateway_keys = frozenset(row["sequence_number"] for row in keys if row["is_covered"] and _is_gateways(row))
+        gateway_keys = frozenset(row["sequence_number"] for row in keys if row["is_covered"] and _is_everyones(row))
         erased = {row["stream"] for row in await connection.fetch(_ERASED_AFTER.format(size="$1"), signed.head.size)}
         yield PostgresExport(connection, wanted, signed, gateway_keys, erased)
 
@@ -268,9 +268,10 @@ def _signing_key(row: asyncpg.Record) -> SigningKey | None:
         return None
 
 
-def _is_gateways(row: asyncpg.Record) -> bool:
+def _is_everyones(row: asyncpg.Record) -> bool:
+    """Whether every tenant's bundle shows it: a gateway's own key, or that the log began anew."""
     key = _signing_key(row)
-    return key is not None and key.principal_id is None
+    return b'"tga/v1/log_epoch"' in row["artifact"] if key is None else key.principal_id is None
 
 
 async def wait_until_erasures_are_covered(sessions: Sessions, *, wait_ms: int = EXPORT_COVER_WAIT_MS) -> None:

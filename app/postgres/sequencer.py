@@ -25,6 +25,7 @@ import asyncpg
 
 from app.core.errors import ConcurrentExecution, LogForked, StoreUnavailable, TgaError
 from app.core.limits import (
+    EPOCH_WAIT_MS,
     LOG_BATCH_ROWS_MAX,
     LOG_LOOK_EVERY_MS,
     LOG_RETRY_MAX_MS,
@@ -33,8 +34,9 @@ from app.core.limits import (
     LOG_STANDBY_MS,
 )
 from app.core.merkle import Frontier, Hash, Node, Range
-from app.core.note import VerifierKey
+from app.core.note import TreeHead, VerifierKey
 from app.domain.log.condition import LogCondition
+from app.domain.log.epochs import next_origin
 from app.domain.log.heads import HeadSigner, SignedHead, verify_follows
 from app.postgres.horizon import Stall, load_stall
 from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, connect, unavailable
@@ -289,10 +291,17 @@ async def follow(tree: PostgresTree, signer: HeadSigner) -> bool:
     """
     remembered = await asyncio.to_thread(signer.load_remembered)
     latest = await tree.latest_head()
+    if latest is not None and remembered is not None and signer.is_later_epoch(latest, after=remembered):
+        logger.warning("the log has begun anew as %s; its first heads are followed from here on", latest.head.origin)
+        await asyncio.to_thread(signer.remember, latest, [], after=remembered)
+        return True
     if latest is None or (remembered is not None and latest.head.size < remembered.head.size):
         return remembered is None
     if remembered is None:
-        logger.info("the log's signer remembers nothing; it goes on from the newest published head")
+        logger.warning(
+            "the log's signer remembers nothing: it goes on from the newest head in the database, whatever was signed "
+            "after that; compare with a head that someone kept: tga verify --all --head FILE --key PUB"
+        )
     elif latest.head == remembered.head:
         return True
     proof = [] if remembered is None else await tree.consistency_proof(remembered.head.size, latest.head.size)
@@ -345,6 +354,32 @@ class LeaderTerm:
         if remembered is not None and remembered.head.size > self._published:
             await self._session.add_head(remembered)
             self._published = remembered.head.size
+
+    async def begin_epoch(self, former: SignedHead, is_said: Callable[[int], Awaitable[bool]]) -> SignedHead:
+        """Sequence all there is, and sign it as the first head of the log's next epoch. `is_said`: whether the entry
+        that tells of it is among so many leaves. StoreUnavailable when that takes too long; it can be done again."""
+        self._frontier = await self._tree.load_frontier()
+        await self._grow(await self._tree.size())
+        await self._session.begin_reign()
+        deadline = time.monotonic() + EPOCH_WAIT_MS / 1000
+        while True:
+            step = await self._session.integrate(LOG_BATCH_ROWS_MAX)
+            await self._grow(step.tree_size)
+            if not step.has_more and await is_said(self._frontier.size):
+                break
+            if time.monotonic() > deadline:
+                stall = await load_stall(self._session, step.horizon)
+                raise StoreUnavailable(
+                    "a transaction that does not end keeps the new epoch's entry out of the log",
+                    found=stall,
+                    remedy="End it, and run the command again: it goes on where it stopped.",
+                )
+            if not step.has_more:
+                await asyncio.sleep(LOG_ROUND_MS / 1000)
+        head = TreeHead(next_origin(former.head.origin), self._frontier.size, self._frontier.root())
+        signed = await asyncio.to_thread(self._signer.begin_epoch, head, after=former)
+        await self._session.add_head(signed)
+        return signed
 
     async def make_round(self) -> bool:
         """One batch, and its head; whether there is more to do at once."""

@@ -117,6 +117,7 @@ async def test_every_error_that_a_request_can_meet_has_a_status() -> None:
         "CONFIRMATION_NEEDED",
         "MIGRATION_REFUSED",
         "EMBEDDED_POSTGRES_FAILED",
+        "BACKUP_FAILED",
         "ENTRY_UNLOGGED",
         "SETTING_INVALID",
         "POLICY_INVALID",

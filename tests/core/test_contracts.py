@@ -43,6 +43,8 @@ from app.domain.system.documents import (
     SYSTEM_MODELS,
     ErasedClaim,
     Erasure,
+    FormerLog,
+    LogEpoch,
     PolicySet,
     SigningKey,
     SystemDocument,
@@ -93,6 +95,7 @@ MODELS: Final[dict[str, type[Document]]] = {
     "signing_key": SigningKey,
     "policy_set": PolicySet,
     "erasure": Erasure,
+    "log_epoch": LogEpoch,
     "run_log_entry": RunLogEntry,
     **RUN_MODELS,
 }
@@ -781,6 +784,15 @@ def full_system_documents() -> dict[str, list[dict[str, Any]]]:
             artifact_digests=["6" * 64, "7" * 64],
             claim=ErasedClaim(key_digest="8" * 64, payload_commitment="9" * 64),
             rationale="asked for by the person it is about",
+        ),
+        LogEpoch(
+            **said,
+            epoch=2,
+            origin="example.org/log/epoch-2",
+            former=FormerLog(origin="example.org/log", size=9, root="0" * 64, note="example.org/log\n9\n…"),
+            kept_size=7,
+            leaves_lost=2,
+            rationale="the disk was lost",
         ),
     ]
     plan = plan_system(SystemState("default"), documents, executor_id=EXECUTOR, recorded_at=time_at(6))

@@ -68,7 +68,7 @@ def misfit(words: list[str]) -> str | None:
         if word.startswith("-"):
             if word.split("=")[0] not in options:
                 return f"{' '.join(words)}: no option {word}"
-        elif isinstance(command, TyperGroup) and re.fullmatch("[a-z]+", word):
+        elif isinstance(command, TyperGroup) and re.fullmatch("[a-z-]+", word):
             inner = command.commands.get(word)
             if inner is None:
                 return f"{' '.join(words)}: no command {word}"

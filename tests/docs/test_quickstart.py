@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.docs.quickstart import ROOT, Newcomer, read_blocks
+from tests.docs.quickstart import ROOT, Block, Newcomer, read_blocks
 
 # What each step must bring, whatever the README says of it: pieces of what the step prints.
 OUTCOMES = {
@@ -29,8 +29,15 @@ OUTCOMES = {
     ],
     "Killed": ["killed with -9", "1 execution of this key"],
     "Tampered with": ["claim and head is right", "entry 4  STATE_CHECKSUM_MISMATCH", "the runtime refuses to go on"],
-    "Verified": ["every digest, link, transition, claim and head is right", "a complete bundle", "Sound: "],
+    "Verified": [
+        "every digest, link, transition, claim and head is right",
+        "a complete bundle",
+        "Sound: ",
+        "read all of it again",
+    ],
 }
+# What the operations document says of the way back, in the same terminal.
+RESTORE = '.venv/bin/tga db restore "$TGA_HOME/today.backup" --yes\n# → Restored and verified\n'
 # How often the bank executed each key, by the bank's own book.
 EXECUTIONS = {"order-1": 1, "order-2": 1, "order-3": 0, "refund-1": 1, "refund-2": 0, "refund-3": 0, "card-1": 1}
 
@@ -59,6 +66,11 @@ def test_every_step_does_what_the_readme_shows(newcomer: Newcomer) -> None:
         for shown, output in zip(block.shown, outputs, strict=False):
             assert shown.is_in(output), f"{block.step}: {shown.command}\nshows {shown.pieces}, but it printed\n{output}"
         assert outputs[-1].strip() == "" or block.step == "Start", outputs[-1]
+
+    newcomer.stop_gateway()
+    (restored, _) = newcomer.run(Block("Restored", RESTORE))
+    assert "Restored and verified" in restored, restored
+    assert "tell them before" not in restored  # nothing was signed after the backup
 
     assert {step for step in printed if step != "Start"} == OUTCOMES.keys()
     for step, pieces in OUTCOMES.items():

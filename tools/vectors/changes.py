@@ -37,7 +37,7 @@ _ANOTHER_MEMBER: Final[dict[str, dict[str, str] | None]] = {
     "change": {"pinned": "quarantined", "announced": "retired"},
     "state": {"AUTHORIZED": "DENIED", "DENIED": "AUTHORIZED", "COMPLETED": "FAILED", "FAILED": "COMPLETED"},
 }
-_TEXTS: Final = {"intent", "rationale", "message", "data", "idempotency_key", "text"}
+_TEXTS: Final = {"intent", "rationale", "message", "data", "idempotency_key", "text", "note"}
 _NULLABLE: Final = {
     "expires_at",
     "tool_definition_digest",

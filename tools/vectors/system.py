@@ -83,6 +83,14 @@ def erasure(**changes: Any) -> Step:
     return "erasure", _said("erasure", **{**erased, "rationale": "Asked for.", **changes})
 
 
+def log_epoch(epoch: int = 2, **changes: Any) -> Step:
+    origin, root = "example.org/log" + (f"/epoch-{epoch - 1}" if epoch > 2 else ""), hashlib.sha256(b"a tree").digest()
+    note = f"{origin}\n9\n{base64.b64encode(root).decode()}\n\n— {origin} {base64.b64encode(bytes(68)).decode()}\n"
+    former: Json = {"origin": origin, "size": 9, "root": root.hex(), "note": note, **changes.pop("former", {})}
+    said: Json = {"epoch": epoch, "origin": f"example.org/log/epoch-{epoch}", "former": former, "kept_size": 7}
+    return "log_epoch", _said("log_epoch", **{**said, "leaves_lost": 2, "rationale": "The disk was lost.", **changes})
+
+
 def append(records: list[Json], step: Step, **entry_changes: Any) -> list[Json]:
     """The stream with one more record, linked and sealed as its fields, changed ones too, demand."""
     artifact_type, artifact = step
@@ -151,7 +159,7 @@ def sound_streams() -> Iterator[Json]:
         return tool_pin(change=change, definition=definition, definition_digest=digest(definition))
 
     yield sound("no_entries_yet", [], [], [], None)
-    for step in (tool_pin(), signing_key(), policy_set(), erasure()):
+    for step in (tool_pin(), signing_key(), policy_set(), erasure(), log_epoch()):
         pins = [_pin(first, [])] if step[0] == "tool_pin" else []
         keys = [_key(1, "ada")] if step[0] == "signing_key" else []
         decides = policy if step[0] == "policy_set" else None
@@ -178,6 +186,7 @@ def sound_streams() -> Iterator[Json]:
     yield sound("policy_replaced_by_an_empty_one", stream_of(policy_set(), policy_set("")), [], [], empty)
     yield sound("erasure_of_nothing_named", stream_of(erasure(artifact_digests=[], rationale="")), [], [], None)
     yield sound("erasure_of_a_stream_without_claim", stream_of(erasure(claim=None)), [], [], None)
+    yield sound("log_that_began_anew_twice", stream_of(log_epoch(), policy_set(), log_epoch(3)), [], [], policy)
     moved = append(stream_of(policy_set()), erasure(), executor_id=OTHER_EXECUTOR_ID)
     yield sound("continued_by_another_gateway", moved, [], [], policy)
 
@@ -244,8 +253,22 @@ def wrong_names() -> Iterator[Json]:
     )
 
 
+def false_epochs() -> Iterator[Json]:
+    """Well written, and not what the former log was."""
+    wrong: dict[str, list[Step]] = {
+        "epoch_that_counts_wrong": [log_epoch(leaves_lost=1)],
+        "epoch_of_another_root_than_its_note": [log_epoch(former={"root": OTHER_DIGEST})],
+        "epoch_of_another_size_than_its_note": [log_epoch(former={"size": 8}, leaves_lost=1)],
+        "epoch_three_without_the_second": [log_epoch(3)],
+        "epoch_told_twice": [log_epoch(), log_epoch()],
+        "epoch_after_another_log": [log_epoch(origin="example.com/other/epoch-2"), log_epoch(3)],
+    }
+    for name, steps in wrong.items():
+        yield refused(name, CHECKSUM, stream_of(*steps), at=len(steps))
+
+
 def changed_documents() -> Iterator[Json]:
-    documents = (signing_key(), policy_set(), tool_pin(), erasure())
+    documents = (signing_key(), policy_set(), tool_pin(), erasure(), log_epoch())
     for kind, artifact in documents:
         records = stream_of((kind, artifact))
         for change in itertools.chain(flipped_fields(artifact), other_members(artifact)):
@@ -278,6 +301,10 @@ def changed_documents() -> Iterator[Json]:
         "erasure_with_the_claims_salt": erasure(
             claim={"key_digest": OTHER_DIGEST, "payload_commitment": OTHER_DIGEST, "salt": OTHER_DIGEST}
         ),
+        "epoch_that_is_the_first": log_epoch(1),
+        "epoch_of_an_origin_with_a_plus": log_epoch(origin="example.org/log+2"),
+        "epoch_with_too_long_a_note": log_epoch(former={"note": "n" * 8193}),
+        "epoch_that_lost_less_than_nothing": log_epoch(leaves_lost=-1),
         "erasure_with_too_long_a_reason": erasure(rationale="r" * 4097),
     }
     for name, step in rules.items():
@@ -306,5 +333,6 @@ def changed_entries() -> Iterator[Json]:
 
 
 def system_vectors() -> Iterator[Json]:
-    for part in (sound_streams, broken_orders, foreign_records, wrong_names, changed_documents, changed_entries):
+    orders = (sound_streams, broken_orders, foreign_records, wrong_names, false_epochs)
+    for part in (*orders, changed_documents, changed_entries):
         yield from part()

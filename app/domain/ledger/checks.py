@@ -21,6 +21,18 @@ from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredErasur
 AnyRecord = Record[Any, Any]
 
 
+class Epoch(NamedTuple):
+    """The log began anew, as a covered entry tells it; `document` is what it says, verbatim."""
+
+    epoch: int
+    origin: str
+    former_origin: str
+    former_size: int
+    former_root: str
+    kept_size: int
+    document: Mapping[str, Any]
+
+
 @dataclass(slots=True)
 class Report:
     """What was checked, and what was found to be wrong."""
@@ -37,6 +49,7 @@ class Report:
     payloads_withheld: int = 0
     of_kind: Counter[str] = field(default_factory=Counter)  # streams of a bundle, by kind
     unfinished: Counter[str] = field(default_factory=Counter)  # those of them in no final state
+    epochs: list[Epoch] = field(default_factory=list)  # how often the log began anew
 
 
 class Erased(NamedTuple):

@@ -9,7 +9,8 @@
 A complete bundle holds every leaf of its tree, so that a reader rebuilds the tree. A partial one (a tenant, a trace,
 a time) holds whole traces and the system streams they rest on, and every line proves that it is in the tree. The bundle
 of a tenant, or of a trace, holds no other tenant's artifacts: of the default tenant's system stream it holds the
-entries up to the last key of a gateway, and of their artifacts the gateways' keys alone. The rest stands as digests.
+entries up to the last key of a gateway or epoch of the log, and of their artifacts these alone. The rest stands as
+digests.
 
 System entries that were appended after the last head stand at the end, without a leaf index. They tell what the log is
 about to say; no signature covers them, so a verifier rests nothing on them.

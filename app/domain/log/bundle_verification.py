@@ -37,6 +37,7 @@ from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verif
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
 from app.domain.ledger.checks import Kinds, Report
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
+from app.domain.log.epochs import base_of, keys_for, verify_epochs, verify_former
 from app.domain.log.streams import BundleWalk, StreamMemory
 
 
@@ -87,6 +88,8 @@ class _Verification:
     manifest: Manifest
     streams: BundleWalk
     held: dict[int, TreeHead]
+    former: list[TreeHead]  # that were kept from earlier epochs of the log
+    former_roots: dict[int, Hash] = field(default_factory=dict)
     frontier: Frontier = field(default_factory=Frontier)
     heads_right: int = 0
     is_tree_known: bool = True
@@ -120,7 +123,9 @@ def verify_bundle(
         return
     report.manifest = manifest
     streams = BundleWalk(kinds, report.streams, memory, complete=manifest.complete, tenant=manifest.filter.tenant)
-    walk = _Verification(files, keys, verify, report, manifest, streams, {head.size: head for head in held})
+    of_now = {head.size: head for head in held if head.origin == manifest.origin}
+    former = [head for head in held if head.origin != manifest.origin]
+    walk = _Verification(files, keys, verify, report, manifest, streams, of_now, former)
     parts = (
         _verify_small_files(walk, schemas),
         _verify_held(walk),
@@ -229,7 +234,7 @@ def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
             walk.report.heads += 1
             last_is_signed = _is_signed(walk, line.note)
             walk.report.heads_signed += last_is_signed
-            if head.origin != walk.manifest.origin and last_is_signed:
+            if base_of(head.origin) != base_of(walk.manifest.origin) and last_is_signed:
                 raise BundleInvalid("a head is of another log", expected=walk.manifest.origin, found=head.origin[:128])
             if not walk.manifest.complete and last is not None:
                 if line.proof is None:
@@ -241,7 +246,7 @@ def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
             last = head
             walk.heads_right += 1
         tree = (walk.manifest.tree_size, walk.manifest.tree_root)
-        if last is None or (last.size, last.root) != tree:
+        if last is None or (last.origin, last.size, last.root) != (walk.manifest.origin, *tree):
             raise BundleInvalid("the last head is not the bundle's tree", expected=tree[0], found=last and last.size)
         if not last_is_signed:
             raise NoteInvalid("nobody who is trusted has signed the bundle's tree", found=last.size)
@@ -250,12 +255,22 @@ def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
 
 
 def _is_signed(walk: _Verification, note: str) -> bool:
-    """Whether a trusted key has signed it; NoteInvalid when a signature under a trusted key does not fit."""
-    _, signers = read_note(note)
-    if not any((key.name, key.key_id) in signers for key in walk.keys):
+    """Whether a trusted key has signed it; NoteInvalid when a signature under a trusted key does not fit. A key is
+    trusted for all epochs of its log: that they follow one another the covered entries say."""
+    text, signers = read_note(note)
+    keys = [*walk.keys, *keys_for(TreeHead.from_text(text).origin, walk.keys)]
+    if not any((key.name, key.key_id) in signers for key in keys):
         return False
-    open_note(note, walk.keys, walk.verify)
+    open_note(note, keys, walk.verify)
     return True
+
+
+def _verify_epochs(walk: _Verification) -> Iterator[TgaError]:
+    epochs = walk.report.streams.epochs
+    yield from verify_epochs(walk.manifest.origin, epochs)
+    for kept in walk.former:
+        sentence = yield from verify_former(kept, epochs, root=walk.former_roots.get(kept.size))
+        walk.report.unknown.extend([] if sentence is None else [sentence])
 
 
 def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
@@ -273,6 +288,7 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
             found=walk.frontier.size,
         )
     yield from walk.streams.end_covered()
+    yield from _verify_epochs(walk)
     if uncovered is not None:
         try:
             _judge_after_head(walk, chain([uncovered], lines))
@@ -295,6 +311,8 @@ def _verify_covered(walk: _Verification, lines: Iterator[EntryLine]) -> Generato
             next_head = next(heads, None)
         if walk.is_tree_known and walk.frontier.size in walk.held:
             yield from _verify_kept(walk, walk.frontier.size, walk.frontier.root())
+        if walk.is_tree_known and any(kept.size == walk.frontier.size for kept in walk.former):
+            walk.former_roots[walk.frontier.size] = walk.frontier.root()
         yield from walk.streams.judge(line)
     return uncovered
 

@@ -46,6 +46,18 @@ class HeadSigner(Protocol):
         """Another has signed it: nothing that contradicts it is signed here either."""
         ...
 
+    def begin_epoch(self, head: TreeHead, *, after: SignedHead) -> SignedHead:
+        """The first head under a new origin, signed and remembered; it continues nothing. For an operator alone."""
+        ...
+
+    def is_later_epoch(self, signed: SignedHead, *, after: SignedHead) -> bool:
+        """Whether this signer's own key has signed it as a head of a later epoch of the log of `after`."""
+        ...
+
+    def has_signed(self, signed: SignedHead) -> bool:
+        """Whether a key of this signer, also one that is retired, has signed it."""
+        ...
+
 
 def verify_follows(head: TreeHead, proof: Sequence[bytes], *, after: TreeHead | None) -> None:
     """Raise LogForked unless `proof` shows that the head's tree begins with the tree of the head before it."""

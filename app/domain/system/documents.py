@@ -9,15 +9,20 @@ from pydantic import Field, StringConstraints
 from app.core.chain import ArtifactRule, StreamKind, Transition
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import RecoveryFailed
-from app.core.limits import CLAIM_SALT_BYTES
+from app.core.limits import CLAIM_SALT_BYTES, SAFE_INTEGER_MAX
+from app.domain.ledger.checks import Epoch as LoggedEpoch
 from app.domain.ledger.documents import LogEntry, Name, Part, SequenceNumber, Sha256, StreamArtifact, Text, Time
 from app.domain.ledger.plans import Claim
 
-SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure"]
+SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure", "log_epoch"]
 
 PublicKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]{43}=$")]
+Origin = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[!-*,-~]+$")]
+Note = Annotated[str, StringConstraints(max_length=8192)]
+Leaves = Annotated[int, Field(ge=0, le=SAFE_INTEGER_MAX)]
+Epoch = Annotated[int, Field(ge=2, le=999_999_999)]
 StreamName = Annotated[str, StringConstraints(min_length=3, max_length=255, pattern=r"^[a-z_]+:[!-~]+$")]
-_TYPES: Final[tuple[SystemArtifactType, ...]] = ("tool_pin", "signing_key", "policy_set", "erasure")
+_TYPES: Final[tuple[SystemArtifactType, ...]] = ("tool_pin", "signing_key", "policy_set", "erasure", "log_epoch")
 
 SYSTEM: Final = StreamKind(
     name="system",
@@ -124,8 +129,37 @@ class Erasure(SystemDocument):
     rationale: Text
 
 
+class FormerLog(Part):
+    """The last head that was signed before the log began anew, and the note verbatim."""
+
+    origin: Origin
+    size: Leaves
+    root: Sha256
+    note: Note
+
+
+class LogEpoch(SystemDocument):
+    """The log began anew under `origin`, because entries that were signed are lost. Its first `kept_size` leaves are
+    those of the former log; `leaves_lost` of the former log are not in it. `rationale`: what the operator says."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "log_epoch"
+    schema_id: Literal["tga/v1/log_epoch"] = "tga/v1/log_epoch"
+    epoch: Epoch
+    origin: Origin
+    former: FormerLog
+    kept_size: Leaves
+    leaves_lost: Leaves
+    rationale: Text
+
+    def told(self) -> LoggedEpoch:
+        former = self.former
+        return LoggedEpoch(
+            self.epoch, self.origin, former.origin, former.size, former.root, self.kept_size, self.to_json()
+        )
+
+
 SYSTEM_MODELS: Final[dict[str, type[SystemDocument]]] = {
-    model.artifact_type: model for model in (ToolPin, SigningKey, PolicySet, Erasure)
+    model.artifact_type: model for model in (ToolPin, SigningKey, PolicySet, Erasure, LogEpoch)
 }
 
 

@@ -23,6 +23,8 @@ from app.core.errors import (
     TgaError,
 )
 from app.core.limits import LIST_ENTRIES_MAX, SYSTEM_APPEND_TRIES_MAX
+from app.core.merkle import Hash
+from app.core.note import TreeHead
 from app.domain.clock import Clock
 from app.domain.ledger.owned_stream import NoOwner, OwnedStream, Position, StreamPorts
 from app.domain.ledger.plans import Ledger, Plan
@@ -30,6 +32,7 @@ from app.domain.ledger.records import Record, StreamDocuments
 from app.domain.system.documents import (
     SYSTEM,
     SYSTEM_MODELS,
+    LogEpoch,
     PolicySet,
     SigningKey,
     SystemDocument,
@@ -73,6 +76,7 @@ class SystemState:
     pins: dict[ToolKey, Pin] = field(default_factory=dict)
     keys: dict[str, KnownKey] = field(default_factory=dict)
     policy_digest: str | None = None
+    epochs: tuple[LogEpoch, ...] = ()
 
     @property
     def stream(self) -> str:
@@ -103,6 +107,8 @@ def fold_next(state: SystemState, record: SystemRecord) -> SystemState:
             raise SchemaViolation("the entry is of another stream", expected=state.system_id, found=entry.system_id)
         head = SYSTEM_DOCUMENTS.verify_next(state.head, record)
         verify_names(document)
+        if isinstance(document, LogEpoch):
+            verify_epoch(document, state.epochs)
     except TgaError as error:
         raise error.at(stream=state.stream, sequence_number=state.head.sequence_number + 1) from None
     return _after(replace(state, head=head), document)
@@ -121,6 +127,21 @@ def verify_names(document: SystemDocument) -> None:
         raise ChecksumMismatch("a key or policy stands under another's name", expected=expected, found=found)
 
 
+def verify_epoch(document: LogEpoch, before: Sequence[LogEpoch]) -> None:
+    """It ends the log that stood before it, says what that was, and counts right."""
+    former = document.former
+    expected = (before[-1].epoch + 1, before[-1].origin) if before else (2, former.origin)
+    if (document.epoch, former.origin) != expected:
+        raise ChecksumMismatch(
+            "a new epoch of the log does not follow the one before it",
+            expected=f"epoch {expected[0]} after {expected[1]}",
+            found=f"epoch {document.epoch} after {former.origin}",
+        )
+    told = TreeHead(former.origin, former.size, Hash(bytes.fromhex(former.root))).to_text()
+    if not former.note.startswith(f"{told}\n") or document.leaves_lost != former.size - document.kept_size:
+        raise ChecksumMismatch("a new epoch of the log does not say what its former head says")
+
+
 def _after(state: SystemState, document: SystemDocument) -> SystemState:
     match document:
         case ToolPin():
@@ -130,6 +151,8 @@ def _after(state: SystemState, document: SystemDocument) -> SystemState:
             return replace(state, keys={**state.keys, document.key_id: KnownKey.of(document)})
         case PolicySet():
             return replace(state, policy_digest=document.policy_digest)
+        case LogEpoch():
+            return replace(state, epochs=(*state.epochs, document))
         case _:
             return state
 

@@ -15,8 +15,8 @@ from app.core.errors import RecoveryFailed, TgaError
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.ledger.checks import AnyRecord, Erased, KindChecks, Standing, StreamChecks, Walking, with_payload
 from app.domain.ledger.stored import StoredEntry, StoredErasure, StoredStream
-from app.domain.system.documents import SYSTEM, Erasure, SigningKey, SystemDocument
-from app.domain.system.log import SYSTEM_DOCUMENTS, KnownKey, verify_names
+from app.domain.system.documents import SYSTEM, Erasure, LogEpoch, SigningKey, SystemDocument
+from app.domain.system.log import SYSTEM_DOCUMENTS, KnownKey, verify_epoch, verify_names
 
 _KEY_TYPE: Final = b'"signing_key"'
 
@@ -54,18 +54,25 @@ class SigningKeys:
 
 
 class _SystemStream(StreamChecks):
-    def __init__(self, keys: SigningKeys) -> None:
+    def __init__(self, keys: SigningKeys, epochs: dict[str, list[LogEpoch]]) -> None:
         self._keys = keys
+        self._epochs = epochs
 
     def verify(self, record: AnyRecord, row: StoredEntry, walk: Walking) -> None:
         document: SystemDocument | None = record.artifact
         if document is not None:
             verify_names(document)
+        if isinstance(document, LogEpoch):
+            told = self._epochs.setdefault(document.system_id, [])
+            verify_epoch(document, told)
+            told.append(document)
         if not walk.is_covered:
             return
         match document:
             case SigningKey():
                 self._keys.add(document.system_id, document.key_id, KnownKey.of(document), leaf_index=row.leaf_index)
+            case LogEpoch() if document.system_id == DEFAULT_TENANT:
+                walk.report.epochs.append(document.told())
             case Erasure():
                 walk.note_erasure(_erased(document, record.stream, row.sequence_number))
 
@@ -78,9 +85,10 @@ class SystemKind(KindChecks):
 
     def __init__(self, keys: SigningKeys) -> None:
         self._keys = keys
+        self._epochs: dict[str, list[LogEpoch]] = {}  # by tenant; the log's are the default one's
 
     def begin(self, stored: StoredStream | None = None) -> StreamChecks:
-        return _SystemStream(self._keys)
+        return _SystemStream(self._keys, self._epochs)
 
     def rests_on_order(self, row: StoredEntry) -> bool:
         return row.entry is not None and _KEY_TYPE in row.entry
