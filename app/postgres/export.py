@@ -82,8 +82,8 @@ _KEYS: Final = """
 SELECT e.sequence_number, e.artifact, coalesce(s.first_index + e.place - 1 < $2, false) AS is_covered
   FROM tga.records e
   LEFT JOIN tga.leaf_spans s ON s.stream_no = e.stream_no AND s.sequence_number = e.sequence_number - e.place + 1
- WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND e.artifact_type IN ('signing_key', 'log_epoch')
-   AND e.artifact IS NOT NULL
+ WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1)
+   AND e.artifact_type IN ('signing_key', 'log_epoch') AND e.artifact IS NOT NULL
  ORDER BY e.sequence_number
 """
 # Whose payloads are gone although no leaf below this size says so.

@@ -360,7 +360,7 @@ class LeaderTerm:
         that tells of it is among so many leaves. StoreUnavailable when that takes too long; it can be done again."""
         self._frontier = await self._tree.load_frontier()
         await self._grow(await self._tree.size())
-        await self._session.begin_reign()
+        await self._session.begin_leader_term()
         deadline = time.monotonic() + EPOCH_WAIT_MS / 1000
         while True:
             step = await self._session.integrate(LOG_BATCH_ROWS_MAX)
