@@ -41,7 +41,7 @@ LOADED = {
     "approvals": ASKS | MODELS | {"cryptography"},
     "verify --all": JUDGES,
     "verify --help": JUDGES,
-    "export bundle": JUDGES,
+    "export bundle": READS | {"cryptography"},
     f"receipt {TRACE}": READS | {"cryptography"},
     "keys list": JUDGES,
     "tenants list": READS,
