@@ -29,7 +29,7 @@ class Rests(Protocol):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the stream is finished or waits for somebody: nobody needs to execute it now."""
+        """Whether the stream is finished, or waits for a person: no executor needs to continue it now."""
         ...
 
 
@@ -46,7 +46,7 @@ class Executor(Protocol[X, R_co]):
         ...
 
     async def load_answer(self, stream: str) -> R_co:
-        """What is recorded of the stream, for somebody who does not own it."""
+        """What is recorded of the stream; for a caller in a process that does not own it."""
         ...
 
     async def run(self, execution: X) -> R_co:
@@ -195,7 +195,7 @@ class Executions(Generic[X, R]):
         try:
             return await self._owner.acquire(stream)
         except (OutcomeUnknown, asyncio.CancelledError) as error:
-            # It may be ours now, and nobody would execute it. If this does not get through either, the sweep finds it.
+            # The stream may be ours now without being executed. If giving it back fails too, the next sweep finds it.
             await self._give_back(stream, executor_id, after=error)
             raise
 
@@ -246,6 +246,6 @@ class Executions(Generic[X, R]):
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """Whoever waits for the task is told how it failed. If no caller does any more, the next sweep looks again."""
+    """Callers that wait for the task are told how it failed. Without any, the next sweep looks at the stream again."""
     if not task.cancelled():
         task.exception()

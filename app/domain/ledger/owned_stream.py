@@ -35,7 +35,7 @@ NO_ANSWER: Final = (OutcomeUnknown, StoreUnavailable, LockAcquireFailed)
 
 
 class Position(NamedTuple):
-    """Where a stream stands in the store: all that is compared to learn whether somebody continued it."""
+    """Where a stream stands in the store: all that is compared to learn whether another executor continued it."""
 
     entry_digest: Digest = GENESIS
     dispatch_attempt: int = 1  # the last one recorded; the first has no row of its own
@@ -53,7 +53,7 @@ class StreamOwner(Protocol):
         ...
 
     async def is_alive(self, executor_id: str) -> bool:
-        """Ask the store whether this id still counts; then nobody can have taken what it owns.
+        """Ask the store whether this id still counts; then no other executor can have taken what it owns.
 
         False also when the store does not answer: the id is given up, and the next `executor_id` is another one.
         """
@@ -104,7 +104,7 @@ class StreamPorts:
     """What all owned streams of one kind ask of the world.
 
     `load_position` reads, and verifies, where a stream stands; UNBORN for one that has no entry. `waits_for_store`:
-    whoever commits is in a task of its own and waits until the store answers; otherwise it is told that it does not.
+    a commit runs in a task of its own and waits until the store answers; otherwise it raises what the store raises.
     """
 
     kind: StreamKind
@@ -142,10 +142,10 @@ class OwnedStream:
         # What is planned: `append` adds to both, `commit` empties `pending`.
         self.pending: list[PlannedEntry] = []
         self.head = head  # after `pending`
-        # What is durable: set by `commit`, or by whoever loaded the stream.
+        # What is durable: set by `commit`; at first as the stream was loaded.
         self.durable_head = head
         self.dispatch_attempt = dispatch_attempt  # the last one that is recorded
-        # Whose it is: set by whoever acquired the stream, and again when its session was lost and it is taken anew.
+        # Whose it is: as it was acquired; set again by `_taken_again`, when the id is dead or a commit is settled.
         self.executor_id = executor_id
         self._proven_at_ms = -math.inf  # when the store was asked for what last proved that the stream is ours
         # From a commit that may have happened, or could not be made yet, until it is settled: set by `commit` alone.
