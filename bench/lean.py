@@ -6,12 +6,14 @@ processor, what a call leaves in the database and in the write-ahead log, and ho
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import asyncpg
 from rich.console import Console
@@ -56,22 +58,22 @@ class Calls:
     """Plans of allowed calls with some 500 bytes of arguments that repeat nothing, as the runtime of each schema made
     them: the old one with an execution checkpoint."""
 
+    _numbers: ClassVar = itertools.count(1_000_001)  # other traces than those of the template
+
     def __init__(self) -> None:
         chance = random.Random(7)
         self._chance = chance
         self._words = [
             "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(3, 9))) for _ in range(2000)
         ]
-        self._number = 1_000_000  # other traces than those of the template
 
     def make(self, count: int, schema: str) -> list[tuple[Plan, Plan]]:
         return [self._call(schema) for _ in range(count)]
 
     def _call(self, schema: str) -> tuple[Plan, Plan]:
-        self._number += 1
-        n = self._number
+        n = next(self._numbers)
         text = " ".join(self._chance.choices(self._words, k=80))[:ARGUMENT_CHARS]
-        key = f"{self._chance.getrandbits(128):032x}"
+        key = f"{self._chance.getrandbits(96):024x}{n:08x}"
         request = action_request(n, arguments={"title": f"ticket {n}", "body": text}, idempotency_key=key)
         decision = supervisor_decision(request)
         call = tool_call(n, request, decision)
@@ -82,6 +84,19 @@ class Calls:
         if schema == OLD:
             begin = begin._replace(checkpoint=PlannedCheckpoint(state.to_bytes(), time_at(3)))
         return begin, Plan(stream, EXECUTOR, None, [planned(records[3])])
+
+
+class _Entries:
+    """Plans of one entry each, four to a trace, with little in them."""
+
+    _numbers: ClassVar = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._template = TraceTemplate()
+
+    def make(self, count: int, schema: str) -> list[tuple[Plan, ...]]:
+        del schema
+        return [tuple(self._template.plans(next(self._numbers))) for _ in range(count)]
 
 
 async def append(session: Session, plans: Sequence[Plan]) -> None:
@@ -101,26 +116,27 @@ def _spent_ns(session: Session) -> int:
     return int(Path(f"/proc/{session.get_server_pid()}/schedstat").read_text("utf-8").split()[0])
 
 
-async def measure_processor(sessions: dict[str, Session], rounds: int) -> Table:
-    table = Table(title="µs of the server's processor for one plan, lower quartile of alternating rounds")
+async def measure_processor(sessions: dict[str, Session], rounds: int, *, commits: bool) -> Table:
+    """`commits`: every append is committed; else the function alone is measured, in transactions of many."""
+    table = Table(
+        title="µs of the server's processor for one plan, lower quartile of alternating rounds: "
+        + ("the function and its commit" if commits else "the function alone")
+    )
     for heading in ("plans", "in a batch", OLD, NEW, "ratio"):
         table.add_column(heading, justify="right")
-    template, calls, used = TraceTemplate(), Calls(), 0
-    for name in ("of one entry", "of a call"):
+    for name, plans_of in (("of one entry", _Entries()), ("of a call", Calls())):
         for size in BATCHES:
             found: dict[str, list[float]] = {OLD: [], NEW: []}
             for round_number in range(-1, rounds):
                 for schema, session in sessions.items():
-                    for _ in range(max(WARMUP_STEPS // size, 4)):
-                        if name == "of one entry":
-                            traces: list[Sequence[Plan]] = [template.plans(used + n + 1) for n in range(size)]
-                            used += size
-                        else:
-                            traces = [*calls.make(size, schema)]
-                        steps = [[trace[step] for trace in traces] for step in range(len(traces[0]))]
-                        spent = [await cpu_us(session, step) for step in steps]
-                        if round_number >= 0:
-                            found[schema].append(sum(spent) / len(spent) / size)
+                    async with contextlib.AsyncExitStack() as stack:
+                        if not commits:
+                            await stack.enter_async_context(session.transaction())
+                        for _ in range(max(WARMUP_STEPS // size, 4)):
+                            steps = zip(*plans_of.make(size, schema), strict=True)
+                            spent = [await cpu_us(session, step) for step in steps]
+                            if round_number >= 0:
+                                found[schema].append(sum(spent) / len(spent) / size)
             old, new = (statistics.quantiles(found[schema], n=4)[0] for schema in (OLD, NEW))
             table.add_row(name, str(size), f"{old:.0f}", f"{new:.0f}", f"{new / old:.2f}")
     return table
@@ -178,7 +194,8 @@ async def bench(server: Server, machine: str, console: Console, scale: Scale) ->
             table.add_row(*await measure_bytes(schema, admin, gateway, scale.calls))
             await admin.close()
     console.print(table)
-    console.print(await measure_processor(timed, scale.rounds))
+    for commits in (False, True):
+        console.print(await measure_processor(timed, scale.rounds, commits=commits))
     for session in (*timed.values(), root):
         await session.close()
 

@@ -1,6 +1,6 @@
 """What someone does who has the database in their hands: a superuser who has switched the triggers off.
 
-The ledger stores entries as fields and artifacts by plan (docs/adr/0026). An attacker can change any row of any table;
+The ledger stores entries as fields and artifacts by plan (docs/adr/0029). An attacker can change any row of any table;
 so that a drill can say what it does to *an entry*, *an artifact*, *a claim* or *a leaf*, the views that show these are
 made writable for the length of the attack: each statement becomes the change of the rows behind it.
 """

@@ -1,6 +1,6 @@
 """I4 when someone has the rights to write: an execution checkpoint that says something else than the log is found.
 
-A trace needs none (docs/adr/0026): the ones here were asked for, as a caller of the state store may.
+A trace needs none (docs/adr/0029): the ones here were asked for, as a caller of the state store may.
 """
 
 from __future__ import annotations

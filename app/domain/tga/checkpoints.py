@@ -1,6 +1,6 @@
 """Execution checkpoints of traces: whether a stored one is right (I4).
 
-None is due: four entries are folded sooner than a checkpoint is read (docs/adr/0026). One that was written through
+None is due: four entries are folded sooner than a checkpoint is read (docs/adr/0029). One that was written through
 `write_checkpoint` is verified like everything else.
 """
 

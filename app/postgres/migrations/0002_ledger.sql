@@ -8,7 +8,7 @@
 --   in_work, at_rest                                               which streams recovery, expiry and lists look for
 --
 -- A stream has a name (`kind:id`) and, in the wide tables, a number: names have up to 255 characters, and would stand
--- in every index. docs/adr/0026-a-lean-ledger.md has the figures behind each table.
+-- in every index. docs/adr/0029-a-lean-ledger.md has the figures behind each table.
 
 CREATE SEQUENCE tga.stream_numbers;
 
