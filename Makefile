@@ -7,7 +7,7 @@ export TGA_HOME ?= $(CURDIR)/.tga
 # Processes are started by the hundred. Where this is set each of them compiles all that it imports, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test soak check generate bench lock wheel clean
+.PHONY: run test soak lowest check generate bench lock wheel clean
 
 run: $(READY)
 	@$(BIN)/tga demo
@@ -21,6 +21,18 @@ test: $(READY)
 # The same, where the suite only samples: every case, many rounds. For hours, with printed seeds (TGA_SEED repeats one).
 soak: $(READY)
 	TGA_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The suite with the lowest versions that pyproject.toml admits, in a venv of its own.
+lowest: wheel
+	rm -rf $(VENV)-lowest
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --no-header --no-annotate \
+		--find-links dist --no-emit-package tga-sdk pyproject.toml --output-file $(VENV)-lowest/requirements.txt
+	$(LOWEST) --require-hashes --requirement requirements.lock
+	$(LOWEST) --requirement $(VENV)-lowest/requirements.txt
+	$(LOWEST) --offline --no-deps --no-build-isolation --editable . --editable sdk
+	$(VENV)-lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+LOWEST = $(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -70,4 +82,4 @@ lock: wheel
 		- --output-file requirements-uv.lock
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

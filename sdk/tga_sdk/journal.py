@@ -210,6 +210,9 @@ class Journal:
 
     def _reopen_inside(self, path: str) -> None:
         for scope in sorted(scope for scope in self._ended if scope and _is_inside(scope, path)):
+            around = _around(scope)
+            if around != path and isinstance(self.look(around), Ended):
+                continue  # it has ended, to be computed again: what it performed stays performed
             ended = self._ended[scope]
             last = max(ended, default=0)
             if last and ended[last].failed:

@@ -35,6 +35,7 @@ from app.domain.tga.executor import TraceExecutor
 from app.domain.tga.ports import Answered, Ports
 from app.domain.tga.replay import fold, head_of, plan_next
 from app.domain.tga.transitions import TRACE
+from tests.runs import journal
 from tests.traces import (
     EXECUTOR,
     action_request,
@@ -187,7 +188,28 @@ def test_what_may_hold_anything_is_known_from_its_type() -> None:
     recorded = [model for model in subclasses_of(Part) if model.__module__.startswith("app.domain.")]
     found = {model.__name__: model._foreign for model in recorded if model._foreign}
     asked = {"_Asking": ("arguments",), "ActionRequest": ("arguments",), "ToolCall": ("arguments",)}
-    assert found == {**asked, "JsonOutput": ("value",), "ToolPin": ("definition",)}
+    of_runs = {"InlineValue": ("value",), "EventValue": ("value",), "SetAt": ("to",), "AskRequest": ("answer_schema",)}
+    assert found == {**asked, **of_runs, "JsonOutput": ("value",), "ToolPin": ("definition",)}
+
+
+def test_a_value_of_a_run_that_is_too_deep_for_its_document_is_refused_when_it_is_written_not_when_it_is_read() -> None:
+    for levels in range(DEPTH_MAX - 6, DEPTH_MAX + 1):
+        deep = journal.inline(nested(levels))
+        change = {"op": "set", "at": "/a", "to": nested(levels)}
+        fork = {"run_id": "s", "sequence_number": 1, "entry_digest": "5" * 64, "state_change": [change]}
+        resolved = {"path": "1", "outcome": "OK", "value": deep, "error": None}
+        for made in (
+            journal.checkpoint("1", value=deep),
+            journal.checkpoint("1", state_change=[change]),
+            journal.start(trigger={"type": "fork", "id": "s"}, forked_from=fork),
+            journal.resumption(resolves=[resolved]),
+            journal.intent("1", "ask", "pay", request={**journal.REQUESTS["ask"], "context": deep}),
+        ):
+            try:
+                written = made.to_bytes()
+            except InputTooLarge:
+                continue
+            assert type(made).from_bytes(written) == made
 
 
 def subclasses_of(base: type[Part]) -> set[type[Part]]:

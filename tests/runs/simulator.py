@@ -267,7 +267,11 @@ class Worker:
         if isinstance(found, Begun):
             self._end(node, path, None, outcome="INTERRUPTED", inner=self.journal.performed_inside(path))
             return f"failed {node.name}"
+        before = copy.deepcopy(state)
         while True:
+            # What the last try changed is dropped; what is recorded inside is applied again when it is met again.
+            state.clear()
+            state.update(copy.deepcopy(before))
             tried = self.journal.try_of(path)
             if node.at_most_once:
                 named: dict[str, Any] = {"attempt": self.attempt, "try_number": tried}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import app.domain.runs.replay as fold_module
@@ -50,7 +50,12 @@ nodes = st.recursive(
     max_leaves=8,
 )
 programs = st.lists(nodes, min_size=1, max_size=4).map(tuple)
-often = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+often = settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking such programs takes minutes
+)
 
 EVERYTHING = (
     Node("step", "plan", inside=(Node("step", "plan", changes=True), Node("tool", "pay")), changes=True, fails=1),
@@ -126,6 +131,14 @@ def test_every_single_fault_of_a_program_with_everything_in_it() -> None:
     assert set(calm.gateway.book.values()) == {1}
     for at, fault in itertools.product(range(len(calm.gateway.stored.records)), ("before", "after", "lost")):
         assert_as_without_faults(run_to_the_end(EVERYTHING, seed=2, faults=one_fault(at, fault), zombies=True), calm)
+
+
+def test_a_retry_reopens_nothing_inside_what_is_computed_again() -> None:
+    interrupted = Node("step", "pay", at_most_once=True)
+    program = (Node("step", "plan", inside=(Node("step", "tell", inside=(interrupted,), recompute=True),), fails=1),)
+    calm = run_to_the_end(program, seed=1, faults=iter(()))
+    for at, fault in itertools.product(range(len(calm.gateway.stored.records)), ("before", "after", "lost")):
+        assert_as_without_faults(run_to_the_end(program, seed=2, faults=one_fault(at, fault), zombies=True), calm)
 
 
 # --- defects, planted ---

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -22,6 +22,7 @@ Pointer = Annotated[str, StringConstraints(max_length=256, pattern=r"^(/[^/\x00-
 class SetAt(Part):
     """From here on this is the value at the pointer."""
 
+    _depth: ClassVar[int] = 4  # at most: in the changes of a fork
     op: Literal["set"]
     at: Pointer
     to: Any

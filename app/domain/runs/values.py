@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -21,6 +21,7 @@ Resume = Literal["snapshot", "recompute"]
 class InlineValue(Part):
     """In the journal itself. How large it may be is for the engine to say (RUN_INLINE_BYTES_MAX)."""
 
+    _depth: ClassVar[int] = 4  # at most: in a question's context, or in what an operator resolves
     tier: Literal["inline"]
     value: Any
 
@@ -42,6 +43,7 @@ class ArtifactValue(Part):
 class EventValue(Part):
     """Shown to followers; the program gets null."""
 
+    _depth: ClassVar[int] = 4
     tier: Literal["event"]
     value: Any
 
