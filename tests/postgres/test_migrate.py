@@ -201,3 +201,13 @@ async def test_a_new_kind_of_stream_needs_rows_and_no_code(database: Database, a
             await ledger.commit(Plan("journal:j 1", EXECUTOR, None, [wrong]))
         await ledger.commit(Plan("journal:j 1", EXECUTOR, None, [right]))
     assert await admin.fetchval("SELECT state FROM tga.heads WHERE stream = 'journal:j 1'") == "DONE"
+
+
+def test_a_person_can_read_the_migrations_line_by_line() -> None:
+    wide = [
+        f"{migration.name}, line {number}"
+        for migration in packaged_migrations()
+        for number, line in enumerate(migration.sql.splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert wide == []

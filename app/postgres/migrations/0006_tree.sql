@@ -251,5 +251,6 @@ GRANT SELECT ON tga.leaf_spans, tga.leaves, tga.tree_nodes, tga.tree_heads, tga.
     TO tga_gateway;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tga FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    tga.tree_lock_key, tga.cluster_identifier, tga.integrate, tga.add_tree_nodes, tga.add_tree_head, tga.begin_leader_term
+    tga.tree_lock_key, tga.cluster_identifier, tga.integrate, tga.add_tree_nodes, tga.add_tree_head,
+    tga.begin_leader_term
     TO tga_gateway;
