@@ -209,7 +209,7 @@ def test_a_signal_while_it_starts_leaves_nothing_behind_either(
 ) -> None:
     demo = Demo([environment.bin("tga"), "demo"], demo_home, packaged_config(environment))
     try:
-        wait_for(lambda: "Starting on" in demo.told or demo.process.poll() is not None, seconds=120)
+        wait_for(lambda: "Starting" in demo.told or demo.process.poll() is not None, seconds=120)
     finally:
         demo.stop(number)
     assert demo.process.returncode == 128 + number, demo.told
@@ -219,7 +219,7 @@ def test_a_signal_while_it_starts_leaves_nothing_behind_either(
 def test_the_bank_does_not_outlive_a_demonstration_that_is_killed(environment: Environment, demo_home: Path) -> None:
     demo = Demo([environment.bin("tga"), "demo"], demo_home, packaged_config(environment))
     try:
-        wait_for(lambda: "Starting on" in demo.told or demo.process.poll() is not None, seconds=120)
+        wait_for(lambda: "Starting" in demo.told or demo.process.poll() is not None, seconds=120)
     finally:
         demo.stop(signal.SIGKILL)
     wait_for(lambda: not any("tool_server.py" in command for command in processes_that_name(demo_home)))
