@@ -223,7 +223,7 @@ def test_the_bank_does_not_outlive_a_demonstration_that_is_killed(environment: E
     finally:
         demo.stop(signal.SIGKILL)
     wait_for(lambda: not any("tool_server.py" in command for command in processes_that_name(demo_home)))
-    # PostgreSQL stays if it was there already, as it should: whoever comes next takes it over, and the last one stops it.
+    # PostgreSQL, if it was there already, stays: whoever comes next takes it over, and the last one stops it.
     told = environment.run(environment.bin("tga"), "db", "status", cwd=demo_home, TGA_HOME=str(demo_home))
     assert told.returncode in (0, 1) or "there is no database in" in told.stderr, told.stderr
     wait_for(lambda: list(processes_that_name(demo_home)) == [])
