@@ -14,6 +14,7 @@ import orjson
 
 from app.clock import SystemClock
 from app.config import LimitsConfig
+from app.connectors.server_status import ServerStatus
 from app.core.errors import TraceNotFound, Unauthenticated
 from app.core.limits import SHUTDOWN_GRACE_MS
 from app.domain.identity import Principal
@@ -200,7 +201,8 @@ class OneServer:
         self.max_in_flight = max_in_flight
 
     def servers(self, tenant: str | None = None) -> list[Any]:
-        return [SimpleNamespace(server_id="crm", max_in_flight=self.max_in_flight)]
+        status = ServerStatus("up", "2026-01-01T00:00:00.000Z")
+        return [SimpleNamespace(server_id="crm", max_in_flight=self.max_in_flight, status=status)]
 
 
 @dataclass

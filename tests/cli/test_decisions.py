@@ -49,7 +49,7 @@ def test_a_denial_is_told_to_the_caller_and_nothing_is_called(world: World) -> N
 def test_a_caller_takes_its_request_back(world: World) -> None:
     trace_id = world.pending("w-1")
     told = world.tga("withdraw", trace_id, "-r", "found it")
-    assert (told.returncode, "withdrawal admin: found it" in told.stderr) == (0, True)
+    assert (told.returncode, "by its own caller: found it" in told.stderr) == (0, True)
     assert world.json("trace", trace_id)["state"] == "DENIED"
 
 
