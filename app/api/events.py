@@ -24,9 +24,9 @@ from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
 from app.edge.services import Services, header_of
 from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event, mark
-from app.edge.watching import FeedWatch, TraceWatch
+from app.edge.watching import FeedWatch, StreamWatch
 from app.postgres.feed import Position, load_feed
-from app.postgres.listing import EntryPage, Visibility, load_entries
+from app.postgres.listing import EntryPage, Visibility, load_stream_entries
 from app.postgres.sessions import Sessions
 
 _ENTRY: Final = "entry"
@@ -73,7 +73,7 @@ def router(
     services: Services, *, heartbeat_ms: int = EVENTS_HEARTBEAT_MS, send_wait_ms: int = EVENTS_SEND_WAIT_MS
 ) -> APIRouter:
     routes = APIRouter(tags=["events"])
-    traces, feed = TraceWatch(services.sessions), FeedWatch(services.sessions)
+    traces, feed = StreamWatch(services.sessions), FeedWatch(services.sessions)
     times = {"heartbeat_ms": heartbeat_ms, "send_wait_ms": send_wait_ms}
 
     @routes.get(
@@ -131,13 +131,13 @@ def router(
 
 
 async def _trace_events(
-    sessions: Sessions, watch: TraceWatch, trace_id: TraceId, page: EntryPage, after_seq: int
+    sessions: Sessions, watch: StreamWatch, trace_id: TraceId, page: EntryPage, after_seq: int
 ) -> AsyncGenerator[bytes, None]:
     """From `after_seq` on without gap or repeat: the next entry is always the one after the last that was sent.
 
     While an event is on its way to a slow client nothing of it is kept here, only what is left of its page.
     """
-    with watch.watching(trace_id, page.head) as watched:
+    with watch.watching(TRACE.stream(trace_id), page.head) as watched:
         while True:
             head, end = page.head, None if page.is_open else page.state
             items = deque(entry_items(page.items, after_seq=after_seq))
@@ -181,8 +181,8 @@ async def _feed_events(
 
 
 async def _entries(sessions: Sessions, trace_id: TraceId, after_seq: int) -> EntryPage | None:
-    return await load_entries(
-        sessions, trace_id, after_seq=after_seq, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
+    return await load_stream_entries(
+        sessions, TRACE.stream(trace_id), after_seq=after_seq, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
     )
 
 

@@ -46,7 +46,7 @@ from app.edge.parameters import (
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
 from app.edge.services import Services
-from app.postgres.listing import list_traces, load_entries, load_head
+from app.postgres.listing import list_traces, load_head, load_stream_entries
 from app.postgres.sessions import Sessions
 
 UNSOUND = (ChecksumMismatch, SequenceGap, InvalidTransition, RecoveryFailed)
@@ -122,7 +122,9 @@ def router(services: Services) -> APIRouter:
             trace_id = await trace_seen_by(services, principal, request)
             given = parameters(request, "after_seq", "limit")
             after_seq = sequence_in(request, given)
-            page = await load_entries(services.sessions, trace_id, after_seq=after_seq, limit=limit_in(given))
+            page = await load_stream_entries(
+                services.sessions, TRACE.stream(trace_id), after_seq=after_seq, limit=limit_in(given)
+            )
             if page is None:
                 raise TraceNotFound("no such trace")
             if not page.items and page.head > after_seq:
@@ -177,7 +179,7 @@ def _document(stored: StoredTrace) -> dict[str, Any]:
 async def _erased(sessions: Sessions, trace_id: TraceId) -> dict[str, Any]:
     """What entries and head still say: chain and digests are verified, what the payloads said is gone."""
     head = await load_head(sessions, trace_id)
-    page = await load_entries(sessions, trace_id, after_seq=0, limit=LIST_ENTRIES_MAX)
+    page = await load_stream_entries(sessions, TRACE.stream(trace_id), after_seq=0, limit=LIST_ENTRIES_MAX)
     if head is None or page is None:
         raise TraceNotFound("no such trace")
     place, digests = Head.unborn(TRACE), dict[str, str]()

@@ -14,9 +14,8 @@ from typing import Final
 
 from app.core.errors import TgaError
 from app.core.limits import EVENTS_PAGE_BYTES_MAX, FEED_POLL_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, LIST_ITEMS_MAX
-from app.domain.tga.documents import TraceId
 from app.postgres.feed import load_latest
-from app.postgres.listing import EntryPage, load_entries, load_sequences
+from app.postgres.listing import EntryPage, load_sequence_numbers, load_stream_entries
 from app.postgres.sessions import Sessions
 
 _LOOKED_AT_TOGETHER_MAX: Final = 1_000
@@ -39,18 +38,18 @@ class Signal:
             await self._risen.wait()
 
 
-class WatchedTrace:
-    """A trace that someone follows. `page` holds what came last, so that its followers need not each read it."""
+class WatchedStream:
+    """A stream that someone follows. `page` holds what came last, so that its followers need not each read it."""
 
     def __init__(self, known: int, due: float) -> None:
-        # Set by the poller, when it has seen the trace move.
+        # Set by the poller, when it has seen the stream move.
         self.head = Signal(known)
         self.page: EntryPage | None = None
         self.page_after = known  # the entry that `page` follows
         # The poller's plan: when it looks next, and the pause after that.
         self.due = due
         self.delay_ms = FOLLOW_POLL_MS
-        self.followers = 0  # counted by `watching`; at zero the trace is watched no more
+        self.followers = 0  # counted by `watching`; at zero the stream is watched no more
 
     async def beyond(self, sequence_number: int) -> EntryPage | None:
         """Wait for an entry after this one; what follows it, if that is at hand."""
@@ -58,21 +57,21 @@ class WatchedTrace:
         return self.page if self.page_after == sequence_number else None
 
 
-class TraceWatch:
-    """Looks at the heads of all followed traces with one query a time, each trace as often as its own pace says: often
+class StreamWatch:
+    """Looks at the heads of all followed streams with one query a time, each as often as its own pace says: often
     after it has moved, once a second when it rests. Without followers it does nothing."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._watched: dict[TraceId, WatchedTrace] = {}  # changed by followers, as they come and go
+        self._watched: dict[str, WatchedStream] = {}  # changed by followers, as they come and go
         self._changed = asyncio.Event()  # set by followers: the poller's plan is another
         self._poller: asyncio.Task[None] | None = None  # started by the first follower, ends after the last
 
     @contextmanager
-    def watching(self, trace_id: TraceId, known: int) -> Iterator[WatchedTrace]:
+    def watching(self, stream: str, known: int) -> Iterator[WatchedStream]:
         """`known` is the newest entry that the follower has read."""
         now = asyncio.get_running_loop().time()
-        watched = self._watched.setdefault(trace_id, WatchedTrace(known, now))
+        watched = self._watched.setdefault(stream, WatchedStream(known, now))
         watched.followers += 1
         watched.due, watched.delay_ms = min(watched.due, now + FOLLOW_POLL_MS / 1000), FOLLOW_POLL_MS
         self._changed.set()
@@ -85,7 +84,7 @@ class TraceWatch:
         finally:
             watched.followers -= 1
             if watched.followers == 0:
-                del self._watched[trace_id]
+                del self._watched[stream]
                 self._changed.set()
 
     async def _poll(self) -> None:
@@ -93,7 +92,7 @@ class TraceWatch:
         try:
             while self._watched:
                 self._changed.clear()
-                due = [trace_id for trace_id, watched in self._watched.items() if watched.due <= clock()]
+                due = [stream for stream, watched in self._watched.items() if watched.due <= clock()]
                 if due:
                     await self._look(due[:_LOOKED_AT_TOGETHER_MAX])
                 pause_s = min((watched.due for watched in self._watched.values()), default=0.0) - clock()
@@ -107,28 +106,28 @@ class TraceWatch:
             # Cleared in the step that found no follower: the next follower starts another poller.
             self._poller = None
 
-    async def _look(self, due: list[TraceId]) -> None:
+    async def _look(self, due: list[str]) -> None:
         try:
-            heads = await load_sequences(self._sessions, due)
+            heads = await load_sequence_numbers(self._sessions, due)
         except TgaError:  # the store will be back, or its readers will learn otherwise
             heads = {}
         now = asyncio.get_running_loop().time()
-        for trace_id in due:
-            watched = self._watched.get(trace_id)
+        for stream in due:
+            watched = self._watched.get(stream)
             if watched is None:
                 continue
-            if heads.get(trace_id, 0) > watched.head.value:
-                await self._bring(trace_id, watched)
+            if heads.get(stream, 0) > watched.head.value:
+                await self._bring(stream, watched)
                 watched.delay_ms = FOLLOW_POLL_MS
             else:
                 watched.delay_ms = min(2 * watched.delay_ms, FOLLOW_POLL_MAX_MS)
             watched.due = now + watched.delay_ms / 1000
 
-    async def _bring(self, trace_id: TraceId, watched: WatchedTrace) -> None:
+    async def _bring(self, stream: str, watched: WatchedStream) -> None:
         known = watched.head.value
         try:
-            page = await load_entries(
-                self._sessions, trace_id, after_seq=known, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
+            page = await load_stream_entries(
+                self._sessions, stream, after_seq=known, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
             )
         except TgaError:
             return  # seen again at the next look

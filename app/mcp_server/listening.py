@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from app.core.limits import MCP_PING_EVERY_MS, MCP_TASK_IDS_MAX, MCP_WATCH_EVERY_MS
-from app.domain.tga.documents import TraceId
+from app.domain.tga.transitions import TRACE
 from app.edge.services import Services
 from app.mcp_server.calling import Asked
 from app.mcp_server.envelope import SUBSCRIPTION_KEY
 from app.mcp_server.tasks import Tasks
 from app.mcp_server.wire import INVALID_PARAMS, RpcError, event_bytes, notification_bytes, result_bytes
-from app.postgres.listing import load_sequences
+from app.postgres.listing import load_sequence_numbers
 
 _PING = b": ping\n\n"
 
@@ -76,8 +76,9 @@ class Listening:
         return await self._tasks.detailed(self._asked.principal, self._asked.client, task_id)
 
     async def _sequences(self) -> dict[str, int]:
-        found = await load_sequences(self._services.sessions, [TraceId(one) for one in self._ids]) if self._ids else {}
-        return {str(trace_id): sequence for trace_id, sequence in found.items()}
+        streams = [TRACE.stream(task_id) for task_id in self._ids]
+        found = await load_sequence_numbers(self._services.sessions, streams) if streams else {}
+        return {TRACE.identity_of(stream): sequence for stream, sequence in found.items()}
 
     async def _tools(self) -> frozenset[tuple[str, str]]:
         return await self._asked.catalogue.identities() if self._wants_tools else frozenset()

@@ -50,11 +50,11 @@ SELECT s.first_index + i AS leaf_index, coalesce(l.stream, s.stream, n.stream, '
    {filter}
  ORDER BY s.first_index, i
 """
-# A trace is wanted whole: by its birth, which says when it began, and by its head, which says whose it is.
+# A stream is wanted whole, of whatever kind: by its birth, which says when it began, and its head, which says whose.
 _WANTED: Final = """
    AND (l.stream = ANY ($3) OR l.stream = $7 AND s.sequence_number + i <= $8
         OR $4::text IS NULL AND $6::text IS NULL AND l.stream >= 'system:' AND l.stream < 'system;'
-        OR l.stream >= 'trace:' AND l.stream < 'trace;' AND ($6::text IS NULL OR l.stream = $6)
+        OR NOT (l.stream >= 'system:' AND l.stream < 'system;') AND ($6::text IS NULL OR l.stream = $6)
            AND ($4::text IS NULL OR l.tenant = $4)
            AND ($5::text[] IS NULL OR EXISTS (
                SELECT FROM tga.links f

@@ -194,9 +194,9 @@ class TraceHead:
     idempotency_key: str | None
 
 
-async def is_visible(sessions: Sessions, trace_id: TraceId, scope: Visibility) -> bool:
-    """Whether there is such a trace within the scope. Another tenant's costs exactly what a missing one costs."""
-    return bool(await sessions.fetch(_VISIBLE, scope.tenant, TRACE.stream(trace_id), scope.principal_id))
+async def is_stream_visible(sessions: Sessions, stream: str, scope: Visibility) -> bool:
+    """Whether there is such a stream within the scope. Another tenant's costs exactly what a missing one costs."""
+    return bool(await sessions.fetch(_VISIBLE, scope.tenant, stream, scope.principal_id))
 
 
 async def list_traces(
@@ -238,14 +238,13 @@ async def list_approvals(
     return Page(items, None if between is None else _shortest(after=between[0], up_to=between[1]))
 
 
-async def load_entries(
-    sessions: Sessions, trace_id: TraceId, *, after_seq: int, limit: int, bytes_max: int = PAGE_BYTES_MAX
+async def load_stream_entries(
+    sessions: Sessions, stream: str, *, after_seq: int, limit: int, bytes_max: int = PAGE_BYTES_MAX
 ) -> EntryPage | None:
-    """Stored entries after `after_seq`, at least one if there is one; None when there is no such trace.
+    """Stored entries after `after_seq`, at least one if there is one; None when there is no such stream.
 
     Nothing is verified here: whoever shows them compares digests.
     """
-    stream = TRACE.stream(trace_id)
     rows = await sessions.fetch(_ENTRIES, stream, after_seq, limit, bytes_max)
     if not rows:
         return None
@@ -257,10 +256,10 @@ async def load_entries(
     return EntryPage(items, rows[0]["head"], rows[0]["state"], rows[0]["is_open"])
 
 
-async def load_sequences(sessions: Sessions, trace_ids: list[TraceId]) -> dict[TraceId, int]:
-    """How far each of these traces has come; those that do not exist are left out."""
-    rows = await sessions.fetch(_SEQUENCES, [TRACE.stream(trace_id) for trace_id in trace_ids])
-    return {TraceId(_trace_id(row)): row["sequence_number"] for row in rows}
+async def load_sequence_numbers(sessions: Sessions, streams: list[str]) -> dict[str, int]:
+    """How far each of these streams has come; those that do not exist are left out."""
+    rows = await sessions.fetch(_SEQUENCES, streams)
+    return {row["stream"]: row["sequence_number"] for row in rows}
 
 
 async def load_head(sessions: Sessions, trace_id: TraceId) -> TraceHead | None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from app.config import LimitsConfig
+from app.domain.tga.transitions import TRACE
 from app.edge import watching
-from app.edge.watching import TraceWatch
+from app.edge.watching import StreamWatch
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
-from app.postgres.listing import load_entries, load_sequences
+from app.postgres.listing import load_sequence_numbers, load_stream_entries
 from app.postgres.sessions import Sessions
 from tests.api.reading import Event, Front, Subscriber, World
 from tests.invariants.plans import plan_of
@@ -134,15 +135,15 @@ async def test_two_hundred_followers_of_one_trace_look_as_one(
     async def count_look(*arguments: Any) -> Any:
         nonlocal looks
         looks += 1
-        return await load_sequences(*arguments)
+        return await load_sequence_numbers(*arguments)
 
     async def count_page(*arguments: Any, **named: Any) -> Any:
         nonlocal pages
         pages += 1
-        return await load_entries(*arguments, **named)
+        return await load_stream_entries(*arguments, **named)
 
-    monkeypatch.setattr(watching, "load_sequences", count_look)
-    monkeypatch.setattr(watching, "load_entries", count_page)
+    monkeypatch.setattr(watching, "load_sequence_numbers", count_look)
+    monkeypatch.setattr(watching, "load_stream_entries", count_page)
     records = completed_trace(1)
     await front.append_trace(records[:1])
 
@@ -173,7 +174,7 @@ async def test_what_was_brought_for_one_place_is_not_given_to_a_follower_at_anot
 ) -> None:
     records = completed_trace(1)
     await ledger.commit(plan_of(records[:1]))
-    with TraceWatch(sessions).watching(trace_id(1), 1) as watched:
+    with StreamWatch(sessions).watching(TRACE.stream(trace_id(1)), 1) as watched:
         await ledger.commit(plan_of(records[1:3]))
         page = await watched.beyond(1)
         assert page is not None

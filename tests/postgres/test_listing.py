@@ -12,10 +12,10 @@ import pytest
 
 from app.core.limits import LIST_ROWS_LOOKED_AT_MAX
 from app.domain.ledger.plans import Plan
-from app.domain.tga.documents import TraceId
+from app.domain.tga.transitions import TRACE
 from app.postgres import listing
 from app.postgres.ledger import PostgresLedger
-from app.postgres.listing import Page, Visibility, is_visible, list_approvals, list_traces, load_entries
+from app.postgres.listing import Page, Visibility, is_stream_visible, list_approvals, list_traces, load_stream_entries
 from app.postgres.sessions import Sessions
 from tests.attacker import disarm
 from tests.invariants.plans import plan_of
@@ -103,7 +103,7 @@ async def test_a_scope_ends_at_its_tenant_and_its_principal(ledger: PostgresLedg
             if tenant == scope.tenant and scope.principal_id in (None, who)
         ]
         assert await all_pages(sessions, scope, limit=1) == expected
-        visible = [n for n in (*owners, 99) if await is_visible(sessions, trace_id(n), scope)]
+        visible = [n for n in (*owners, 99) if await is_stream_visible(sessions, TRACE.stream(trace_id(n)), scope)]
         assert [trace_id(n) for n in reversed(visible)] == expected
 
 
@@ -195,7 +195,8 @@ async def test_a_request_that_was_changed_is_not_shown_and_hides_no_other(
 async def test_entries_come_as_stored_and_within_their_bytes(ledger: PostgresLedger, sessions: Sessions) -> None:
     records = completed_trace(1, arguments={"text": "x" * 1000})
     await ledger.commit(plan_of(records))
-    page = await load_entries(sessions, trace_id(1), after_seq=0, limit=10)
+    stream = TRACE.stream(trace_id(1))
+    page = await load_stream_entries(sessions, stream, after_seq=0, limit=10)
     assert page is not None
     assert (page.head, page.state, page.is_open) == (4, "COMPLETED", False)
     assert [(e.entry, e.artifact) for e in page.items] == [
@@ -203,15 +204,17 @@ async def test_entries_come_as_stored_and_within_their_bytes(ledger: PostgresLed
     ]
     for bytes_max in (1, 1500, 3000, 10_000):
         after, found, largest = 0, [], 0
-        while (part := await load_entries(sessions, trace_id(1), after_seq=after, limit=3, bytes_max=bytes_max)) and (
-            part.last is not None
-        ):
+        while (
+            part := await load_stream_entries(
+                sessions, TRACE.stream(trace_id(1)), after_seq=after, limit=3, bytes_max=bytes_max
+            )
+        ) and (part.last is not None):
             found += [item.sequence_number for item in part.items]
             largest = max(largest, len(part.items))
             after = part.last
         assert found == [1, 2, 3, 4]
         assert largest == {1: 1, 1500: 2, 3000: 3, 10_000: 3}[bytes_max]
-    assert await load_entries(sessions, TraceId(trace_id(2)), after_seq=0, limit=1) is None
+    assert await load_stream_entries(sessions, TRACE.stream(trace_id(2)), after_seq=0, limit=1) is None
 
 
 async def plan_and_buffers(admin: Admin, statement: str, *arguments: Any) -> tuple[str, int]:
