@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Protocol
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from app.cli.concerned_call import ConcernedCall
 from app.cli.held_heads import load_held
 from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
 from app.cli.showing import counted, printable
@@ -39,7 +40,7 @@ from app.settings import Settings
 
 
 class _Out(Protocol):
-    def finding(self, error: TgaError, call: _Call | None) -> None: ...
+    def finding(self, error: TgaError, call: ConcernedCall | None) -> None: ...
 
     def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch]) -> None: ...
 
@@ -112,7 +113,7 @@ async def verify(
         if not (await load_status(database.admin_url)).applied:
             raise StoreUnfit("the database holds no ledger", remedy="Run `tga db migrate` first.")
         async with await Sessions.open(database.gateway_url, sessions_max=2) as sessions:
-            calls = _Calls(sessions)
+            calls = _StoredCalls(sessions)
             async with open_reader(sessions, stream=stream) as reader:
                 with _progress() as progress:
                     task = progress.add_task("verifying", total=reader.count_streams())
@@ -183,14 +184,14 @@ class _Broken:
             self.first_entries[error.stream] = min(known, error.sequence_number or 1)
 
 
-class _Calls:
-    """What a trace is about, in words: the tool, who called it, and under which key; as its head says, unverified."""
+class _StoredCalls:
+    """The calls of a database's traces, from their heads."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._known: tuple[str | None, _Call | None] = (None, None)
+        self._known: tuple[str | None, ConcernedCall | None] = (None, None)
 
-    async def of(self, error: TgaError) -> _Call | None:
+    async def of(self, error: TgaError) -> ConcernedCall | None:
         stream = error.stream
         if stream is None or not TRACE.has(stream):
             return None
@@ -198,22 +199,11 @@ class _Calls:
             self._known = stream, await self._load(TraceId(TRACE.identity_of(stream)))
         return self._known[1]
 
-    async def _load(self, trace_id: TraceId) -> _Call | None:
+    async def _load(self, trace_id: TraceId) -> ConcernedCall | None:
         head = await load_head(self._sessions, trace_id)
         if head is None or head.tool_name is None:
             return None
-        return _Call(head.server_id or "", head.tool_name, head.principal_id or "", head.idempotency_key)
-
-
-class _Call(NamedTuple):
-    server_id: str
-    tool_name: str
-    principal_id: str
-    idempotency_key: str | None
-
-    def in_words(self) -> str:
-        key = "without a key" if self.idempotency_key is None else f"with key {self.idempotency_key}"
-        return f"{self.tool_name} of {self.server_id}, called by {self.principal_id} {key}"
+        return ConcernedCall(head.server_id or "", head.tool_name, head.principal_id or "", head.idempotency_key)
 
 
 def _progress() -> Progress:
@@ -235,7 +225,7 @@ class _Words:
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
 
-    def finding(self, error: TgaError, call: _Call | None) -> None:
+    def finding(self, error: TgaError, call: ConcernedCall | None) -> None:
         where = f"entry {error.sequence_number}" if error.sequence_number is not None else "the stream"
         self._console.print(f"[bold red]✗[/] {error.stream}  [bold]{where}[/]  [red]{error.code}[/]")
         if call is not None:
@@ -287,7 +277,7 @@ class _Json:
     def __init__(self) -> None:
         self._separator = '{"findings": ['
 
-    def finding(self, error: TgaError, call: _Call | None) -> None:
+    def finding(self, error: TgaError, call: ConcernedCall | None) -> None:
         document = {
             "stream": error.stream,
             "sequence_number": error.sequence_number,

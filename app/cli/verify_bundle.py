@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
+from app.cli.concerned_call import BundledCalls, ConcernedCall
 from app.cli.showing import counted, output, printable
 from app.core.errors import NoteInvalid, SettingInvalid, TgaError
 from app.core.limits import NOTE_BYTES_MAX
@@ -37,12 +38,13 @@ async def verify_bundle_command(folder: Path, key: str, *, heads: Sequence[Path]
     with _progress(folder) as progress, DiskMemory(kinds) as memory:
         task = next(iter(progress.task_ids), None)
         files = FolderFiles(folder, seen=lambda read: None if task is None else progress.advance(task, read))
+        calls = BundledCalls(FolderFiles(folder))
         out = _Json() if as_json else _Words()
         for error in verify_bundle(
             files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas(), kinds=kinds, held=held
         ):
-            out.finding(error)
-    out.end(report)
+            out.finding(error, calls.of(error))
+    out.end(report, calls)
     return report.is_sound
 
 
@@ -85,7 +87,7 @@ def _progress(folder: Path) -> Progress:
     return progress
 
 
-def finding_of(error: TgaError) -> dict[str, Any]:
+def finding_of(error: TgaError, call: ConcernedCall | None = None) -> dict[str, Any]:
     return {
         "code": error.code,
         "what": error.what,
@@ -93,6 +95,7 @@ def finding_of(error: TgaError) -> dict[str, Any]:
         "sequence_number": error.sequence_number,
         "expected": error.expected,
         "found": error.found,
+        "call": None if call is None else call._asdict(),
     }
 
 
@@ -136,16 +139,18 @@ def show_epoch(epoch: Epoch) -> None:
 
 
 class _Words:
-    def finding(self, error: TgaError) -> None:
+    def finding(self, error: TgaError, call: ConcernedCall | None) -> None:
         place = f"{error.stream}, entry {error.sequence_number}" if error.stream else "the bundle"
         output.print(f"[bold red]✗[/] [red]{error.code}[/]", end="  ")
         output.print(printable(place), markup=False)
+        if call is not None:
+            output.print(f"    {printable(call.in_words())}", markup=False)
         output.print(printable(f"    {error.what}"), markup=False)
         for label, value in (("expected", error.expected), ("found", error.found)):
             if value is not None:
                 output.print(printable(f"    {label:<9}{value}"), markup=False)
 
-    def end(self, report: BundleReport) -> None:
+    def end(self, report: BundleReport, calls: BundledCalls) -> None:
         if report.manifest is not None:
             manifest = report.manifest
             kind = "Complete" if manifest.complete else "Partial"
@@ -166,18 +171,18 @@ class _Words:
         for epoch in report.streams.epochs:
             show_epoch(epoch)
         if report.after_head.entries:
-            self._tell_after_head(report.after_head)
+            self._tell_after_head(report.after_head, calls)
         if report.unknown:
             output.print("What this bundle cannot tell:")
             for sentence in report.unknown:
                 output.print(f"  - {printable(sentence)}", markup=False)
 
-    def _tell_after_head(self, after: AfterHead) -> None:
+    def _tell_after_head(self, after: AfterHead, calls: BundledCalls) -> None:
         """Apart from the verdict: whoever handed the bundle over may have written these entries."""
         entries = counted(after.entries, "entry", "entries")
         output.print(f"After the signed head: {entries} that no signature covers.", markup=False)
         for error in after.findings:
-            self.finding(error)
+            self.finding(error, calls.of(error))
         if after.findings:
             findings = counted(len(after.findings), "finding")
             output.print(f"[bold red]✗[/] {findings} there: get the bundle again, and ask why.")
@@ -191,11 +196,11 @@ class _Json:
     def __init__(self) -> None:
         self._separator = '{"findings": ['
 
-    def finding(self, error: TgaError) -> None:
-        print(self._separator + json.dumps(finding_of(error)), end="")  # noqa: T201
+    def finding(self, error: TgaError, call: ConcernedCall | None) -> None:
+        print(self._separator + json.dumps(finding_of(error, call)), end="")  # noqa: T201
         self._separator = ",\n"
 
-    def end(self, report: BundleReport) -> None:
+    def end(self, report: BundleReport, calls: BundledCalls) -> None:
         opening = self._separator if self._separator.startswith("{") else ""
         manifest = report.manifest
         rest = {
@@ -205,7 +210,7 @@ class _Json:
             "checked": checked(report),
             "after_head": {
                 "entries": report.after_head.entries,
-                "findings": [finding_of(error) for error in report.after_head.findings],
+                "findings": [finding_of(error, calls.of(error)) for error in report.after_head.findings],
             },
             "epochs": [epoch.document for epoch in report.streams.epochs],
             "unknown": report.unknown,

@@ -89,6 +89,24 @@ def test_the_receipt_over_http_is_the_same_and_carries_its_entry(world: World, p
     assert (entry["trace_id"], entry["sequence_number"]) == (paid, listed["sequence_number"])
 
 
+def test_a_finding_in_a_bundle_names_tool_caller_and_key_in_words_too(
+    world: World, paid: str, tmp_path: Path, key: str
+) -> None:
+    bundle = tmp_path / "bundle"
+    assert world.tga("export", str(bundle)).returncode == 0
+    entries = bundle / "entries.jsonl"
+    lines = entries.read_text("utf-8").splitlines(keepends=True)
+    (at,) = [place for place, line in enumerate(lines) if f'"trace:{paid}","sequence_number":2,' in line]
+    lines[at] = lines[at].replace("APPROVE", "APPROVF")
+    entries.write_text("".join(lines), "utf-8")
+    told = world.tga("verify", "--file", str(bundle), "--key", key)
+    assert told.returncode == 1
+    assert "charge of bank, called by admin with key audit-17" in told.stdout
+    found = json.loads(world.tga("verify", "--file", str(bundle), "--key", key, "--json").stdout)["findings"]
+    calls = [finding["call"] for finding in found if finding["stream"] == f"trace:{paid}"]
+    assert {(call["tool_name"], call["idempotency_key"]) for call in calls} == {("charge", "audit-17")}
+
+
 def test_a_finding_names_tool_caller_and_key_in_words_and_how_far_to_trust(world: World, paid: str) -> None:
     """The last one: it tampers."""
     asyncio.run(_tamper(world.admin_url, f"trace:{paid}"))
