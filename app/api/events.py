@@ -15,6 +15,7 @@ from app.api.traces import UNSOUND, json_answer
 from app.core.errors import InputMalformed, SequenceGap, StoreUnfit, TraceNotFound
 from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_PAGE_BYTES_MAX, EVENTS_SEND_WAIT_MS, LIST_ITEMS_MAX
 from app.domain.identity import Principal
+from app.domain.ledger.queries import EntryPage, Feed, FeedPosition, StreamQueries, Visibility
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.edge.cursors import feed_cursor, feed_position
@@ -25,9 +26,6 @@ from app.edge.problems import documented
 from app.edge.services import Services, header_of
 from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event, mark
 from app.edge.watching import FeedWatch, StreamWatch
-from app.postgres.feed import Position, load_feed
-from app.postgres.listing import EntryPage, Visibility, load_stream_entries
-from app.postgres.sessions import Sessions
 
 _ENTRY: Final = "entry"
 _EVENT_SCHEMA: Final[dict[str, Any]] = {
@@ -73,7 +71,7 @@ def router(
     services: Services, *, heartbeat_ms: int = EVENTS_HEARTBEAT_MS, send_wait_ms: int = EVENTS_SEND_WAIT_MS
 ) -> APIRouter:
     routes = APIRouter(tags=["events"])
-    traces, feed = StreamWatch(services.sessions), FeedWatch(services.sessions)
+    traces, feed = StreamWatch(services.queries), FeedWatch(services.feed)
     times = {"heartbeat_ms": heartbeat_ms, "send_wait_ms": send_wait_ms}
 
     @routes.get(
@@ -89,14 +87,14 @@ def router(
         async def opens(principal: Principal) -> Events | None:
             trace_id = await trace_seen_by(services, principal, request)
             after_seq = sequence_in(request, parameters(request, "after_seq"))
-            page = await _entries(services.sessions, trace_id, after_seq)
+            page = await _entries(services.queries, trace_id, after_seq)
             if page is None:
                 raise TraceNotFound("no such trace")
             if after_seq > page.head:
                 raise InputMalformed("the trace has not come so far", expected=f"at most {page.head}", found=after_seq)
             if after_seq == page.head and not page.is_open:
                 return None
-            return _trace_events(services.sessions, traces, trace_id, page, after_seq)
+            return _trace_events(services.queries, traces, trace_id, page, after_seq)
 
         return EventStream(services, request, opens, **times)
 
@@ -116,14 +114,14 @@ def router(
                 given = parameters(request, "after", "limit")
                 last = header_of(request.scope, b"last-event-id")
                 after = feed_position(given.get("after") if last is None else last)
-                return _feed_events(services.sessions, feed, scope_of(principal), after, limit_in(given))
+                return _feed_events(services.feed, feed, scope_of(principal), after, limit_in(given))
 
             return EventStream(services, request, opens, **times)
         async with services.admitted(request) as principal:
             require(principal, "read")
             given = parameters(request, "after", "limit")
             after = feed_position(given.get("after"))
-            page = await load_feed(services.sessions, scope_of(principal), after=after, limit=limit_in(given))
+            page = await services.feed.page(scope_of(principal), after=after, limit=limit_in(given))
             items = [feed_item(item.stored) for item in page.items]
             return json_answer({"items": items, "next": feed_cursor(page.next)})
 
@@ -131,7 +129,7 @@ def router(
 
 
 async def _trace_events(
-    sessions: Sessions, watch: StreamWatch, trace_id: TraceId, page: EntryPage, after_seq: int
+    queries: StreamQueries, watch: StreamWatch, trace_id: TraceId, page: EntryPage, after_seq: int
 ) -> AsyncGenerator[bytes, None]:
     """From `after_seq` on without gap or repeat: the next entry is always the one after the last that was sent.
 
@@ -154,7 +152,7 @@ async def _trace_events(
                     page = shared
                     del shared
                     continue
-            read = await _entries(sessions, trace_id, after_seq)
+            read = await _entries(queries, trace_id, after_seq)
             if read is None or not read.items:
                 raise SequenceGap("the head stands further than the log", expected=head, found=after_seq).at(
                     stream=TRACE.stream(trace_id)
@@ -164,10 +162,10 @@ async def _trace_events(
 
 
 async def _feed_events(
-    sessions: Sessions, watch: FeedWatch, scope: Visibility, after: Position, limit: int
+    entries: Feed, watch: FeedWatch, scope: Visibility, after: FeedPosition, limit: int
 ) -> AsyncGenerator[bytes, None]:
     while True:
-        page = await load_feed(sessions, scope, after=after, limit=limit, bytes_max=EVENTS_PAGE_BYTES_MAX)
+        page = await entries.page(scope, after=after, limit=limit, bytes_max=EVENTS_PAGE_BYTES_MAX)
         items, following, is_quiet = deque(page.items), page.next, page.next == after and not page.items
         del page
         while items:
@@ -180,9 +178,9 @@ async def _feed_events(
             yield mark(feed_cursor(after))
 
 
-async def _entries(sessions: Sessions, trace_id: TraceId, after_seq: int) -> EntryPage | None:
-    return await load_stream_entries(
-        sessions, TRACE.stream(trace_id), after_seq=after_seq, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
+async def _entries(queries: StreamQueries, trace_id: TraceId, after_seq: int) -> EntryPage | None:
+    return await queries.entries(
+        TRACE.stream(trace_id), after_seq=after_seq, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
     )
 
 

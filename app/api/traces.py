@@ -46,8 +46,7 @@ from app.edge.parameters import (
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
 from app.edge.services import Services
-from app.postgres.listing import list_traces, load_head, load_stream_entries
-from app.postgres.sessions import Sessions
+from app.postgres.listing import list_traces, load_head
 
 UNSOUND = (ChecksumMismatch, SequenceGap, InvalidTransition, RecoveryFailed)
 
@@ -122,9 +121,7 @@ def router(services: Services) -> APIRouter:
             trace_id = await trace_seen_by(services, principal, request)
             given = parameters(request, "after_seq", "limit")
             after_seq = sequence_in(request, given)
-            page = await load_stream_entries(
-                services.sessions, TRACE.stream(trace_id), after_seq=after_seq, limit=limit_in(given)
-            )
+            page = await services.queries.entries(TRACE.stream(trace_id), after_seq=after_seq, limit=limit_in(given))
             if page is None:
                 raise TraceNotFound("no such trace")
             if not page.items and page.head > after_seq:
@@ -143,7 +140,7 @@ async def _loaded(services: Services, trace_id: TraceId) -> dict[str, Any]:
         async with services.read_scheduler.taken():
             stored = await services.traces.load_trace(trace_id)
     except TraceErased:
-        return await _erased(services.sessions, trace_id)
+        return await _erased(services, trace_id)
     return _document(stored)
 
 
@@ -176,10 +173,10 @@ def _document(stored: StoredTrace) -> dict[str, Any]:
     }
 
 
-async def _erased(sessions: Sessions, trace_id: TraceId) -> dict[str, Any]:
+async def _erased(services: Services, trace_id: TraceId) -> dict[str, Any]:
     """What entries and head still say: chain and digests are verified, what the payloads said is gone."""
-    head = await load_head(sessions, trace_id)
-    page = await load_stream_entries(sessions, TRACE.stream(trace_id), after_seq=0, limit=LIST_ENTRIES_MAX)
+    head = await load_head(services.sessions, trace_id)
+    page = await services.queries.entries(TRACE.stream(trace_id), after_seq=0, limit=LIST_ENTRIES_MAX)
     if head is None or page is None:
         raise TraceNotFound("no such trace")
     place, digests = Head.unborn(TRACE), dict[str, str]()

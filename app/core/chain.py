@@ -41,7 +41,8 @@ class ArtifactRule:
 
 @dataclass(frozen=True)
 class StreamKind:
-    """The rules of one kind of stream."""
+    """The rules of one kind of stream. `usual_end`: the state in which most of its streams end; lists of any other are
+    short, and the store has an index for them."""
 
     name: str
     id_field: str
@@ -49,6 +50,7 @@ class StreamKind:
     birth_state: str
     artifacts: tuple[ArtifactRule, ...]
     transitions: tuple[Transition, ...]
+    usual_end: str | None = None
 
     def stream(self, identity: str) -> str:
         """The stream's name: `kind:id`."""

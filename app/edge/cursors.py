@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from app.core.errors import InputMalformed
 from app.core.limits import CURSOR_CHARS_MAX, TRANSACTION_ENTRIES_MAX
-from app.postgres.feed import Position
+from app.domain.ledger.queries import FeedPosition
 
 ListKind = Literal["traces", "approvals"]
 
@@ -34,16 +34,16 @@ def list_position(kind: ListKind, cursor: str | None) -> str | None:
     return None if cursor is None else _read(_LIST[kind], cursor)[1]
 
 
-def feed_cursor(position: Position) -> str:
+def feed_cursor(position: FeedPosition) -> str:
     return _written(f"f{position.xid}.{position.taken}")
 
 
-def feed_position(cursor: str | None) -> Position:
+def feed_position(cursor: str | None) -> FeedPosition:
     """The position in a cursor of the feed, the beginning when there is none; InputMalformed for anything else."""
     if cursor is None:
-        return Position()
+        return FeedPosition()
     read = _read(_FEED, cursor)
-    position = Position(int(read[1]), int(read[2]))
+    position = FeedPosition(int(read[1]), int(read[2]))
     if position.xid > _XID_MAX or position.taken > TRANSACTION_ENTRIES_MAX:
         raise _no_cursor()
     return position

@@ -9,10 +9,10 @@ import orjson
 
 from app.core.digest import digest_of_bytes
 from app.core.errors import ChecksumMismatch, SequenceGap, TgaError
-from app.postgres.listing import StoredEntry
+from app.domain.ledger.queries import ShownEntry
 
 
-def entry_item(stored: StoredEntry) -> dict[str, Any]:
+def entry_item(stored: ShownEntry) -> dict[str, Any]:
     """The item with `entry` and `artifact` embedded byte for byte; ChecksumMismatch when they are not what is recorded.
 
     SHA-256 over `entry` is `entry_digest`, and over `artifact` the entry's `artifact_digest`. The chain from one entry
@@ -33,7 +33,7 @@ def entry_item(stored: StoredEntry) -> dict[str, Any]:
     }
 
 
-def entry_items(entries: Iterable[StoredEntry], *, after_seq: int) -> list[dict[str, Any]]:
+def entry_items(entries: Iterable[ShownEntry], *, after_seq: int) -> list[dict[str, Any]]:
     """Consecutive entries of one stream as items; SequenceGap where one is missing."""
     items = []
     for place, stored in enumerate(entries, after_seq + 1):
@@ -45,7 +45,7 @@ def entry_items(entries: Iterable[StoredEntry], *, after_seq: int) -> list[dict[
     return items
 
 
-def feed_item(stored: StoredEntry) -> dict[str, Any]:
+def feed_item(stored: ShownEntry) -> dict[str, Any]:
     """As `entry_item`, with the stream's name. One that was tampered with says so itself: it must not end a feed that
     others stand on too."""
     try:
@@ -61,7 +61,7 @@ def feed_item(stored: StoredEntry) -> dict[str, Any]:
         }
 
 
-def _verified(stored: StoredEntry, raw: bytes, digest: str, what: str) -> dict[str, Any]:
+def _verified(stored: ShownEntry, raw: bytes, digest: str, what: str) -> dict[str, Any]:
     found = digest_of_bytes(raw)
     try:
         if found != digest:  # I5

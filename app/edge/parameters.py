@@ -17,7 +17,6 @@ from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.edge.permissions import require, scope_of
 from app.edge.services import Services, header_of
-from app.postgres.listing import is_stream_visible
 
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NAME: Final = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
@@ -89,7 +88,7 @@ async def trace_seen_by(services: Services, principal: Principal, request: Reque
     require(principal, "read")
     trace_id = request.path_params["trace_id"]
     is_id = _TRACE_ID.fullmatch(trace_id) is not None
-    if not is_id or not await is_stream_visible(services.sessions, TRACE.stream(trace_id), scope_of(principal)):
+    if not is_id or not await services.queries.is_visible(TRACE.stream(trace_id), scope_of(principal)):
         raise TraceNotFound("no such trace")
     return TraceId(trace_id)
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from app.core.errors import Forbidden
 from app.domain.identity import Principal, Role
-from app.postgres.listing import Visibility
+from app.domain.ledger.queries import Visibility
 
 Action = Literal["call", "read", "read_tenant", "decide", "withdraw", "recover", "resolve", "pin"]
 

@@ -16,6 +16,7 @@ from app.core.errors import InputMalformed, TgaError
 from app.core.note import VerifierKey
 from app.domain.clock import Clock
 from app.domain.identity import Principal
+from app.domain.ledger.queries import Feed, StreamQueries
 from app.domain.log.condition import LogCondition
 from app.domain.system.log import KnownKey
 from app.domain.system.pins import Pins
@@ -23,6 +24,8 @@ from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.handover import Handover
 from app.edge.read_scheduler import ReadingSessions, ReadScheduler, reader
+from app.postgres.feed import PostgresFeed
+from app.postgres.queries import PostgresQueries
 from app.postgres.sessions import Sessions
 from app.postgres.traces import PostgresTraces
 
@@ -77,6 +80,14 @@ class Services:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
     read_scheduler: ReadScheduler = field(default_factory=ReadScheduler)
+
+    @property
+    def queries(self) -> StreamQueries:
+        return PostgresQueries(self.sessions)
+
+    @property
+    def feed(self) -> Feed:
+        return PostgresFeed(self.sessions)
 
     def for_reading(self) -> Services:
         """The same edge for routes that only read: what they ask of the store, they ask in turn."""

@@ -14,9 +14,7 @@ from typing import Final
 
 from app.core.errors import TgaError
 from app.core.limits import EVENTS_PAGE_BYTES_MAX, FEED_POLL_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, LIST_ITEMS_MAX
-from app.postgres.feed import load_latest
-from app.postgres.listing import EntryPage, load_sequence_numbers, load_stream_entries
-from app.postgres.sessions import Sessions
+from app.domain.ledger.queries import EntryPage, Feed, StreamQueries
 
 _LOOKED_AT_TOGETHER_MAX: Final = 1_000
 
@@ -61,8 +59,8 @@ class StreamWatch:
     """Looks at the heads of all followed streams with one query a time, each as often as its own pace says: often
     after it has moved, once a second when it rests. Without followers it does nothing."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, queries: StreamQueries) -> None:
+        self._queries = queries
         self._watched: dict[str, WatchedStream] = {}  # changed by followers, as they come and go
         self._changed = asyncio.Event()  # set by followers: the poller's plan is another
         self._poller: asyncio.Task[None] | None = None  # started by the first follower, ends after the last
@@ -108,7 +106,7 @@ class StreamWatch:
 
     async def _look(self, due: list[str]) -> None:
         try:
-            heads = await load_sequence_numbers(self._sessions, due)
+            heads = await self._queries.sequence_numbers(due)
         except TgaError:  # the store will be back, or its readers will learn otherwise
             heads = {}
         now = asyncio.get_running_loop().time()
@@ -126,8 +124,8 @@ class StreamWatch:
     async def _bring(self, stream: str, watched: WatchedStream) -> None:
         known = watched.head.value
         try:
-            page = await load_stream_entries(
-                self._sessions, stream, after_seq=known, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
+            page = await self._queries.entries(
+                stream, after_seq=known, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
             )
         except TgaError:
             return  # seen again at the next look
@@ -139,8 +137,8 @@ class StreamWatch:
 class FeedWatch:
     """The newest final transaction, looked at for all who follow the feed, and only while someone waits."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
         self._latest = Signal()  # raised by the poller
         self._waiting = 0  # followers that wait: counted by `beyond`
         self._poller: asyncio.Task[None] | None = None  # started by the first of them, ends after the last
@@ -160,7 +158,7 @@ class FeedWatch:
         try:
             while self._waiting:
                 try:
-                    latest = await load_latest(self._sessions)
+                    latest = await self._feed.latest()
                 except TgaError:
                     latest = self._latest.value
                 if latest > self._latest.value:

@@ -10,9 +10,10 @@ from app.connectors.registry import Registry
 from app.connectors.webhook_notices import Notice
 from app.core.errors import LogForked
 from app.core.limits import LIST_ITEMS_MAX, WEBHOOK_NOTICES_MAX
+from app.domain.ledger.queries import Visibility
 from app.domain.system.pins import Pins
 from app.edge.services import Log
-from app.postgres.listing import Visibility, list_traces
+from app.postgres.listing import list_traces
 from app.postgres.sessions import Sessions
 
 

@@ -17,7 +17,6 @@ from app.mcp_server.calling import Asked
 from app.mcp_server.envelope import SUBSCRIPTION_KEY
 from app.mcp_server.tasks import Tasks
 from app.mcp_server.wire import INVALID_PARAMS, RpcError, event_bytes, notification_bytes, result_bytes
-from app.postgres.listing import load_sequence_numbers
 
 _PING = b": ping\n\n"
 
@@ -77,7 +76,7 @@ class Listening:
 
     async def _sequences(self) -> dict[str, int]:
         streams = [TRACE.stream(task_id) for task_id in self._ids]
-        found = await load_sequence_numbers(self._services.sessions, streams) if streams else {}
+        found = await self._services.queries.sequence_numbers(streams) if streams else {}
         return {TRACE.identity_of(stream): sequence for stream, sequence in found.items()}
 
     async def _tools(self) -> frozenset[tuple[str, str]]:

@@ -19,7 +19,7 @@ from app.edge.cursors import list_cursor, list_position
 from app.edge.parameters import own_name
 from app.edge.permissions import require, scope_of
 from app.edge.services import Services
-from app.postgres.listing import is_stream_visible, list_approvals
+from app.postgres.listing import list_approvals
 
 _ITEMS: Final = 20
 _DECISION_SCHEMA: Final = {
@@ -98,7 +98,7 @@ async def _decided(
     services: Services, principal: Principal, asked: _Deciding, decision: Literal["APPROVE", "DENY"]
 ) -> dict[str, Any]:
     trace_id = TraceId(asked.trace_id)
-    if not await is_stream_visible(services.sessions, TRACE.stream(trace_id), scope_of(principal)):
+    if not await services.queries.is_visible(TRACE.stream(trace_id), scope_of(principal)):
         raise TraceNotFound("no such trace")
     ruling = Ruling(decision, principal, asked.action_request_digest, asked.rationale)
     answer = await services.handover.wait(services.runtime.decide(trace_id, ruling, wait_ms=CALL_WAIT_MS))

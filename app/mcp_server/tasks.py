@@ -23,6 +23,7 @@ from app.core.errors import (
 )
 from app.core.limits import CALL_WAIT_MS, FOLLOW_POLL_MAX_MS, FOLLOW_POLL_MS, MCP_POLL_INTERVAL_MS
 from app.domain.identity import Principal
+from app.domain.ledger.queries import Visibility
 from app.domain.tga.documents import TraceId
 from app.domain.tga.execution import answer_of, request_of
 from app.domain.tga.ports import StoredTrace
@@ -35,7 +36,7 @@ from app.edge.services import Services
 from app.mcp_server.envelope import RELATED_TASK_KEY, Client
 from app.mcp_server.results import finished, result_of
 from app.mcp_server.wire import INVALID_PARAMS, RpcError
-from app.postgres.listing import Visibility, is_stream_visible, list_traces, load_head
+from app.postgres.listing import list_traces, load_head
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _PAGE: Final = 20
@@ -138,7 +139,7 @@ class Tasks:
     async def _own(self, principal: Principal, task_id: Any) -> StoredTrace:
         require(principal, "read")
         is_id = isinstance(task_id, str) and _ID.fullmatch(task_id) is not None
-        if is_id and await is_stream_visible(self._services.sessions, TRACE.stream(task_id), _own_scope(principal)):
+        if is_id and await self._services.queries.is_visible(TRACE.stream(task_id), _own_scope(principal)):
             try:
                 return await self._services.traces.load_trace(TraceId(task_id))
             except TraceNotFound:

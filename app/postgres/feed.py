@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from app.core.errors import StoreUnfit
 from app.core.limits import FEED_ROWS_LOOKED_AT_MAX, PAGE_BYTES_MAX
-from app.postgres.listing import StoredEntry, Visibility
+from app.domain.ledger.queries import FeedItem, FeedPage, FeedPosition, ShownEntry, Visibility
 from app.postgres.sessions import Sessions
 
 # Only what is final: a transaction below the snapshot's xmin is over, so nothing can still appear before or between
@@ -55,74 +54,55 @@ SELECT e.xid::text AS xid FROM tga.links e
 """
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """So many entries of this transaction, and all of the transactions before it, are behind. It names no stream: what
-    was looked at last may be somebody else's."""
+class PostgresFeed:
+    """The Feed port."""
 
-    xid: int = 0
-    taken: int = 0
+    __slots__ = ("_sessions",)
 
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
 
-@dataclass(frozen=True, slots=True)
-class FeedItem:
-    """An entry, and the position right after it."""
+    async def page(
+        self, scope: Visibility, *, after: FeedPosition, limit: int, bytes_max: int = PAGE_BYTES_MAX
+    ) -> FeedPage:
+        """What follows `after` in the order (transaction, stream's number, sequence number), as far as the scope sees.
 
-    stored: StoredEntry
-    position: Position
-
-
-@dataclass(frozen=True, slots=True)
-class FeedPage:
-    """`next` is where to go on: never lost, even when there was nothing to see. `next == after`: nothing more yet."""
-
-    items: list[FeedItem]
-    next: Position
-
-
-async def load_feed(
-    sessions: Sessions, scope: Visibility, *, after: Position, limit: int, bytes_max: int = PAGE_BYTES_MAX
-) -> FeedPage:
-    """What follows `after` in the order (transaction, stream's number, sequence number), as far as the scope sees.
-
-    Without gap or repeat, whatever is written meanwhile: an entry is shown when every transaction up to its own is
-    over, so one that stays open anywhere in the PostgreSQL cluster holds the feed back. Scopes of one principal see
-    its traces alone; a tenant's see its system stream too. Positions hold for the life of one cluster: in one that a
-    dump was restored into, transaction numbers start anew, and it says StoreUnfit rather than leave something out.
-    """
-    rows = await sessions.fetch(
-        _PAGE,
-        str(after.xid),
-        after.taken,
-        scope.tenant,
-        scope.principal_id,
-        limit,
-        bytes_max,
-    )
-    if rows[0]["is_foreign"]:
-        raise StoreUnfit(
-            "entries were restored from another PostgreSQL cluster, whose transaction numbers are ahead",
-            remedy="Read traces one by one (`/v1/traces/{trace_id}/entries`), or restore a physical backup.",
+        Without gap or repeat, whatever is written meanwhile: an entry is shown when every transaction up to its own is
+        over, so one that stays open anywhere in the PostgreSQL cluster holds the feed back. Scopes of one principal see
+        its streams alone; a tenant's see its system stream too. Positions hold for the life of one cluster: where
+        a dump was restored, transaction numbers start anew, and it says StoreUnfit rather than leave something out.
+        """
+        rows = await self._sessions.fetch(
+            _PAGE,
+            str(after.xid),
+            after.taken,
+            scope.tenant,
+            scope.principal_id,
+            limit,
+            bytes_max,
         )
-    if rows[0]["xid"] is None:
-        return FeedPage([], after)
-    items = [
-        FeedItem(
-            StoredEntry(
-                row["stream"], row["sequence_number"], row["entry_digest"].hex(), row["entry"], row["artifact"]
-            ),
-            Position(int(row["xid"]), row["taken"]),
-        )
-        for row in rows
-        if row["is_item"]
-    ]
-    last = rows[-1]
-    if items and last["number"] > len(items):  # cut: what was left out comes next
-        return FeedPage(items, items[-1].position)
-    return FeedPage(items, Position(int(last["xid"]), last["taken"]))
+        if rows[0]["is_foreign"]:
+            raise StoreUnfit(
+                "entries were restored from another PostgreSQL cluster, whose transaction numbers are ahead",
+                remedy="Read traces one by one (`/v1/traces/{trace_id}/entries`), or restore a physical backup.",
+            )
+        if rows[0]["xid"] is None:
+            return FeedPage([], after)
+        items = [
+            FeedItem(
+                ShownEntry(
+                    row["stream"], row["sequence_number"], row["entry_digest"].hex(), row["entry"], row["artifact"]
+                ),
+                FeedPosition(int(row["xid"]), row["taken"]),
+            )
+            for row in rows
+            if row["is_item"]
+        ]
+        last = rows[-1]
+        if items and last["number"] > len(items):  # cut: what was left out comes next
+            return FeedPage(items, items[-1].position)
+        return FeedPage(items, FeedPosition(int(last["xid"]), last["taken"]))
 
-
-async def load_latest(sessions: Sessions) -> int:
-    """The newest transaction whose entries are final; 0 when there is none. Something new makes it rise."""
-    rows = await sessions.fetch(_LATEST)
-    return int(rows[0]["xid"]) if rows else 0
+    async def latest(self) -> int:
+        rows = await self._sessions.fetch(_LATEST)
+        return int(rows[0]["xid"]) if rows else 0

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.core.errors import InputMalformed
+from app.domain.ledger.queries import FeedPosition
 from app.edge.cursors import ListKind, feed_cursor, feed_position, list_cursor, list_position
 from app.postgres.database import Database
-from app.postgres.feed import Position
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from tests.api.reading import Front, World
@@ -174,8 +174,8 @@ def test_any_text_is_refused_or_is_a_cursor_in_its_one_spelling(text: str) -> No
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 16_384))
 def test_a_feed_cursor_comes_back_as_it_was(xid: int, taken: int) -> None:
-    cursor = feed_cursor(Position(xid, taken))
-    assert feed_position(cursor) == Position(xid, taken)
+    cursor = feed_cursor(FeedPosition(xid, taken))
+    assert feed_position(cursor) == FeedPosition(xid, taken)
     for other in KINDS:
         with pytest.raises(InputMalformed):
             list_position(other, cursor)

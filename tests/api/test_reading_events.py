@@ -13,11 +13,10 @@ import pytest
 
 from app.config import LimitsConfig
 from app.domain.tga.transitions import TRACE
-from app.edge import watching
 from app.edge.watching import StreamWatch
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
-from app.postgres.listing import load_sequence_numbers, load_stream_entries
+from app.postgres.queries import PostgresQueries
 from app.postgres.sessions import Sessions
 from tests.api.reading import Event, Front, Subscriber, World
 from tests.invariants.plans import plan_of
@@ -132,18 +131,20 @@ async def test_two_hundred_followers_of_one_trace_look_as_one(
 ) -> None:
     looks = pages = 0
 
+    look, bring = StreamWatch._look, StreamWatch._bring  # each is one query, for all followers
+
     async def count_look(*arguments: Any) -> Any:
         nonlocal looks
         looks += 1
-        return await load_sequence_numbers(*arguments)
+        return await look(*arguments)
 
-    async def count_page(*arguments: Any, **named: Any) -> Any:
+    async def count_page(*arguments: Any) -> Any:
         nonlocal pages
         pages += 1
-        return await load_stream_entries(*arguments, **named)
+        return await bring(*arguments)
 
-    monkeypatch.setattr(watching, "load_sequence_numbers", count_look)
-    monkeypatch.setattr(watching, "load_stream_entries", count_page)
+    monkeypatch.setattr(StreamWatch, "_look", count_look)
+    monkeypatch.setattr(StreamWatch, "_bring", count_page)
     records = completed_trace(1)
     await front.append_trace(records[:1])
 
@@ -174,7 +175,7 @@ async def test_what_was_brought_for_one_place_is_not_given_to_a_follower_at_anot
 ) -> None:
     records = completed_trace(1)
     await ledger.commit(plan_of(records[:1]))
-    with StreamWatch(sessions).watching(TRACE.stream(trace_id(1)), 1) as watched:
+    with StreamWatch(PostgresQueries(sessions)).watching(TRACE.stream(trace_id(1)), 1) as watched:
         await ledger.commit(plan_of(records[1:3]))
         page = await watched.beyond(1)
         assert page is not None

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from app.core.digest import Digest
 from app.core.merkle import leaf_hash, verify_inclusion
+from app.domain.ledger.queries import FeedPosition, Visibility
 from app.domain.log.bundle import Filter
 from app.edge.watching import StreamWatch
 from app.postgres.database import Database
-from app.postgres.feed import Position, load_feed
+from app.postgres.feed import PostgresFeed
 from app.postgres.ledger import PostgresLedger
-from app.postgres.listing import Visibility, is_stream_visible, load_sequence_numbers, load_stream_entries
+from app.postgres.queries import PostgresQueries
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
 from app.postgres.tree import PostgresTree
@@ -29,12 +30,16 @@ async def test_its_streams_are_seen_by_their_tenant_and_read_in_pages(
     database: Database, sessions: Sessions, admin: Admin
 ) -> None:
     await make_kind(admin)
-    stream = await counted_to_the_end(database)
-    assert await is_stream_visible(sessions, stream, ALL)
-    assert not await is_stream_visible(sessions, stream, Visibility("acme", None))
-    assert await load_sequence_numbers(sessions, [stream, "counter:none"]) == {stream: GOAL}
+    stream, queries = await counted_to_the_end(database), PostgresQueries(sessions)
+    assert await queries.is_visible(stream, ALL)
+    assert not await queries.is_visible(stream, Visibility("acme", None))
+    assert await queries.sequence_numbers([stream, "counter:none"]) == {stream: GOAL}
+    listed = [item for page in [await queries.streams(COUNTER, ALL)] for item in page.items]
+    assert [(COUNTER.stream(item.identity), item.state) for item in listed] == [(stream, "DONE")]
+    assert (await queries.streams(COUNTER, ALL, state="COUNTING")).items == []
+    assert (await queries.streams(COUNTER, Visibility("acme", None))).items == []
     numbers, after = [], 0
-    while (page := await load_stream_entries(sessions, stream, after_seq=after, limit=2)) and page.items:
+    while (page := await queries.entries(stream, after_seq=after, limit=2)) and page.items:
         for item in page.items:
             record = COUNTER_DOCUMENTS.read(item.entry, item.artifact, entry_digest=Digest(item.entry_digest))
             assert record.artifact is not None
@@ -48,18 +53,18 @@ async def test_its_entries_are_in_the_feed_and_wake_who_follows_the_stream(
 ) -> None:
     await make_kind(admin)
     identity = new_identity()
-    with StreamWatch(sessions).watching(COUNTER.stream(identity), 0) as watched:
+    with StreamWatch(PostgresQueries(sessions)).watching(COUNTER.stream(identity), 0) as watched:
         stream = await counted_to_the_end(database, identity)
         known = 0
         while known < GOAL:
             await watched.beyond(known)
             known = watched.head.value
-    found, after = [], Position()
-    while (page := await load_feed(sessions, ALL, after=after, limit=3)).items or page.next != after:
+    found, after = [], FeedPosition()
+    while (page := await PostgresFeed(sessions).page(ALL, after=after, limit=3)).items or page.next != after:
         found += [(item.stored.stream, item.stored.sequence_number) for item in page.items]
         after = page.next
     assert [place for place in found if place[0] == stream] == [(stream, n) for n in range(1, GOAL + 1)]
-    assert (await load_feed(sessions, Visibility("acme", None), after=Position(), limit=100)).items == []
+    assert (await PostgresFeed(sessions).page(Visibility("acme", None), after=FeedPosition(), limit=100)).items == []
 
 
 async def test_its_entries_are_leaves_with_proofs_and_stand_in_a_tenants_bundle(

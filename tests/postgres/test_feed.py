@@ -14,13 +14,13 @@ import pytest
 from app.core.errors import StoreUnfit
 from app.core.limits import FEED_ROWS_LOOKED_AT_MAX
 from app.domain.ledger.plans import Plan
+from app.domain.ledger.queries import FeedItem, FeedPosition, Visibility
 from app.domain.system.documents import PolicySet
 from app.domain.system.log import SystemState, plan_system
 from app.postgres import feed
 from app.postgres.database import Database
-from app.postgres.feed import FeedItem, Position, load_feed, load_latest
+from app.postgres.feed import PostgresFeed
 from app.postgres.ledger import PostgresLedger, _columns
-from app.postgres.listing import Visibility
 from app.postgres.sessions import Sessions
 from tests.attacker import disarm
 from tests.invariants.plans import plan_of
@@ -33,12 +33,12 @@ DEFAULT = Visibility("default", None)
 
 
 async def read(
-    sessions: Sessions, scope: Visibility, after: Position, **bounds: Any
-) -> tuple[list[FeedItem], Position]:
+    sessions: Sessions, scope: Visibility, after: FeedPosition, **bounds: Any
+) -> tuple[list[FeedItem], FeedPosition]:
     """All there is from `after` on."""
     found: list[FeedItem] = []
     while True:
-        page = await load_feed(sessions, scope, after=after, **{"limit": 50, **bounds})
+        page = await PostgresFeed(sessions).page(scope, after=after, **{"limit": 50, **bounds})
         found += page.items
         if page.next == after:
             return found, after
@@ -67,16 +67,16 @@ async def append_slowly(connection: Admin, plan: Plan) -> None:
 
 async def test_every_entry_comes_once_in_order_at_every_page_size(ledger: PostgresLedger, sessions: Sessions) -> None:
     await append(ledger, [plan_of(completed_trace(n)) for n in range(70)])
-    whole, end = await read(sessions, DEFAULT, Position())
+    whole, end = await read(sessions, DEFAULT, FeedPosition())
     assert sorted(places(whole)) == sorted((f"trace:{trace_id(n)}", place) for n in range(70) for place in range(1, 5))
     order = [(item.position.xid, item.stored.stream, item.stored.sequence_number) for item in whole]
     assert order == sorted(order)
     for bounds in ({"limit": 1}, {"limit": 7}, {"limit": 200}, {"bytes_max": 1}, {"bytes_max": 5000}):
-        assert (await read(sessions, DEFAULT, Position(), **bounds))[0] == whole
+        assert (await read(sessions, DEFAULT, FeedPosition(), **bounds))[0] == whole
     # From every place the rest, and nothing else.
     for place in range(0, len(whole), 13):
         assert (await read(sessions, DEFAULT, whole[place].position))[0] == whole[place + 1 :]
-    assert await load_latest(sessions) == end.xid
+    assert await PostgresFeed(sessions).latest() == end.xid
 
 
 async def test_a_scope_sees_its_own_and_what_its_tenants_gateway_did(
@@ -96,16 +96,16 @@ async def test_a_scope_sees_its_own_and_what_its_tenants_gateway_did(
         (Visibility("two", None), [("system:two", 1), *traces[3]]),
         (Visibility("none", None), []),
     ):
-        items, end = await read(sessions, scope, Position())
+        items, end = await read(sessions, scope, FeedPosition())
         assert sorted(places(items)) == sorted(expected)
-        assert end > Position(), "what may not be seen is still left behind"
+        assert end > FeedPosition(), "what may not be seen is still left behind"
 
 
 async def test_an_open_transaction_holds_back_what_comes_after_it(
     ledger: PostgresLedger, sessions: Sessions, admin: Admin
 ) -> None:
     await ledger.commit(plan_of(completed_trace(1)))
-    before, at = await read(sessions, DEFAULT, Position())
+    before, at = await read(sessions, DEFAULT, FeedPosition())
     slow = admin.transaction()
     await slow.start()
     await append_slowly(admin, plan_of(completed_trace(2)))
@@ -150,10 +150,10 @@ async def test_no_gap_and_no_repeat_while_many_write_and_some_are_slow(
 
     async def follow(limit: int) -> list[FeedItem]:
         found: list[FeedItem] = []
-        at = Position()
+        at = FeedPosition()
         while True:
             is_over = done.is_set()
-            page = await load_feed(sessions, DEFAULT, after=at, limit=limit)
+            page = await PostgresFeed(sessions).page(DEFAULT, after=at, limit=limit)
             found += page.items
             if is_over and page.next == at:
                 return found
@@ -163,7 +163,7 @@ async def test_no_gap_and_no_repeat_while_many_write_and_some_are_slow(
     readers = [asyncio.create_task(follow(limit)) for limit in (1, 5, 100)]
     await asyncio.gather(*(write() for _ in range(6)), write_slowly(0.15), write_slowly(0.02))
     done.set()
-    expected, _ = await read(sessions, DEFAULT, Position())
+    expected, _ = await read(sessions, DEFAULT, FeedPosition())
     assert len(places(expected)) == len(set(places(expected)))
     seen = {stream for stream, _ in places(expected)}
     tenants = await sessions.fetch("SELECT stream FROM tga.heads WHERE tenant = 'default'")
@@ -184,9 +184,9 @@ async def test_a_page_looks_at_so_many_rows_and_no_more(
         [plan_of(completed_trace(n, principal=principal("me" if n in mine else "other"))) for n in range(40)],
     )
     scope = Visibility("default", "me")
-    items, _ = await read(sessions, scope, Position())
+    items, _ = await read(sessions, scope, FeedPosition())
     assert places(items) == [(f"trace:{trace_id(n)}", place) for n in sorted(mine) for place in range(1, 5)]
-    page = await load_feed(sessions, scope, after=items[3].position, limit=50)
+    page = await PostgresFeed(sessions).page(scope, after=items[3].position, limit=50)
     assert page.items == []
     assert page.next > items[3].position
 
@@ -219,4 +219,4 @@ async def test_a_ledger_restored_into_another_cluster_is_refused_and_never_shown
         await disarm(admin)
         await admin.execute("UPDATE tga.entries SET xid = '9000000000' WHERE stream = $1", f"trace:{trace_id(1)}")
     with pytest.raises(StoreUnfit):
-        await load_feed(sessions, DEFAULT, after=Position(), limit=10)
+        await PostgresFeed(sessions).page(DEFAULT, after=FeedPosition(), limit=10)

@@ -12,10 +12,12 @@ import pytest
 
 from app.core.limits import LIST_ROWS_LOOKED_AT_MAX
 from app.domain.ledger.plans import Plan
+from app.domain.ledger.queries import Page, Visibility
 from app.domain.tga.transitions import TRACE
-from app.postgres import listing
+from app.postgres import listing, queries
 from app.postgres.ledger import PostgresLedger
-from app.postgres.listing import Page, Visibility, is_stream_visible, list_approvals, list_traces, load_stream_entries
+from app.postgres.listing import list_approvals, list_traces
+from app.postgres.queries import PostgresQueries
 from app.postgres.sessions import Sessions
 from tests.attacker import disarm
 from tests.invariants.plans import plan_of
@@ -103,7 +105,9 @@ async def test_a_scope_ends_at_its_tenant_and_its_principal(ledger: PostgresLedg
             if tenant == scope.tenant and scope.principal_id in (None, who)
         ]
         assert await all_pages(sessions, scope, limit=1) == expected
-        visible = [n for n in (*owners, 99) if await is_stream_visible(sessions, TRACE.stream(trace_id(n)), scope)]
+        visible = [
+            n for n in (*owners, 99) if await PostgresQueries(sessions).is_visible(TRACE.stream(trace_id(n)), scope)
+        ]
         assert [trace_id(n) for n in reversed(visible)] == expected
 
 
@@ -129,10 +133,10 @@ async def test_a_page_looks_at_so_many_rows_and_no_more(
     ledger: PostgresLedger, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the bound at 10: pages that hold nothing lead on, none is skipped, and no cursor names a foreign trace."""
-    for name in ("_TRACES", "_APPROVALS"):
-        statement = getattr(listing, name).replace(str(LIST_ROWS_LOOKED_AT_MAX + 1), "11")
-        monkeypatch.setattr(listing, name, statement.replace(str(LIST_ROWS_LOOKED_AT_MAX), "10"))
-    monkeypatch.setattr(listing, "LIST_ROWS_LOOKED_AT_MAX", 10)
+    for module, name in ((queries, "_STREAMS"), (listing, "_APPROVALS")):
+        statement = getattr(module, name).replace(str(LIST_ROWS_LOOKED_AT_MAX + 1), "11")
+        monkeypatch.setattr(module, name, statement.replace(str(LIST_ROWS_LOOKED_AT_MAX), "10"))
+    monkeypatch.setattr(queries, "LIST_ROWS_LOOKED_AT_MAX", 10)
     mine = {0, 3, 35, 36, 37, 38, 60}
     plans = [waiting(n, principal=principal("me" if n in mine else "other")) for n in range(64)]
     await append(ledger, plans)
@@ -196,7 +200,7 @@ async def test_entries_come_as_stored_and_within_their_bytes(ledger: PostgresLed
     records = completed_trace(1, arguments={"text": "x" * 1000})
     await ledger.commit(plan_of(records))
     stream = TRACE.stream(trace_id(1))
-    page = await load_stream_entries(sessions, stream, after_seq=0, limit=10)
+    page = await PostgresQueries(sessions).entries(stream, after_seq=0, limit=10)
     assert page is not None
     assert (page.head, page.state, page.is_open) == (4, "COMPLETED", False)
     assert [(e.entry, e.artifact) for e in page.items] == [
@@ -205,8 +209,8 @@ async def test_entries_come_as_stored_and_within_their_bytes(ledger: PostgresLed
     for bytes_max in (1, 1500, 3000, 10_000):
         after, found, largest = 0, [], 0
         while (
-            part := await load_stream_entries(
-                sessions, TRACE.stream(trace_id(1)), after_seq=after, limit=3, bytes_max=bytes_max
+            part := await PostgresQueries(sessions).entries(
+                TRACE.stream(trace_id(1)), after_seq=after, limit=3, bytes_max=bytes_max
             )
         ) and (part.last is not None):
             found += [item.sequence_number for item in part.items]
@@ -214,7 +218,7 @@ async def test_entries_come_as_stored_and_within_their_bytes(ledger: PostgresLed
             after = part.last
         assert found == [1, 2, 3, 4]
         assert largest == {1: 1, 1500: 2, 3000: 3, 10_000: 3}[bytes_max]
-    assert await load_stream_entries(sessions, TRACE.stream(trace_id(2)), after_seq=0, limit=1) is None
+    assert await PostgresQueries(sessions).entries(TRACE.stream(trace_id(2)), after_seq=0, limit=1) is None
 
 
 async def plan_and_buffers(admin: Admin, statement: str, *arguments: Any) -> tuple[str, int]:
@@ -240,12 +244,12 @@ async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, session
     for found in (before, after):
         await admin.execute("ANALYZE tga.heads")
         for statement, asked in (
-            (listing._TRACES, arguments),
+            (queries._STREAMS, arguments),
             (listing._APPROVALS, approvals),
-            (listing._VISIBLE, seen),
-            (listing._VISIBLE, foreign),
-            (listing._VISIBLE, missing),
-            (listing._TRACES_IN_STATE, ("default", "trace:", "trace;", None, "FAILED", None, None, None, 52)),
+            (queries._VISIBLE, seen),
+            (queries._VISIBLE, foreign),
+            (queries._VISIBLE, missing),
+            (queries._STREAMS_IN_STATE, ("default", "trace:", "trace;", None, "FAILED", None, None, None, 52, "trace")),
         ):
             found.append(await plan_and_buffers(admin, statement, *asked))
         if found is before:

@@ -59,4 +59,5 @@ TRACE: Final = StreamKind(
         Transition("EXECUTING", "tool_effect", "SUCCESS", "COMPLETED"),
         Transition("EXECUTING", "tool_effect", "FAILURE", "FAILED"),
     ),
+    usual_end="COMPLETED",
 )
