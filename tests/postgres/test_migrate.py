@@ -111,9 +111,11 @@ async def test_an_unreachable_server_is_said_to_be_unreachable() -> None:
 @pytest.mark.parametrize("kind", [TRACE, SYSTEM], ids=lambda kind: str(kind.name))
 async def test_the_rules_in_the_database_are_the_table_in_the_code(kind: StreamKind, admin: Admin) -> None:
     kinds = await admin.fetch(
-        "SELECT kind, id_field, entry_schema_id, birth_state FROM tga.stream_kinds WHERE kind = $1", kind.name
+        "SELECT kind, id_field, entry_schema_id, birth_state, usual_end FROM tga.stream_kinds WHERE kind = $1",
+        kind.name,
     )
-    assert [tuple(row) for row in kinds] == [(kind.name, kind.id_field, kind.entry_schema_id, kind.birth_state)]
+    expected = (kind.name, kind.id_field, kind.entry_schema_id, kind.birth_state, kind.usual_end)
+    assert [tuple(row) for row in kinds] == [expected]
     rules = await admin.fetch(
         "SELECT artifact_type, schema_id, verdict_field, binds_field, settles_claim FROM tga.artifact_rules"
         " WHERE kind = $1",
