@@ -9,8 +9,9 @@ import typer
 from app.cli.running import TraceArgument, Yes, run_in_gateway
 from app.cli.showing import confirmed, notes, output
 from app.domain.identity import DEFAULT_TENANT
-from app.domain.tga.documents import TraceId
-from app.postgres.erasing import erase_trace
+from app.domain.tga.erasing import ERASABLE_TRACES
+from app.domain.tga.transitions import TRACE
+from app.postgres.erasing import erase_stream
 
 if TYPE_CHECKING:
     from app.gateway.wiring import Gateway
@@ -44,12 +45,13 @@ async def erase(gateway: Gateway, trace_id: str, *, tenant: str, rationale: str,
     if not confirmed(f"Erase the payloads of {trace_id} for ever?", yes=yes):
         notes.print("Nothing was erased.")
         return False
-    await erase_trace(
+    await erase_stream(
         gateway.sessions,
         gateway.system,
         gateway.clock,
         gateway.traces.executor_id(),
-        TraceId(trace_id),
+        TRACE.stream(trace_id),
+        ERASABLE_TRACES,
         tenant=tenant,
         erased_by=_BY,
         rationale=rationale,

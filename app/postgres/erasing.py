@@ -1,7 +1,7 @@
-"""Erase a finished trace's payloads: the erasure goes onto its tenant's system stream, or nothing is erased.
+"""Erase a finished stream's payloads: the erasure goes onto its tenant's system stream, or nothing is erased.
 
 Entries, digests, claims and the operator's orders to send again stay, and so do the names that heads and claims hold:
-tenant, principal, server, tool, idempotency key.
+of a trace its tenant, principal, server, tool and idempotency key.
 """
 
 from __future__ import annotations
@@ -10,32 +10,30 @@ import secrets
 
 import asyncpg
 
+from app.core.chain import Head
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import (
     BY_CODE,
     ChecksumMismatch,
     ConcurrentExecution,
     OutcomeUnknown,
-    RecoveryFailed,
     SequenceGap,
+    TgaError,
     TraceErased,
     TraceNotFound,
     TraceUnfinished,
 )
 from app.core.limits import CLAIM_SALT_BYTES, LOCK_TIMEOUT_MS
 from app.domain.clock import Clock
+from app.domain.ledger.checks import AnyRecord
+from app.domain.ledger.erasing import ErasableKind
 from app.domain.ledger.plans import Claim
 from app.domain.system.documents import SYSTEM, ErasedClaim, Erasure
 from app.domain.system.log import SystemLog, plan_system
-from app.domain.tga.documents import TraceId
-from app.domain.tga.execution_state import ExecutionState
-from app.domain.tga.idempotency import claim_errors
-from app.domain.tga.replay import LogRecord, fold, record_from_bytes
-from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import verify_head
 
-_TRACE = """
+_STREAM = """
 SELECT h.sequence_number, h.entry_digest, h.is_open, h.state, r.stream IS NOT NULL AS is_erased,
        h.subject, h.name, h.idempotency_key, h.payload_digest, h.effect_digest AS effect,
        e.entries, e.digests, e.artifacts
@@ -58,23 +56,24 @@ _ERASE = "SELECT * FROM tga.erase($1, $2, $3, $4::uuid, $5, $6, $7)"
 _TRIES_MAX = 50
 
 
-async def erase_trace(
+async def erase_stream(
     sessions: Sessions,
     system: SystemLog,
     clock: Clock,
     executor_id: str,
-    trace_id: TraceId,
+    stream: str,
+    kind: ErasableKind,
     *,
     tenant: str,
     erased_by: str,
     rationale: str,
 ) -> None:
-    """Remove the payloads of this tenant's finished trace; durable when it returns.
+    """Remove the payloads of this tenant's finished stream, which is of this kind; durable when it returns.
 
-    Raises TraceNotFound (another tenant's is as good as none), TraceUnfinished, TraceErased. A trace that does not
+    Raises TraceNotFound (another tenant's is as good as none), TraceUnfinished, TraceErased. A stream that does not
     verify is not erased, whatever is wrong with it: its payloads are the evidence.
     """
-    state, records, claim = await _load_finished(sessions, trace_id, tenant)
+    head, records, claim = await _load_finished(sessions, stream, kind, tenant)
     salt = None if claim is None else secrets.token_bytes(CLAIM_SALT_BYTES)
     sent: set[Digest] = set()
     for _ in range(_TRIES_MAX):
@@ -83,9 +82,9 @@ async def erase_trace(
             system_id=tenant,
             recorded_at=now,
             recorded_by=erased_by,
-            erased_stream=TRACE.stream(trace_id),
-            last_sequence_number=state.sequence_number,
-            last_entry_digest=state.entry_digest,
+            erased_stream=stream,
+            last_sequence_number=head.sequence_number,
+            last_entry_digest=head.entry_digest,
             artifact_digests=[record.entry.artifact_digest for record in records],
             claim=None if claim is None or salt is None else ErasedClaim.of(claim, salt=salt),
             rationale=rationale,
@@ -141,33 +140,33 @@ async def _recorded_digest(sessions: Sessions, stream: str) -> Digest | None:
 
 
 async def _load_finished(
-    sessions: Sessions, trace_id: TraceId, tenant: str
-) -> tuple[ExecutionState, list[LogRecord], Claim | None]:
-    """The trace and its claim, both verified: after the erasure nobody can compare them any more."""
-    stream = TRACE.stream(trace_id)
-    rows = await sessions.fetch(_TRACE, stream, tenant)
+    sessions: Sessions, stream: str, kind: ErasableKind, tenant: str
+) -> tuple[Head, list[AnyRecord], Claim | None]:
+    """The stream and its claim, both verified: after the erasure nobody can compare them any more."""
+    name = kind.documents.kind.name
+    rows = await sessions.fetch(_STREAM, stream, tenant)
     if not rows:
-        raise TraceNotFound("no such trace", stream=stream)
+        raise TraceNotFound(f"no such {name}", stream=stream)
     row = rows[0]
     if row["is_erased"]:
         raise TraceErased("the payloads were erased before", stream=stream)
     if row["is_open"]:
-        raise TraceUnfinished("the trace is not finished", found=row["state"], stream=stream)
-    records = _records(row)
-    state = fold(records)
-    if state is None:
-        raise RecoveryFailed("the log folds to nothing", stream=stream)
-    verify_head(state, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
+        raise TraceUnfinished(f"the {name} is not finished", found=row["state"], stream=stream)
     claim = None
     if row["idempotency_key"] is not None:
         payload_digest = Digest(row["payload_digest"].hex())
         claim = Claim(row["subject"], row["name"], row["idempotency_key"], payload_digest)
     effect = None if row["effect"] is None else Digest(row["effect"].hex())
-    for error in claim_errors(claim, effect, records=records, state=state):
-        raise error.at(stream=stream)
-    return state, records, claim
+    try:
+        records = _records(kind, row)
+        head = kind.verify(records, claim, effect)
+        verify_head(head, stream=stream, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
+    except TgaError as error:
+        raise error.at(stream=stream) from None
+    return head, records, claim
 
 
-def _records(row: asyncpg.Record) -> list[LogRecord]:
+def _records(kind: ErasableKind, row: asyncpg.Record) -> list[AnyRecord]:
     places = zip(row["entries"] or (), row["digests"] or (), row["artifacts"] or (), strict=True)
-    return [record_from_bytes(entry, artifact, entry_digest=Digest(digest.hex())) for entry, digest, artifact in places]
+    read = kind.documents.read
+    return [read(entry, artifact, entry_digest=Digest(digest.hex())) for entry, digest, artifact in places]

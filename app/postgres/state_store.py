@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.core.canonical import parse_object
+from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import ChecksumMismatch, ConcurrentExecution, SequenceGap, TgaError, TraceNotFound
 from app.core.limits import LIST_ENTRIES_MAX, LOCK_TIMEOUT_MS
@@ -63,7 +64,7 @@ class PostgresStateStore:
                 )
             raise TraceNotFound("no such trace", stream=stream)
         sequence, digest = (head["sequence_number"], head["entry_digest"]) if head else (None, None)
-        verify_head(state, head_sequence=sequence, head_digest=digest)
+        verify_head(head_of(state), stream=TRACE.stream(state.trace_id), head_sequence=sequence, head_digest=digest)
         return state
 
     async def append_log_entry(self, entry: LogRecord) -> None:
@@ -209,10 +210,8 @@ async def _load_checkpoint(connection: Connection, trace_id: TraceId) -> Executi
     return checkpoint
 
 
-def verify_head(state: ExecutionState, *, head_sequence: int | None, head_digest: bytes | None) -> None:
-    """The head is a projection: it must agree with the log, and the log decides."""
-    stream = TRACE.stream(state.trace_id)
-    folded = head_of(state)
+def verify_head(folded: Head, *, stream: str, head_sequence: int | None, head_digest: bytes | None) -> None:
+    """The head is a projection: it must agree with what the log folds to, and the log decides."""
     if head_sequence != folded.sequence_number:
         raise SequenceGap(
             "the log does not end where its head stands",

@@ -19,7 +19,7 @@ from app.domain.ledger.stored import StoredCheckpoint
 from app.domain.tga.checkpoints import verify_stored_checkpoint
 from app.domain.tga.documents import Resolution, TraceId
 from app.domain.tga.ports import StoredClaim, StoredTrace
-from app.domain.tga.replay import LogRecord, fold, record_from_bytes
+from app.domain.tga.replay import LogRecord, fold, head_of, record_from_bytes
 from app.domain.tga.transitions import TRACE
 from app.postgres.owner import PostgresOwner
 from app.postgres.state_store import verify_head
@@ -99,7 +99,9 @@ class PostgresTraces(PostgresOwner):
         state = fold(records)
         if state is None:
             raise RecoveryFailed("the log folds to nothing", stream=stream)
-        verify_head(state, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
+        verify_head(
+            head_of(state), stream=stream, head_sequence=row["sequence_number"], head_digest=row["entry_digest"]
+        )
         if row["checkpoint_state"] is not None:
             _verify_checkpoint(row, records, stream)
         return StoredTrace(

@@ -27,11 +27,13 @@ from app.domain.system.documents import SigningKey
 from app.domain.system.log import SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.domain.tga.documents import ArtifactDocument, SupervisorDecision
+from app.domain.tga.erasing import ERASABLE_TRACES
 from app.domain.tga.replay import LogRecord
+from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import stream_checks
 from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
-from app.postgres.erasing import erase_trace
+from app.postgres.erasing import erase_stream
 from app.postgres.export import open_export
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sequencer import LeaderTerm, TreeSession
@@ -137,12 +139,13 @@ class World:
         return signed
 
     async def erase(self, n: int, *, tenant: str = "default", rationale: str = "asked to") -> None:
-        await erase_trace(
+        await erase_stream(
             self.sessions,
             self.system,
             self.clock,
             EXECUTOR,
-            trace_id(n),
+            TRACE.stream(trace_id(n)),
+            ERASABLE_TRACES,
             tenant=tenant,
             erased_by="admin",
             rationale=rationale,

@@ -1,27 +1,38 @@
-"""A kind of the tests' own is listed, followed, exported and proven into the tree as traces are."""
+"""A kind of the tests' own is listed, followed, exported, erased and proven into the tree as traces are."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from app.core.chain import Head
 from app.core.digest import Digest
+from app.core.errors import RecoveryFailed, SequenceGap, TraceErased
 from app.core.merkle import leaf_hash, verify_inclusion
+from app.domain.ledger.checks import AnyRecord, Report
+from app.domain.ledger.erasing import ErasableKind
+from app.domain.ledger.plans import Claim
 from app.domain.ledger.queries import FeedPosition, Visibility
+from app.domain.ledger.verification import verify_ledger
 from app.domain.log.bundle import Filter
 from app.edge.watching import StreamWatch
 from app.postgres.database import Database
+from app.postgres.erasing import erase_stream
 from app.postgres.feed import PostgresFeed
 from app.postgres.ledger import PostgresLedger
 from app.postgres.queries import PostgresQueries
+from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
 from app.postgres.tree import PostgresTree
 from tests.conftest import Admin
 from tests.export.world import World
 from tests.ledger.counter import COUNTER, COUNTER_DOCUMENTS, GOAL, make_kind, new_identity, open_counters
-from tests.ledger.test_verification import count_by_hand
-from tests.traces import completed_trace
+from tests.ledger.test_verification import all_kinds, count_by_hand
+from tests.traces import EXECUTOR, completed_trace
 
 ALL = Visibility("default", None)
 
@@ -90,6 +101,41 @@ async def test_its_entries_are_leaves_with_proofs_and_stand_in_a_tenants_bundle(
     assert {stream: held.count(stream) for stream in streams} == dict.fromkeys(streams, 3)
     await world.export(tmp_path / "other", Filter(tenant="acme"))
     assert not any(stream in (tmp_path / "other" / "entries.jsonl").read_text("utf-8") for stream in streams)
+
+
+async def test_its_payloads_are_erased_on_the_record_and_not_if_it_is_wrong(
+    database: Database, sessions: Sessions, store: PostgresStateStore, admin: Admin, tmp_path: Path
+) -> None:
+    await make_kind(admin)
+    world = World(database, sessions, store, tmp_path / "keys")
+    await world.announce()
+    (stream,) = await count_by_hand(PostgresLedger(sessions), [1, 2, 3])
+    said = {"tenant": "default", "erased_by": "olga", "rationale": "asked for"}
+
+    async def erase(kind: ErasableKind) -> None:
+        await erase_stream(sessions, world.system, world.clock, EXECUTOR, stream, kind, **said)
+
+    def refuse(records: Sequence[AnyRecord], claim: Claim | None, effect: Digest | None) -> Head:
+        raise RecoveryFailed("it is wrong")
+
+    with pytest.raises(RecoveryFailed):
+        await erase(ErasableKind(COUNTER_DOCUMENTS, refuse))
+    with pytest.raises(SequenceGap):
+        await erase(ErasableKind(COUNTER_DOCUMENTS, lambda records, claim, effect: Head.unborn(COUNTER)))
+    await erase(ErasableKind(COUNTER_DOCUMENTS, _counted))
+    with pytest.raises(TraceErased):
+        await erase(ErasableKind(COUNTER_DOCUMENTS, _counted))
+    async with open_reader(sessions) as reader:
+        report = Report()
+        assert [error async for error in verify_ledger(reader, all_kinds(), report)] == []
+        assert report.erased_streams == 1
+
+
+def _counted(records: Sequence[AnyRecord], claim: Claim | None, effect: Digest | None) -> Head:
+    head = Head.unborn(COUNTER)
+    for record in records:
+        head = COUNTER_DOCUMENTS.verify_next(head, record)
+    return head
 
 
 async def counted_to_the_end(database: Database, identity: str | None = None) -> str:

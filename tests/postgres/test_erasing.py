@@ -26,11 +26,13 @@ from app.core.errors import (
 from app.domain.identity import Principal
 from app.domain.ledger.checks import Report
 from app.domain.system.log import SystemState
-from app.domain.tga.documents import JsonOutput, TraceId
+from app.domain.tga.documents import JsonOutput
+from app.domain.tga.erasing import ERASABLE_TRACES
 from app.domain.tga.ports import Answered
 from app.domain.tga.runtime import CheckedCall
+from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
-from app.postgres.erasing import erase_trace
+from app.postgres.erasing import erase_stream
 from app.postgres.sessions import Sessions
 from tests.conftest import Admin
 from tests.invariants.plans import contents, tables_naming, verify_all
@@ -47,7 +49,8 @@ SECRET = replace(WRITE, secret_arguments=("/card",))
 async def erase(scripted: Scripted, trace_id: str, **changes: Any) -> None:
     said: dict[str, Any] = {"tenant": "default", "erased_by": "olga", "rationale": "asked for", **changes}
     executor_id = scripted.traces.executor_id()
-    await erase_trace(scripted.sessions, scripted.system.log, scripted.clock, executor_id, TraceId(trace_id), **said)
+    stream, kind = TRACE.stream(trace_id), ERASABLE_TRACES
+    await erase_stream(scripted.sessions, scripted.system.log, scripted.clock, executor_id, stream, kind, **said)
 
 
 @asynccontextmanager
@@ -197,12 +200,13 @@ async def test_a_lost_answer_is_not_taken_for_anothers_erasure(database: Databas
         answer = await scripted.runtime.call(call(key=new_key()))
         losing: Any = Losing(scripted.sessions)
         executor_id = scripted.traces.executor_id()
-        await erase_trace(
+        await erase_stream(
             losing,
             scripted.system.log,
             scripted.clock,
             executor_id,
-            answer.trace_id,
+            TRACE.stream(answer.trace_id),
+            ERASABLE_TRACES,
             tenant="default",
             erased_by="olga",
             rationale="",
