@@ -116,7 +116,7 @@ async def test_status_and_migrate_tell_the_same_story(server: Server) -> None:
         pending = tga("db", "status", "--json", url=url)
         assert pending.returncode == 1
         assert json.loads(pending.stdout)["pending"] == [f"{m.version:04}_{m.name}" for m in packaged_migrations()]
-        assert json.loads(tga("db", "migrate", "--json", url=url).stdout)["applied"][0] == "0001_ledger"
+        assert json.loads(tga("db", "migrate", "--json", url=url).stdout)["applied"][0] == "0001_rules"
         assert tga("db", "migrate", url=url).stdout == "The schema is up to date.\n"
         status = tga("db", "status", url=url)
         assert status.returncode == 0

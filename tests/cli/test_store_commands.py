@@ -59,7 +59,10 @@ def test_the_doctor_names_what_is_wrong_and_what_to_do(restored: World, part: st
     (line, remedy) = told.stdout.split("wrong  ")[1].splitlines()[:2]
     assert line.startswith(part)
     assert remedy.startswith("       ")
-    assert "1 of " in told.stdout
+    # A gateway that wants to sign meanwhile finds the same keys open to others, and doctor shows that too.
+    wrong = told.stdout.count("wrong  ")
+    assert f"{wrong} of " in told.stdout
+    assert wrong == 1 or part == "keys", told.stdout
 
 
 def test_the_doctor_tells_of_a_database_that_is_away_and_looks_at_all_the_rest(world: World) -> None:
