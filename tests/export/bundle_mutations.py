@@ -140,7 +140,10 @@ def restore(m: Mutant) -> None:
     said: dict[Any, str] = {(row.stream, row.number): row.original.decode() for row in m.ledger.rows}
     is_whole = m.chance.random() < 0.5
     for line in m.entries if is_whole else [m.line()]:
-        line["artifact"] = said.get((_text(line.get("stream")), line.get("sequence_number")), line.get("artifact"))
+        # Another mutation may have put a list in either place.
+        place = (line.get("stream"), line.get("sequence_number"))
+        if isinstance(place[0], str) and isinstance(place[1], int):
+            line["artifact"] = said.get(place, line.get("artifact"))
 
 
 def _text(value: Any) -> str:
