@@ -5,7 +5,7 @@
 | informational answers (1xx)                       | RESPONSE_INFORMATIONAL_MAX, and the bytes of the head          |
 | status line and headers                           | RESPONSE_HEADER_BYTES_MAX, RESPONSE_HEADERS_MAX                |
 | chunk sizes, chunk extensions, trailers           | RESPONSE_FRAMING_BYTES_MAX and some bytes for each of the body |
-| the body                                          | whoever reads it bounds it; what is not read is not fetched    |
+| the body                                          | its reader bounds it; what is not read is not fetched          |
 | all of it, as fast or as slowly as it likes       | the caller's time; its share of the loop (app.connectors.intake) |
 
 httptools (llhttp, strict) parses. Bytes that come while nothing was asked spoil the connection: HTTP/1.1 has no ids, so
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
     # What requests do.
 
     def is_fresh(self) -> bool:
-        """Whether a request may be written: it is open, and nothing came that nobody asked for."""
+        """Whether a request may be written: it is open, and nothing came without a request."""
         if self._transport is None or self._end is not None or self._transport.is_closing() or self._received:
             return False
         return self._readable is None or not self._readable.poll(0)
@@ -191,7 +191,7 @@ class Answer:
     """The answer to one request, as far as it was read. Its `on_...` methods are called by the parser."""
 
     def __init__(self, connection: Connection, stream: Stream) -> None:
-        self.stream = stream  # whoever works on what was read accounts for it here
+        self.stream = stream  # its reader accounts here for the work on what was read
         self.status = 0
         self.reason = ""
         self.headers: dict[str, str] = {}  # the first of each name, in lower case
@@ -226,7 +226,7 @@ class Answer:
         return body
 
     def read_on_without_waiting(self) -> None:
-        """Take one step of what has already come: most answers that nobody reads are over with it."""
+        """Take one step of what has already come: most answers whose reader has left are over with it."""
         if not self.is_complete and self._failure is None:
             self._parse(self._connection.take())
 
@@ -265,7 +265,7 @@ class Answer:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            # After the end of the answer: bytes that nobody asked for.
+            # After the end of the answer: bytes that belong to no request.
             self.keeps_alive = False
             cause = error.__context__
             if not self.is_complete:

@@ -90,11 +90,11 @@ class Services:
         return PostgresFeed(self.sessions)
 
     def for_reading(self) -> Services:
-        """The same edge for routes that only read: what they ask of the store, they ask in turn."""
+        """The same services for routes that only read: what they ask of the store, they ask in turn."""
         return replace(self, sessions=ReadingSessions(self.sessions, self.read_scheduler))
 
     def admitted(self, request: Scoped) -> Admitted:
-        """`async with edge.admitted(request) as principal:`; Unauthenticated, RateLimited or TooManyInFlight."""
+        """`async with services.admitted(request) as principal:`; Unauthenticated, RateLimited or TooManyInFlight."""
         return Admitted(self, request.scope)
 
     @asynccontextmanager

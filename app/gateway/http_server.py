@@ -106,8 +106,8 @@ async def serve_http(
     protocol: type[BoundedProtocol] = BoundedProtocol,
     mounted: Mapping[str, ASGIApp] | None = None,
 ) -> None:
-    """Serve until `edge.stopping` is set, then end well: nothing new is taken, what is in flight is answered, what is
-    still being executed after `grace_ms` is answered with 202, since it is durable. Returns when all are gone.
+    """Serve until `services.stopping` is set, then end well: nothing new is taken, what is in flight is answered,
+    what is still being executed after `grace_ms` is answered with 202, since it is durable. Returns when all are gone.
 
     `on_ready` is told where it listens. The runtime must be closed after this, not before.
     """

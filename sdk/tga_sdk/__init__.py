@@ -1,1 +1,1 @@
-"""The Python SDK of TGA Gateway. Empty until durable procedures arrive; it never imports `app`."""
+"""The Python SDK of TGA Gateway. So far its journal alone; it never imports `app`."""

@@ -192,7 +192,7 @@ class Journal:
         before = self._ended.get(scope, {}).get(position - 1)
         if before is not None and before.failed:
             self._drop_inside(_path_at(scope, position - 1))
-        around = _operation_around(scope)
+        around = _around(scope)
         if around:
             self._make_room(around)
 
@@ -247,14 +247,10 @@ def _path_at(scope: str, position: int) -> str:
     return f"{scope}.{position}" if scope else str(position)
 
 
-def _operation_around(scope: str) -> str:
-    head, dot, last = scope.rpartition(".")
-    return f"{head}{dot}{last.partition(':')[0]}"
-
-
 def _around(scope: str) -> str:
     """The operation whose scope, or branch, this is; the program's own is "" in both."""
-    return _operation_around(scope) if scope else ROOT
+    head, dot, last = scope.rpartition(".")
+    return f"{head}{dot}{last.partition(':')[0]}"
 
 
 def _is_inside(address: str, path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from app.core.chain import Head
 from app.core.digest import digest_of
 from app.domain.runs.documents import (
     RunAnswer,
@@ -12,12 +13,14 @@ from app.domain.runs.documents import (
     RunDocument,
     RunEnd,
     RunIntent,
+    RunLogEntry,
     RunResumption,
     RunSignal,
     RunStart,
     RunSuspension,
 )
-from app.domain.runs.replay import Run, RunRecord, advance, digest_of_frontier, frontier_after
+from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, digest_of_frontier, fold_next, frontier_after
+from app.domain.runs.transitions import RUN
 from tests.traces import EXECUTOR, time_at, uuid7
 
 PROGRAM: Final = "a" * 64
@@ -192,6 +195,18 @@ def resumption(run: Run | None = None, run_id: str = "r", **changed: Any) -> Run
         return made
     digest = digest_of_frontier(frontier_after(run.frontier, made))
     return RunResumption.made_of({**fields, **changed, "frontier_digest": digest})
+
+
+def advance(
+    run: Run | None, artifact: RunDocument, *, executor_id: str, recorded_at: str, source: Run | None = None
+) -> tuple[RunRecord, Run]:
+    """The record that appends `artifact` to the run, and the run after it; raises where it may not stand."""
+    head = Head.unborn(RUN) if run is None else run.head
+    planned, _, _ = RUN_DOCUMENTS.plan(
+        head, artifact, identity=artifact.run_id, executor_id=executor_id, recorded_at=recorded_at
+    )
+    record = RunRecord(RunLogEntry.from_body_bytes(planned.entry), artifact)
+    return record, fold_next(run, record, source=source)
 
 
 class Journal:

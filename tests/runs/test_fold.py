@@ -18,10 +18,11 @@ from app.core.errors import (
     TgaError,
 )
 from app.domain.runs.documents import RunDocument
-from app.domain.runs.replay import Run, advance, fold, fold_next
+from app.domain.runs.replay import Run, fold, fold_next
 from tests.runs import journal
 from tests.runs.journal import (
     Journal,
+    advance,
     answer,
     attempt,
     checkpoint,

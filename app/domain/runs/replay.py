@@ -364,18 +364,6 @@ _APPLY: Final[dict[type[RunDocument], Callable[[Run, Any, RunLogEntry], None]]] 
 }
 
 
-def advance(
-    run: Run | None, artifact: RunDocument, *, executor_id: str, recorded_at: str, source: Run | None = None
-) -> tuple[RunRecord, Run]:
-    """The record that appends `artifact` to the run, and the run after it; raises where it may not stand."""
-    head = Head.unborn(RUN) if run is None else run.head
-    planned, _, _ = RUN_DOCUMENTS.plan(
-        head, artifact, identity=artifact.run_id, executor_id=executor_id, recorded_at=recorded_at
-    )
-    record = RunRecord(RunLogEntry.from_body_bytes(planned.entry), artifact)
-    return record, fold_next(run, record, source=source)
-
-
 def digest_of_frontier(frontier: Frontier) -> Digest:
     """What a resumption states."""
     return digest_of(frontier.to_json())

@@ -231,7 +231,7 @@ BEGIN
     -- As conditions, here and with the locks: an expression is evaluated at once, PERFORM would start a query.
     IF prepare_transaction(lock_timeout_ms) IS NULL THEN END IF;
 
-    -- What is judged by its place is stored by its place. Nobody honest sends otherwise.
+    -- What is judged by its place is stored by its place. The gateway always sends such arrays.
     IF (array_dims(p_stream) = '[1:' || plans || ']' AND array_dims(p_executor) = array_dims(p_stream)
         AND array_dims(p_owner_after) = array_dims(p_stream) AND array_dims(p_waiting_after) = array_dims(p_stream)
         AND (cardinality(p_needs) = 0 OR array_dims(p_needs) = array_dims(p_stream))) IS NOT TRUE THEN
@@ -301,8 +301,8 @@ BEGIN
                 ARRAY['STATE_CONCURRENT_EXECUTION', 'the stream stands twice in one batch', NULL, NULL]
             WHEN places = 0 AND now_number = 0 THEN
                 ARRAY['TRACE_NOT_FOUND', 'the stream has no entries', NULL, NULL]
-            -- I6: the fence; a zombie's late effect ends here. Whoever is about to send must be the owner: a finished
-            -- stream has none.
+            -- I6: the fence; a zombie's late effect ends here. An executor that is about to send must be the
+            -- owner: a finished stream has none.
             WHEN x.owner <> p_executor[plan] OR (x.owner IS NULL AND plan = ANY (d_plan)) THEN
                 ARRAY['STATE_CONCURRENT_EXECUTION', 'another executor owns the stream',
                       p_executor[plan]::text, x.owner::text]
@@ -522,13 +522,13 @@ BEGIN
         IF wrong IS NOT NULL THEN
             refusals := refusals || wrong;
             refused := ARRAY(SELECT r.plan FROM unnest(refusals) AS r);
-            -- Whoever owned the stream before it began, and lost the claim, owns it still.
+            -- The executor that owned the stream before it began, and lost the claim, owns it still.
             PERFORM own_unborn(p_stream[u], p_executor[u]) FROM unnest(unborn) AS u WHERE u = ANY (refused);
         END IF;
     END IF;
 
     -- 8. Writes -----------------------------------------------------------------------------------------------------
-    -- Nobody else can move these heads: the streams are locked. One statement is started once.
+    -- No other transaction can move these heads: the streams are locked. One statement is started once.
     IF new_links IS NOT NULL OR new_work <> '{}' THEN
         WITH linked AS (
             INSERT INTO links (stream_no, sequence_number, place, places, executor_id, entry_digest, prev_entry_digest,

@@ -15,7 +15,7 @@ CREATE TABLE tga.mcp_intents (
 
 CREATE INDEX mcp_intents_touched ON tga.mcp_intents (touched_at);
 
--- Begin, or join. `fresh`: a call that nobody waits for, under the proposed key. `again`: the re-issue of one whose
+-- Begin, or join. `fresh`: a call that no client waits for, under the proposed key. `again`: the re-issue of one whose
 -- answer did not arrive, under its key. `busy`: an equal call whose client still waits; ask again when that is settled.
 --
 -- `held_here`: keys of equal calls whose clients wait at the caller itself.
@@ -43,7 +43,7 @@ BEGIN
     END IF;
     SELECT * INTO found_intent FROM mcp_intents i WHERE i.fingerprint = intent FOR UPDATE;
     IF NOT FOUND THEN
-        verdict := 'busy';  -- settled just now: whoever asks again finds nothing
+        verdict := 'busy';  -- settled just now: a client that asks again finds nothing
         RETURN;
     END IF;
     IF found_intent.idempotency_key = proposed_key THEN
@@ -77,12 +77,12 @@ AS $$
      WHERE i.fingerprint = intent AND i.idempotency_key = key AND i.holder = executor
 $$;
 
--- The answer arrived. Rows that nobody came back for go along, a few at a time.
+-- The answer arrived. Rows whose clients never came back go along, a few at a time.
 CREATE FUNCTION tga.mcp_settle(intent bytea, key text) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, tga, pg_temp
 AS $$
-    -- Whoever holds it: of two connections with one key, one that got the answer is enough.
+    -- Whichever connection holds it: of two connections with one key, one that got the answer is enough.
     DELETE FROM mcp_intents i WHERE i.fingerprint = intent AND i.idempotency_key = key;
     DELETE FROM mcp_intents i WHERE i.fingerprint IN (
         SELECT o.fingerprint FROM mcp_intents o
