@@ -36,7 +36,7 @@ WRONG: Final = {"type": "ValueError", "message": "no such order", "retryable": F
 WORKER: Final = {"principal_id": "worker-1", "name": "host:1"}
 REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "step": {},
-    "tool": {"trace_id": uuid7(1), "idempotency_key": "run:r/1"},
+    "tool": {"trace_id": uuid7(1), "idempotency_key": "run:r/1", "retries": 2},
     "ask": {
         "form": "approve",
         "message": "Pay?",

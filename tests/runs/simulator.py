@@ -215,7 +215,7 @@ class Worker:
         named: dict[str, Any] = {"attempt": self.attempt, "try_number": tried}
         key = f"run:r/{path}" + (f"/r{tried}" if tried > 1 else "")
         if node.kind == "tool":
-            request = {"trace_id": uuid7(1), "idempotency_key": key}
+            request = {"trace_id": uuid7(1), "idempotency_key": key, "retries": 0}
             self._catch_up()
             self.gateway.call_tool(
                 documents.intent(path, "tool", node.name, request=request, **named),

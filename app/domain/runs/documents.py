@@ -29,7 +29,7 @@ from app.domain.ledger.documents import (
     Text,
     Time,
 )
-from app.domain.runs.requests import REQUEST_OF_KIND, Request
+from app.domain.runs.requests import REQUEST_OF_KIND, Request, ToolRequest
 from app.domain.runs.state import StateChanges
 from app.domain.runs.transitions import RUN, RunArtifactType, RunState
 from app.domain.runs.values import Path, Resume, RunId, TransientValue, Value
@@ -186,6 +186,11 @@ class RunIntent(RunDocument):
     def due_at(self) -> str | None:
         """When it ends by itself: a sleep is over, a question or a wait for a signal expires."""
         return self.request.due_at
+
+    @property
+    def retries(self) -> int:
+        """How often an answer may say RETRY."""
+        return self.request.retries if isinstance(self.request, ToolRequest) else 0
 
 
 class LogLine(Part):

@@ -21,13 +21,15 @@ from app.domain.runs.paths import ROOT, is_scope_inside, operation_of, path_at, 
 
 
 class Begun(NamedTuple):
-    """An operation that has begun and not ended: what its end must agree with, and when it is due by itself."""
+    """An operation that has begun and not ended: what its end must agree with, when it is due by itself, and how often
+    it may still be tried again."""
 
     intent_digest: str
     kind: str
     name: str
     input_digest: str
     due_at: str | None = None
+    retries: int = 0
 
 
 class ScopePosition(NamedTuple):

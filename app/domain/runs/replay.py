@@ -58,6 +58,16 @@ _ANSWERED_BY: Final[dict[str, frozenset[str]]] = {
 }
 
 
+class Appended(NamedTuple):
+    """What the fold looks at of an entry."""
+
+    sequence_number: int
+    from_state: str
+    to_state: str
+    artifact_digest: str
+    recorded_at: str
+
+
 class WaitingSignal(NamedTuple):
     """A signal that no operation has received yet, and the entry that holds its value."""
 
@@ -146,25 +156,42 @@ def fold_next(run: Run | None, record: RunRecord, *, source: Run | None = None) 
         moved = RUN_DOCUMENTS.verify_next(head, record)
         if artifact is None:
             raise RecoveryFailed("the artifact's payload is missing", expected=entry.artifact_digest, found="nothing")
-        if run is None:
-            run = _born(record, source)
-        else:
-            _APPLY[type(artifact)](run, artifact, entry)
-        run.head = moved
-        run.updated_at = entry.recorded_at
-        return run
+        place = Appended(moved.sequence_number, head.state, moved.state, entry.artifact_digest, entry.recorded_at)
+        return _applied(run, artifact, place, moved, source)
     except TgaError as error:
         raise error.at(stream=record.stream, sequence_number=head.sequence_number + 1) from error.__cause__
 
 
-def _born(record: RunRecord, source: Run | None) -> Run:
-    entry, start = record
+def fold_planned(
+    run: Run | None, artifact: RunDocument, moved: Head, *, recorded_at: str, source: Run | None = None
+) -> Run:
+    """As `fold_next`, for an entry that was planned on the run's own head: its place and links are right by
+    construction, and the table admits it. Raises what the fold raises; the run may then be half changed."""
+    head = Head.unborn(RUN) if run is None else run.head
+    place = Appended(moved.sequence_number, head.state, moved.state, moved.artifact_digest or "", recorded_at)
+    try:
+        return _applied(run, artifact, place, moved, source)
+    except TgaError as error:
+        raise error.at(stream=RUN.stream(artifact.run_id), sequence_number=moved.sequence_number) from error.__cause__
+
+
+def _applied(run: Run | None, artifact: RunDocument, place: Appended, moved: Head, source: Run | None) -> Run:
+    if run is None:
+        run = _born(artifact, place, source)
+    else:
+        _APPLY[type(artifact)](run, artifact, place)
+    run.head = moved
+    run.updated_at = place.recorded_at
+    return run
+
+
+def _born(start: RunDocument, place: Appended, source: Run | None) -> Run:
     if not isinstance(start, RunStart):
-        raise RecoveryFailed("a run begins with its start", found=entry.artifact_type)
+        raise RecoveryFailed("a run begins with its start", found=start.artifact_type)
     run = Run(
         run_id=start.run_id,
         head=Head.unborn(RUN),
-        updated_at=entry.recorded_at,
+        updated_at=place.recorded_at,
         started_at=start.started_at,
         version=start.version,
         program_digest=start.program_digest,
@@ -184,7 +211,7 @@ def _born(record: RunRecord, source: Run | None) -> Run:
     return run
 
 
-def _attempt(run: Run, artifact: RunAttempt, entry: RunLogEntry) -> None:
+def _attempt(run: Run, artifact: RunAttempt, entry: Appended) -> None:
     if artifact.change == "LEASED":
         _verify_same("the next attempt", run.attempt + 1, artifact.attempt)
         _verify_same("the program", run.program_digest, artifact.program_digest)
@@ -206,14 +233,14 @@ def _attempt(run: Run, artifact: RunAttempt, entry: RunLogEntry) -> None:
         run.not_before = artifact.not_before
 
 
-def _intent(run: Run, intent: RunIntent, entry: RunLogEntry) -> None:
+def _intent(run: Run, intent: RunIntent, entry: Appended) -> None:
     _verify_attempt(run, intent.attempt)
     _verify_try(run, intent.path, intent.try_number)
-    begun = Begun(entry.artifact_digest, intent.kind, intent.name, intent.input_digest, intent.due_at)
+    begun = Begun(entry.artifact_digest, intent.kind, intent.name, intent.input_digest, intent.due_at, intent.retries)
     run.frontier.begin(intent.path, begun)
 
 
-def _checkpoint(run: Run, checkpoint: RunCheckpoint, _: RunLogEntry) -> None:
+def _checkpoint(run: Run, checkpoint: RunCheckpoint, _: Appended) -> None:
     path, frontier = checkpoint.path, run.frontier
     _verify_attempt(run, checkpoint.attempt)
     frontier.verify_next(path)
@@ -242,7 +269,7 @@ def _checkpoint(run: Run, checkpoint: RunCheckpoint, _: RunLogEntry) -> None:
     run.failures = 0
 
 
-def _answer(run: Run, answer: RunAnswer, entry: RunLogEntry) -> None:
+def _answer(run: Run, answer: RunAnswer, entry: Appended) -> None:
     path = answer.path
     begun = run.frontier.begun.get(path)
     if begun is None or begun.intent_digest != answer.intent_digest:
@@ -259,6 +286,10 @@ def _answer(run: Run, answer: RunAnswer, entry: RunLogEntry) -> None:
     if answer.answered_by.type == "signal":
         _receive(run, begun.name, answer.answered_by.id)
     if answer.outcome == "RETRY":
+        if run.frontier.try_of(path) > begun.retries:
+            raise RunAnswerUnasked(
+                f"operation {path} is not tried again", expected=f"{begun.retries} retries", found="one more"
+            )
         run.frontier.retry(path)
     else:
         run.frontier.end(path, failed=answer.outcome != "OK")
@@ -280,11 +311,11 @@ def _receive(run: Run, name: str, signal_id: str) -> None:
     run.signals.remove(waiting)
 
 
-def _signal(run: Run, signal: RunSignal, entry: RunLogEntry) -> None:
+def _signal(run: Run, signal: RunSignal, entry: Appended) -> None:
     run.signals.append(WaitingSignal(signal.name, signal.signal_id, entry.sequence_number))
 
 
-def _suspension(run: Run, suspension: RunSuspension, _: RunLogEntry) -> None:
+def _suspension(run: Run, suspension: RunSuspension, _: Appended) -> None:
     _verify_attempt(run, suspension.attempt)
     for path in suspension.awaits:
         begun = run.frontier.begun.get(path)
@@ -299,7 +330,7 @@ def _suspension(run: Run, suspension: RunSuspension, _: RunLogEntry) -> None:
     run.wake = suspension.wake
 
 
-def _end(run: Run, end: RunEnd, entry: RunLogEntry) -> None:
+def _end(run: Run, end: RunEnd, entry: Appended) -> None:
     _verify_attempt(run, end.attempt)
     if end.positions is not None:
         _verify_same("the number of operations", run.frontier.positions, end.positions)
@@ -308,7 +339,7 @@ def _end(run: Run, end: RunEnd, entry: RunLogEntry) -> None:
     run.awaits = []
 
 
-def _resumption(run: Run, resumption: RunResumption, _: RunLogEntry) -> None:
+def _resumption(run: Run, resumption: RunResumption, _: Appended) -> None:
     frontier = frontier_after(run.frontier, resumption)
     found = digest_of_frontier(frontier)
     if found != resumption.frontier_digest:
@@ -347,11 +378,11 @@ def _verify_same(what: str, expected: object, found: object) -> None:
         raise ChecksumMismatch(f"{what} does not agree with the journal", expected=expected, found=found)
 
 
-def _born_twice(run: Run, start: RunStart, _: RunLogEntry) -> None:
+def _born_twice(run: Run, start: RunStart, _: Appended) -> None:
     raise RecoveryFailed("a run starts once", expected="another artifact", found=start.artifact_type)
 
 
-_APPLY: Final[dict[type[RunDocument], Callable[[Run, Any, RunLogEntry], None]]] = {
+_APPLY: Final[dict[type[RunDocument], Callable[[Run, Any, Appended], None]]] = {
     RunStart: _born_twice,
     RunAttempt: _attempt,
     RunIntent: _intent,

@@ -22,8 +22,11 @@ class StepRequest(_Request):
 
 
 class ToolRequest(_Request):
+    """`retries`: how often it is tried again, under a new key, after the tool said for certain that it failed."""
+
     trace_id: Uuid7
     idempotency_key: IdempotencyKey
+    retries: Annotated[int, Field(ge=0, le=1_000)]
 
 
 class AskRequest(_Request):
