@@ -15,6 +15,7 @@ from app.core.chain import StreamKind
 from app.core.digest import GENESIS, digest_of_bytes
 from app.core.errors import InvalidTransition, MigrationRefused, StoreUnavailable
 from app.domain.ledger.plans import Plan, PlannedEntry
+from app.domain.runs.transitions import RUN
 from app.domain.system.documents import SYSTEM
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
@@ -108,7 +109,7 @@ async def test_an_unreachable_server_is_said_to_be_unreachable() -> None:
         await migrate("postgresql://nobody@127.0.0.1:1/none")
 
 
-@pytest.mark.parametrize("kind", [TRACE, SYSTEM], ids=lambda kind: str(kind.name))
+@pytest.mark.parametrize("kind", [TRACE, SYSTEM, RUN], ids=lambda kind: str(kind.name))
 async def test_the_rules_in_the_database_are_the_table_in_the_code(kind: StreamKind, admin: Admin) -> None:
     kinds = await admin.fetch(
         "SELECT kind, id_field, entry_schema_id, birth_state, usual_end FROM tga.stream_kinds WHERE kind = $1",
@@ -134,7 +135,8 @@ async def test_the_rules_in_the_database_are_the_table_in_the_code(kind: StreamK
 
 async def test_the_database_knows_no_other_kind_and_whose_each_stream_is(admin: Admin) -> None:
     kinds = await admin.fetch("SELECT kind, tenant_path FROM tga.stream_kinds ORDER BY kind")
-    assert [tuple(row) for row in kinds] == [("system", ["system_id"]), ("trace", ["principal", "tenant"])]
+    of_principal = ["principal", "tenant"]
+    assert [tuple(row) for row in kinds] == [("run", of_principal), ("system", ["system_id"]), ("trace", of_principal)]
     decides = await admin.fetch("SELECT kind, artifact_type FROM tga.artifact_rules WHERE expired_path IS NOT NULL")
     assert [tuple(row) for row in decides] == [("trace", "supervisor_decision")]
 

@@ -45,6 +45,7 @@ RUN: Final = StreamKind(
     id_field="run_id",
     entry_schema_id="tga/v1/run_log_entry",
     birth_state="SCHEDULED",
+    usual_end="COMPLETED",
     artifacts=(
         ArtifactRule("run_start", "tga/v1/run_start"),
         ArtifactRule("run_attempt", "tga/v1/run_attempt", verdict_field="change"),
