@@ -21,8 +21,8 @@ from app.domain.runs.paths import ROOT, is_scope_inside, operation_of, path_at, 
 
 
 class Begun(NamedTuple):
-    """An operation that has begun and not ended: what its end must agree with, when it is due by itself, and how often
-    it may still be tried again."""
+    """An operation that has begun and not ended: what its end must agree with, when it is due by itself, how often it
+    may be tried again, and which entry holds its intent."""
 
     intent_digest: str
     kind: str
@@ -30,6 +30,7 @@ class Begun(NamedTuple):
     input_digest: str
     due_at: str | None = None
     retries: int = 0
+    sequence_number: int = 0
 
 
 class ScopePosition(NamedTuple):

@@ -106,16 +106,20 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """As an execution checkpoint holds it."""
+        sequence_number, entry_digest, phase, artifact_digest = self.head
         return {
+            "artifact_digest": artifact_digest,
             "attempt": self.attempt,
             "awaits": list(self.awaits),
+            "entry_digest": entry_digest,
             "failures": self.failures,
             "fenced": self.fenced,
             "frontier": self.frontier.to_json(),
-            "head": list(self.head),
             "not_before": self.not_before,
+            "phase": phase,
             "program_digest": self.program_digest,
             "run_id": self.run_id,
+            "sequence_number": sequence_number,
             "signals": [list(signal) for signal in self.signals],
             "started_at": self.started_at,
             "state": copy.deepcopy(self.state),
@@ -126,10 +130,12 @@ class Run:
 
     @classmethod
     def from_json(cls, stated: dict[str, Any]) -> Self:
+        stated = dict(stated)
+        head = Head(*(stated.pop(name) for name in ("sequence_number", "entry_digest", "phase", "artifact_digest")))
         return cls(
             **{
                 **stated,
-                "head": Head(*stated["head"]),
+                "head": head,
                 "frontier": Frontier.from_json(stated["frontier"]),
                 "signals": [WaitingSignal(*signal) for signal in stated["signals"]],
                 "state": copy.deepcopy(stated["state"]),
@@ -236,7 +242,15 @@ def _attempt(run: Run, artifact: RunAttempt, entry: Appended) -> None:
 def _intent(run: Run, intent: RunIntent, entry: Appended) -> None:
     _verify_attempt(run, intent.attempt)
     _verify_try(run, intent.path, intent.try_number)
-    begun = Begun(entry.artifact_digest, intent.kind, intent.name, intent.input_digest, intent.due_at, intent.retries)
+    begun = Begun(
+        entry.artifact_digest,
+        intent.kind,
+        intent.name,
+        intent.input_digest,
+        intent.due_at,
+        intent.retries,
+        entry.sequence_number,
+    )
     run.frontier.begin(intent.path, begun)
 
 
