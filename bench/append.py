@@ -85,7 +85,7 @@ class Scale:
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=1, seconds=0.25, lengths=(10, 1_000), other_streams=512, built_traces=50)
+        return cls(rounds=1, seconds=0.1, lengths=(10, 100), other_streams=64, built_traces=5)
 
 
 @dataclass

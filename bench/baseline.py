@@ -80,7 +80,10 @@ class Baseline:
             script = Path(place, "step.sql")
             script.write_text(self._script(), "utf-8")
             command: list[str | Path] = [pgbench, "-n", "-M", "prepared", "-f", script, "-c", str(clients)]
-            command += ["-j", str(min(clients, os.cpu_count() or 1)), "-T", str(WARMUP_S + max(1, round(seconds)))]
+            # pgbench knows whole seconds only; for less than one each client makes a few steps, without warm-up.
+            warmup_s = WARMUP_S if seconds >= 1 else 0
+            steps = ["-T", str(warmup_s + round(seconds))] if warmup_s else ["-t", str(max(1, round(200 * seconds)))]
+            command += ["-j", str(min(clients, os.cpu_count() or 1)), *steps]
             command += ["--log", f"--log-prefix={Path(place, 'latency')}"]
             command += [part for name, value in {"n": "-1", **values}.items() for part in ("-D", f"{name}={value}")]
             command += ["-h", self.server.embedded.socket_dir, "-p", "5432", "-U", "postgres", DATABASE]
@@ -92,7 +95,7 @@ class Baseline:
             server_cpu_s, client_cpu_s = self.server.cpu_s() - server_before, _children_cpu_s() - client_before
             lines = [line for log in Path(place).glob("latency*") for line in log.read_text("ascii").splitlines()]
         self.steps += len(lines)
-        return _timing_of(lines, client_cpu_s=client_cpu_s, server_cpu_s=server_cpu_s)
+        return _timing_of(lines, warmup_s=warmup_s, client_cpu_s=client_cpu_s, server_cpu_s=server_cpu_s)
 
     async def _run_asyncpg(self, clients: int, seconds: float) -> Timing:
         latencies: list[float] = []
@@ -128,12 +131,12 @@ class Baseline:
             raise RuntimeError(f"the baseline should have stored {counts} and stored {found}")
 
 
-def _timing_of(lines: list[str], *, client_cpu_s: float, server_cpu_s: float) -> Timing:
+def _timing_of(lines: list[str], *, warmup_s: float, client_cpu_s: float, server_cpu_s: float) -> Timing:
     """Of the steps that ended after the warm-up; the CPU is of the whole run, and counted in proportion."""
     ended = sorted(
         (int(epoch) + int(us) / 1e6, int(taken) / 1e6) for _, _, taken, _, epoch, us in map(str.split, lines)
     )
-    begun = ended[0][0] - ended[0][1] + WARMUP_S
+    begun = ended[0][0] - ended[0][1] + warmup_s
     latencies = [taken for at, taken in ended if at > begun]
     part = len(latencies) / len(ended)
     return Timing(len(latencies), ended[-1][0] - begun, client_cpu_s * part, server_cpu_s * part, latencies)

@@ -63,14 +63,15 @@ class Scale:
     rounds: int
     seconds: float
     phase_seconds: float
+    at_once: tuple[int, ...]
 
     @classmethod
     def full(cls) -> Scale:
-        return cls(rounds=3, seconds=3.0, phase_seconds=5.0)
+        return cls(rounds=3, seconds=3.0, phase_seconds=5.0, at_once=BASELINE_CLIENTS)
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=1, seconds=0.4, phase_seconds=1.0)
+        return cls(rounds=1, seconds=0.1, phase_seconds=0.2, at_once=(1, 32))
 
 
 class Processes:
@@ -112,7 +113,7 @@ async def measure_throughput(server: Server, processes: Processes, scale: Scale)
     with processes.answering("gateway") as gateway, processes.answering("empty") as empty:
         for number in range(scale.rounds):
             sync_ms.append(measure_sync(server.embedded.data_dir))
-            for at_once in BASELINE_CLIENTS:
+            for at_once in scale.at_once:
                 timing = await asyncio.to_thread(processes.client, *empty, at_once, scale.seconds)
                 rounds.add("baseline", at_once, timing)
                 timing = await asyncio.to_thread(processes.client, *gateway, at_once, scale.seconds)
@@ -153,7 +154,7 @@ def phase_table(report: dict[str, Any], empty_us: float, in_process_us: float) -
 def ratios_to_in_process(cells: list[Cell]) -> list[str]:
     by_name = {(cell.name, cell.at_once): cell for cell in cells}
     lines = []
-    for at_once in BASELINE_CLIENTS:
+    for at_once in sorted(at_once for name, at_once in by_name if name == HTTP):
         wire, inside = by_name[HTTP, at_once], by_name[IN_PROCESS, at_once]
         ratios = sorted(a.per_second / b.per_second for a, b in zip(wire.rounds, inside.rounds, strict=True))
         cpu = wire.median.client_us / inside.median.client_us

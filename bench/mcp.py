@@ -27,6 +27,7 @@ from tests.mcp.served import FIXTURE, LEGACY, MODERN, client_of, mcp_world
 
 Call = Callable[[], Awaitable[Any]]
 WARMUP_CALLS: Final = 20
+WARMUP_CALLS_QUICK: Final = 2
 _numbers = itertools.count()
 KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "read": ("greet", {"name": "Ada"}),
@@ -36,14 +37,14 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
-async def measure(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+async def measure(calls: dict[str, Call], rounds: int, warmup: int) -> dict[str, list[float]]:
     """Milliseconds of each call, by way."""
     took: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + WARMUP_CALLS):
+    for number in range(rounds + warmup):
         for name, call in calls.items():
             began = time.perf_counter()
             await call()
-            if number >= WARMUP_CALLS:
+            if number >= warmup:
                 took[name].append((time.perf_counter() - began) * 1000)
     return took
 
@@ -74,7 +75,7 @@ def _made_unequal(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "label": str(next(_numbers))}
 
 
-async def run(world: World, rounds: int, console: Console) -> None:
+async def run(world: World, rounds: int, warmup: int, console: Console) -> None:
     table = Table(title=f"an MCP call, {rounds} of each, one after the other")
     for column in ("tool", "way", "p50 ms", "p99 ms", "p50 ratio", "p99 ratio", "added p50 ms"):
         table.add_column(column, justify="left" if column in ("tool", "way") else "right")
@@ -84,7 +85,7 @@ async def run(world: World, rounds: int, console: Console) -> None:
             def call_of(client: Client, tool: str = tool, arguments: dict[str, Any] = arguments) -> Call:
                 return lambda: client.call_tool(tool, _made_unequal(tool, arguments))
 
-            took = await measure({name: call_of(client) for name, client in clients.items()}, rounds)
+            took = await measure({name: call_of(client) for name, client in clients.items()}, rounds, warmup)
             base_50, base_99 = percentile(took["direct"], 0.5), percentile(took["direct"], 0.99)
             for name, values in took.items():
                 p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
@@ -98,7 +99,8 @@ def main() -> None:
     given = arguments_of("mcp", __doc__).parse_args()
     with mcp_world() as world:
         world.start()
-        asyncio.run(run(world, 10 if given.quick else 400, Console()))
+        rounds, warmup = (5, WARMUP_CALLS_QUICK) if given.quick else (400, WARMUP_CALLS)
+        asyncio.run(run(world, rounds, warmup, Console()))
 
 
 if __name__ == "__main__":

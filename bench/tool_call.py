@@ -89,7 +89,7 @@ class Scale:
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=1, seconds=0.5, prepared_calls=5_000)
+        return cls(rounds=1, seconds=0.1, prepared_calls=2_000)
 
 
 async def step_of_real_call(server: Server) -> Step:

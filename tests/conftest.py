@@ -11,11 +11,12 @@ import contextlib
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -28,6 +29,7 @@ from app.postgres.migrate import migrate
 from app.postgres.ownership import Executor
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
+from tests import leftovers
 
 IS_SOAK = bool(os.environ.get("TGA_SOAK"))  # `make soak`: all of what is otherwise sampled
 TEMPLATE = "tga_template"
@@ -35,6 +37,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30
 LONG = {"bench", "load", "crash", "docs", "export", "cli", "mcp", "conformance", "packaging"}
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+_WATCHER: pytest.StashKey[subprocess.Popen[bytes]] = pytest.StashKey()
 _numbers = itertools.count(1)
 
 
@@ -68,18 +71,31 @@ class Server:
             await session.execute(statement)
 
 
-def _system_binaries() -> Path | None:
+def system_binaries() -> Path | None:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda p: int(p.parts[-3].split(".")[0]))
     return found[-1].parent if found else None
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Where there is room in memory, PostgreSQL makes and drops a database there in a tenth of the time.
 
-    Nothing is tested less: what is killed is a process, never the machine. TMPDIR chooses another place.
+    Nothing is tested less: what is killed is a process, never the machine. TMPDIR chooses another place. In it each
+    process that runs tests has a folder of its own, and a watcher that ends what is left there when pytest is gone.
     """
     if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= _MEMORY_BYTES_MIN:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # for processes of the tests, and for this one
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if is_worker or not config.getoption("numprocesses", None):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # what `tmp_path` keeps of failures stays
+        folder = Path(tempfile.mkdtemp(prefix="tga-tests-"))
+        folder.chmod(0o711)
+        config.stash[_WATCHER] = leftovers.watch(folder)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (watcher := config.stash.get(_WATCHER, None)) is not None:
+        watcher.communicate()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -116,26 +132,48 @@ async def _make_template(server: Server) -> None:
 _NAMED_URL = os.environ.get("TGA_TEST_DATABASE_URL")
 
 
+class Servers:
+    """The servers that this process has started, each once: they stay up while tests change between them."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Server] = {}
+        self._launchers = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._launchers.close()
+
+    def named(self, name: str) -> Server:
+        if name not in self._running:
+            self._running[name] = self._started(name)
+        return self._running[name]
+
+    def _started(self, name: str) -> Server:
+        if name == "named":
+            server = Server(name, str(_NAMED_URL), None)
+        else:
+            bin_dir = None
+            if name == "system" and (bin_dir := system_binaries()) is None:
+                pytest.skip("no PostgreSQL under /usr/lib/postgresql: apt-get install postgresql to test on it too")
+            home = make_home()
+            self._launchers.callback(shutil.rmtree, home)
+            launcher = self._launchers.enter_context(EmbeddedPostgres(home, bin_dir=bin_dir))
+            server = Server(name, launcher.url(), launcher)
+        asyncio.run(_make_template(server))
+        return server
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    with Servers() as started:
+        yield started
+
+
 @pytest.fixture(scope="session", params=["embedded", "system", *(["named"] if _NAMED_URL else [])])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    launcher: EmbeddedPostgres | None = None
-    if request.param == "named":
-        running = Server("named", str(_NAMED_URL), None)
-    else:
-        bin_dir = None
-        if request.param == "system" and (bin_dir := _system_binaries()) is None:
-            pytest.skip("no PostgreSQL under /usr/lib/postgresql: apt-get install postgresql to test on it too")
-        home = make_home()
-        launcher = EmbeddedPostgres(home, bin_dir=bin_dir)
-        launcher.start()
-        running = Server(request.param, launcher.url(), launcher)
-    try:
-        asyncio.run(_make_template(running))
-        yield running
-    finally:
-        if launcher is not None:
-            launcher.stop()
-            shutil.rmtree(home)
+def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    return servers.named(request.param)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ HANG_S: Final = 600  # a guard against waiting for ever, not a bound on speed
 # What each prints besides its heading: the ratios it is there for, whatever they are.
 RATIO: Final = r"\d+\.\d+"
 PRINTS: Final = {
-    "append": (rf"writer +│ +128 │ +{RATIO}", "Flatness", r"1,000 │ +512 │ +1\.00"),
+    "append": (rf"writer +│ +128 │ +{RATIO}", "Flatness", r"100 │ +64 │ +1\.00"),
     "lean": (rf"of a call │ +30 │ +[\d,]+ │ +[\d,]+ │ +{RATIO}", "HOT updates of heads"),
     "tool_call": (rf"at least 1\.5 of the same transactions, unbatched; found {RATIO}",),
     "recovery": (rf"transactions per trace, one a read +│ +{RATIO}", rf"plans in a commit +│ +{RATIO}"),

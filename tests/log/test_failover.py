@@ -23,7 +23,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.sequencer import Sequencer
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
-from tests.conftest import Admin, _system_binaries, make_home
+from tests.conftest import Admin, make_home, system_binaries
 from tests.invariants.plans import verify_all
 from tests.log.auditor import published_notes, stored_leaves, verify_log
 from tests.log.conftest import append, caught_up, plans, sequencing, until
@@ -96,7 +96,7 @@ class Node:
 
 @pytest.fixture(params=["embedded", "system"])
 def bin_dir(request: pytest.FixtureRequest) -> Path:
-    found = find_binaries() if request.param == "embedded" else _system_binaries()
+    found = find_binaries() if request.param == "embedded" else system_binaries()
     if found is None:
         pytest.skip("no PostgreSQL under /usr/lib/postgresql: apt-get install postgresql to test on it too")
     if not (found / "pg_basebackup").is_file():

@@ -24,7 +24,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.sequencer import TreeSession
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
-from tests.conftest import Admin, Server, _system_binaries, make_home
+from tests.conftest import Admin, Server, make_home, system_binaries
 from tests.log.auditor import published_notes, stored_leaves, verify_log
 from tests.log.conftest import append, caught_up, plans, sequencing, until
 from tests.postgres.test_feed import append_slowly
@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 def binaries_of(server: Server) -> Path:
-    found = _system_binaries() if server.name == "system" else find_binaries()
+    found = system_binaries() if server.name == "system" else find_binaries()
     assert found is not None
     return found
 
