@@ -5,11 +5,12 @@ The plans are those of real calls, made beforehand by the runtime, so what is ti
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from app.clock import SystemClock
+from app.core.errors import TgaError
 from app.domain.ledger.plans import Plan
 from app.domain.tga.ports import Ports
 from app.domain.tga.runtime import TgaRuntime
@@ -50,6 +51,11 @@ class _Recording:
 
     async def commit(self, plan: Plan) -> None:
         self.plans.setdefault(plan.stream, []).append(plan)
+
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        for plan in plans:
+            await self.commit(plan)
+        return [None] * len(plans)
 
 
 class _Executor:

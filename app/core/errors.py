@@ -453,6 +453,12 @@ class RunAnswerUnasked(TgaError):
     remedy = "Read the run again; if its question is still open, answer that one."
 
 
+class RunBlobMissing(TgaError):
+    code = "RUN_BLOB_MISSING"
+    meaning = "An entry of the run refers to a blob that is not stored, or not with this size."
+    remedy = "Upload it with PUT /v1/blobs/{sha256}, then put the entry again."
+
+
 ALL_ERRORS: tuple[type[TgaError], ...] = (
     InvalidTransition,
     SequenceGap,
@@ -513,5 +519,6 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunPositionTaken,
     RunPositionGap,
     RunAnswerUnasked,
+    RunBlobMissing,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

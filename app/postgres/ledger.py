@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
+import orjson
 
 from app.core.digest import Digest
 from app.core.errors import BY_CODE, KeyClaimed, LockAcquireFailed, OutcomeUnknown, StoreUnavailable, TgaError
@@ -16,7 +17,7 @@ from app.core.limits import (
     SINGLE_LOCK_FAILURES_MAX,
     SINGLE_LOCK_TIMEOUT_MS,
 )
-from app.domain.ledger.plans import Plan
+from app.domain.ledger.plans import Plan, PlanGroup
 from app.postgres.sessions import Record, Sessions
 
 _APPEND = """
@@ -27,6 +28,11 @@ SELECT * FROM tga.append($1, $2::text[], $3::uuid[], $4::uuid[], $5::text[],
                          $17::int[], $18::int[], $19::bytea[],
                          $20::int[], $21::bytea[], $22::bytea[], $23::int[], $24::int[], $25::text[])
 """
+# With what only few batches bring; the others do not send so many empty arrays.
+_APPEND_MORE = _APPEND.replace(
+    "$25::text[])",
+    "$25::text[], $26::int[], $27::int[], $28::jsonb[], $29::int[], $30::bigint[], $31::bytea[], $32::bigint[])",
+)
 
 
 class PostgresLedger:
@@ -42,40 +48,51 @@ class PostgresLedger:
         if error is not None:
             raise error
 
-    async def commit_batch(self, plans: Sequence[Plan]) -> list[TgaError | None]:
-        """All plans in one transaction; for each its error, or None when it is durable.
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        """As Ledger.commit_all."""
+        group = PlanGroup(plans, needs)
+        group.verify(BATCH_PLANS_MAX)
+        return await self.commit_groups([group])
 
-        The loser of one does not fail the others. A batch that the server refuses as a whole is retried singly, which
-        takes little longer than the batch did, whatever is locked.
+    async def commit_batch(self, plans: Sequence[Plan]) -> list[TgaError | None]:
+        """As `commit_groups`, of plans that have nothing to do with each other."""
+        return await self.commit_groups([PlanGroup((plan,)) for plan in plans])
+
+    async def commit_groups(self, groups: Sequence[PlanGroup]) -> list[TgaError | None]:
+        """All plans of all groups in one transaction; for each its error, or None when it is durable.
+
+        The loser of one does not fail the others. A batch that the server refuses as a whole is retried group by
+        group, which takes little longer than the batch did, whatever is locked.
         """
-        if len(plans) > BATCH_PLANS_MAX or (len(plans) > 1 and sum(p.size_bytes() for p in plans) > BATCH_BYTES_MAX):
+        plans = [plan for group in groups for plan in group.plans]
+        if len(plans) > BATCH_PLANS_MAX or (len(groups) > 1 and sum(p.size_bytes() for p in plans) > BATCH_BYTES_MAX):
             raise ValueError(f"a batch is at most {BATCH_PLANS_MAX} plans and {BATCH_BYTES_MAX} bytes")
         try:
-            rows = await self._append(plans, self._lock_timeout_ms)
+            rows = await self._append(plans, _needs_of(groups), self._lock_timeout_ms)
         except (OutcomeUnknown, StoreUnavailable) as error:
-            return [_copy(error).at(stream=plan.stream) for plan in plans]
+            return _to_each(plans, error)
         except TgaError as error:
-            if len(plans) == 1:
-                return [error.at(stream=plans[0].stream)]
-            return await self._commit_singly(plans, error)
+            if len(groups) == 1:
+                return _to_each(plans, error)
+            return await self._commit_singly(groups, error)
         return [_error_of(row, plan) for row, plan in zip(rows, plans, strict=True)]
 
-    async def _commit_singly(self, plans: Sequence[Plan], refusal: TgaError) -> list[TgaError | None]:
+    async def _commit_singly(self, groups: Sequence[PlanGroup], refusal: TgaError) -> list[TgaError | None]:
         lock_timeout_ms = self._lock_timeout_ms
         if isinstance(refusal, LockAcquireFailed):
             lock_timeout_ms = min(SINGLE_LOCK_TIMEOUT_MS, lock_timeout_ms)
         results: list[TgaError | None] = []
         lock_failures = 0
         reason: TgaError | None = None  # why the rest is not tried
-        for plan in plans:
+        for group in groups:
             if reason is not None:
-                results.append(_copy(reason).at(stream=plan.stream))
+                results += _to_each(group.plans, reason)
                 continue
             try:
-                (row,) = await self._append([plan], lock_timeout_ms)
-                results.append(_error_of(row, plan))
+                rows = await self._append(group.plans, _needs_of([group]), lock_timeout_ms)
+                results += [_error_of(row, plan) for row, plan in zip(rows, group.plans, strict=True)]
             except TgaError as error:
-                results.append(error.at(stream=plan.stream))
+                results += _to_each(group.plans, error)
                 lock_failures += isinstance(error, LockAcquireFailed)
                 if lock_failures == SINGLE_LOCK_FAILURES_MAX:
                     reason = error
@@ -83,8 +100,22 @@ class PostgresLedger:
                     reason = StoreUnavailable("PostgreSQL went away before it was asked")
         return results
 
-    async def _append(self, plans: Sequence[Plan], lock_timeout_ms: int) -> list[Record]:
+    async def _append(self, plans: Sequence[Plan], needs: Sequence[int | None], lock_timeout_ms: int) -> list[Record]:
+        if needs or any(plan.schedule is not None or plan.blobs for plan in plans):
+            more = (needs, *_more_columns(plans))
+            return await self._sessions.commit(_APPEND_MORE, lock_timeout_ms, *_columns(plans), *more)
         return await self._sessions.commit(_APPEND, lock_timeout_ms, *_columns(plans))
+
+
+def _needs_of(groups: Sequence[PlanGroup]) -> list[int | None]:
+    """For each plan the place, from 1 in the batch, of the one that it needs; empty when none needs another."""
+    if not any(group.needs for group in groups):
+        return []
+    needs: list[int | None] = []
+    for group in groups:
+        first = len(needs) + 1
+        needs += [None if needed is None else first + needed for needed in group.needs or [None] * len(group.plans)]
+    return needs
 
 
 def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
@@ -122,6 +153,19 @@ def _columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
     )
 
 
+def _more_columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
+    scheduled = [(place, plan.schedule) for place, plan in enumerate(plans, 1) if plan.schedule is not None]
+    blobs = [(place, use) for place, plan in enumerate(plans, 1) for use in plan.blobs]
+    return (
+        [place for place, _ in scheduled],
+        [orjson.dumps(schedule._asdict()).decode() for _, schedule in scheduled],
+        [place for place, _ in blobs],
+        [use.sequence_number for _, use in blobs],
+        [bytes.fromhex(use.sha256) for _, use in blobs],
+        [use.size_bytes for _, use in blobs],
+    )
+
+
 def _error_of(row: asyncpg.Record, plan: Plan) -> TgaError | None:
     code = row["code"]
     if code is None:
@@ -132,6 +176,12 @@ def _error_of(row: asyncpg.Record, plan: Plan) -> TgaError | None:
         ).at(stream=plan.stream)
     error = BY_CODE[code](row["what"], expected=row["expected"], found=row["found"])
     return error.at(stream=plan.stream, sequence_number=row["sequence_number"])
+
+
+def _to_each(plans: Sequence[Plan], error: TgaError) -> list[TgaError | None]:
+    if len(plans) == 1:
+        return [error.at(stream=plans[0].stream)]
+    return [_copy(error).at(stream=plan.stream) for plan in plans]
 
 
 def _copy(error: TgaError) -> TgaError:

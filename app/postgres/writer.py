@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 
 from app.core.errors import StoreBusy, TgaError
 from app.core.limits import (
@@ -18,10 +19,10 @@ from app.core.limits import (
     WRITER_QUEUE_BYTES_MAX,
     WRITER_QUEUE_PLANS_MAX,
 )
-from app.domain.ledger.plans import Plan
+from app.domain.ledger.plans import Plan, PlanGroup
 from app.postgres.ledger import PostgresLedger
 
-_Waiting = tuple[Plan, int, "asyncio.Future[TgaError | None]"]  # with its size
+_Waiting = tuple[PlanGroup, int, "asyncio.Future[list[TgaError | None]]"]  # with its size in bytes
 
 
 class Writer:
@@ -35,8 +36,9 @@ class Writer:
         # Set here for good.
         self._ledger = ledger
         self._loop = asyncio.get_running_loop()  # kept: asking each time costs a system call
-        # Plans that no flusher has taken yet: `commit` adds, `_take_batch` removes, both without a pause in between.
+        # Plans that no flusher has taken yet: `_commit` adds, `_take_batch` removes, both without a pause in between.
         self._queue: deque[_Waiting] = deque()
+        self._queue_plans = 0
         self._queue_bytes = 0
         # Tasks that empty the queue, and how many of them wait for the database: each writes for itself.
         self._flushers: set[asyncio.Task[None]] = set()
@@ -44,19 +46,30 @@ class Writer:
 
     async def commit(self, plan: Plan) -> None:
         """As Ledger.commit; StoreBusy at once when the queue is full, and then nothing was stored."""
-        size = plan.size_bytes()
-        if len(self._queue) >= WRITER_QUEUE_PLANS_MAX or self._queue_bytes + size > WRITER_QUEUE_BYTES_MAX:
-            raise StoreBusy(
-                "too much is waiting to be committed", found=f"{len(self._queue)} plans", stream=plan.stream
-            )
-        future: asyncio.Future[TgaError | None] = self._loop.create_future()
-        self._queue.append((plan, size, future))
-        self._queue_bytes += size
-        self._start_flusher_if_needed()
-        # If the caller gives up here its plan stays in the queue, or in the batch that is being committed.
-        error = await future
+        (error,) = await self._commit(PlanGroup((plan,)), plan.size_bytes())
         if error is not None:
             raise error
+
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        """As Ledger.commit_all: the plans stay together. StoreBusy as with `commit`."""
+        group = PlanGroup(plans, needs)
+        group.verify(BATCH_PLANS_MAX)
+        return await self._commit(group, sum(plan.size_bytes() for plan in plans))
+
+    async def _commit(self, group: PlanGroup, size: int) -> list[TgaError | None]:
+        if self._queue_plans >= WRITER_QUEUE_PLANS_MAX or self._queue_bytes + size > WRITER_QUEUE_BYTES_MAX:
+            raise StoreBusy(
+                "too much is waiting to be committed",
+                found=f"{self._queue_plans} plans",
+                stream=group.plans[0].stream,
+            )
+        future: asyncio.Future[list[TgaError | None]] = self._loop.create_future()
+        self._queue.append((group, size, future))
+        self._queue_plans += len(group.plans)
+        self._queue_bytes += size
+        self._start_flusher_if_needed()
+        # If the caller gives up here its plans stay in the queue, or in the batch that is being committed.
+        return await future
 
     async def close(self) -> None:
         """Wait until everything that was accepted is committed or refused."""
@@ -71,7 +84,7 @@ class Writer:
             flusher.add_done_callback(self._flushers.discard)
 
     def _flushers_wanted(self) -> int:
-        return bisect_right(WRITER_FLUSHERS_FROM_PLANS, len(self._queue))
+        return bisect_right(WRITER_FLUSHERS_FROM_PLANS, self._queue_plans)
 
     async def _flush_all(self) -> None:
         try:
@@ -90,7 +103,7 @@ class Writer:
 
     async def _flush(self, batch: list[_Waiting]) -> None:
         try:
-            results = await self._ledger.commit_batch([plan for plan, _, _ in batch])
+            results = await self._ledger.commit_groups([group for group, _, _ in batch])
         except BaseException as error:
             for _, _, future in batch:
                 if not future.done():
@@ -102,7 +115,8 @@ class Writer:
 
     async def _answer(self, batch: list[_Waiting], results: list[TgaError | None]) -> None:
         """Wake callers in slices, so that the next batch fills while this one is answered."""
-        answers = zip(batch, results, strict=True)
+        left = iter(results)
+        answers = ((waiting, [next(left) for _ in waiting[0].plans]) for waiting in batch)
         try:
             for number, answer in enumerate(answers, 1):
                 _give(*answer)
@@ -118,20 +132,26 @@ class Writer:
         size = 0
         # Share the queue equally among the flushers that are free to take a batch.
         free = max(1, self._flushers_wanted() - self._committing)
-        plans_max = min(BATCH_PLANS_MAX, -(-len(self._queue) // free))
-        while self._queue and len(batch) < plans_max:
-            plan, plan_size, _ = self._queue[0]
-            # Two plans of one stream cannot share a transaction: the second builds on what the first leaves.
-            if plan.stream in streams or (batch and size + plan_size > BATCH_BYTES_MAX):
+        plans_max = min(BATCH_PLANS_MAX, -(-self._queue_plans // free))
+        while self._queue:
+            (plans, _), group_size, _ = self._queue[0]
+            # A group stays whole. Two plans of one stream cannot share a transaction: the second builds on what the
+            # first leaves.
+            if batch and (
+                len(streams) + len(plans) > plans_max
+                or size + group_size > BATCH_BYTES_MAX
+                or any(plan.stream in streams for plan in plans)
+            ):
                 break
             batch.append(self._queue.popleft())
-            streams.add(plan.stream)
-            size += plan_size
+            streams.update([plan.stream for plan in plans])
+            size += group_size
+        self._queue_plans -= len(streams)
         self._queue_bytes -= size
         return batch
 
 
-def _give(waiting: _Waiting, result: TgaError | None) -> None:
+def _give(waiting: _Waiting, results: list[TgaError | None]) -> None:
     _, _, future = waiting
     if not future.done():  # its caller may have given up
-        future.set_result(result)
+        future.set_result(results)

@@ -30,7 +30,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,6 +119,13 @@ class MinedLedger:
             self._boundaries.refusals.append(error.code)
             raise
         self._boundaries.cross("commit.done")
+
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        self._boundaries.cross("commit.before")
+        results = await self._inner.commit_all(plans, needs)
+        self._boundaries.refusals += [error.code for error in results if error is not None]
+        self._boundaries.cross("commit.done")
+        return results
 
     async def _roll_back(self, plan: Plan) -> None:
         """Let the commit wait for a lock inside its transaction, and end its backend there."""

@@ -25,8 +25,9 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 
+from app.core.digest import digest_of_bytes
 from app.core.errors import OutcomeUnknown, StoreUnavailable, TgaError
-from app.domain.ledger.plans import Plan, Sealed
+from app.domain.ledger.plans import BlobUse, Plan, ScheduleRow, Sealed
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
@@ -39,11 +40,12 @@ from app.postgres.state_store import PostgresStateStore
 from tests.conftest import TEMPLATE, copy_template
 from tests.invariants.plans import Admin, contents, plan_of, tables_naming, verify_all
 from tests.patience import HANG_S
-from tests.traces import EXECUTOR, completed_trace, executing_trace, pending_trace, trace_id
+from tests.traces import EXECUTOR, completed_trace, executing_trace, pending_trace, time_at, trace_id
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a server's processes in /proc")
 
 GATE_KEY = 20_261_116
+BLOB = digest_of_bytes(b"large")
 _numbers = itertools.count(1)
 Timing = Literal["BEFORE", "AFTER", "AT COMMIT"]
 Cut = Literal["before the request", "after the commit"]
@@ -88,6 +90,20 @@ def attempt(n: int) -> Plan:
     return Plan(TRACE.stream(trace_id(n)), EXECUTOR, EXECUTOR, dispatch_attempt=2, waiting_after="operator")
 
 
+def large(n: int) -> Plan:
+    """An entry that refers to a blob, of a stream that stands in a schedule."""
+    born = plan_of(pending_trace(n))
+    schedule = ScheduleRow("onboard", "1.0.0@ab", time_at(1), due_at=time_at(2))
+    return born._replace(blobs=[BlobUse(1, BLOB, 5)], schedule=schedule)
+
+
+async def put_blob(admin: Admin) -> None:
+    await admin.execute(
+        "INSERT INTO tga.blobs (tenant, sha256, size_bytes, state) VALUES ('default', $1, 5, 'stored')",
+        bytes.fromhex(BLOB),
+    )
+
+
 # Artifacts stand in one row a plan; the claim and its effect in the row of the head.
 _BORN = {"links": 3, "payloads": 1, "heads": 1, "in_work": 1, "execution_checkpoints": 1}
 STEPS = (
@@ -118,6 +134,13 @@ STEPS = (
         attempt,
         ("heads", "at_rest", "dispatch_attempts"),
         {**{table: rows for table, rows in _BORN.items() if table != "in_work"}, "at_rest": 1, "dispatch_attempts": 1},
+    ),
+    Step(
+        "large",
+        lambda n: [],
+        large,
+        ("heads", "links", "payloads", "in_work", "blobs", "blob_refs", "runs"),
+        {"links": 1, "payloads": 1, "heads": 1, "in_work": 1, "blob_refs": 1, "runs": 1},
     ),
 )
 CUTS = [(n, step, *cut) for n, (step, cut) in enumerate((step, cut) for step in STEPS for cut in step.cuts())]
@@ -213,8 +236,11 @@ async def pid_at_gate(admin: Admin, commit: asyncio.Task[None]) -> int:
 
 async def test_every_statement_of_the_append_is_cut_around(admin: Admin) -> None:
     """A new INSERT in tga.append must get its cut in STEPS."""
-    source = await admin.fetchval("SELECT prosrc FROM pg_proc WHERE oid = 'tga.append'::regproc")
-    inserts = re.findall(r"\b(?:INSERT INTO|UPDATE|DELETE FROM)\s+(\w+)\s*(?:\(|AS)", source)
+    source = await admin.fetchval(
+        "SELECT string_agg(prosrc, ' ') FROM pg_proc WHERE pronamespace = 'tga'::regnamespace"
+        " AND proname IN ('append', 'refer_to_blobs', 'write_run_rows')"
+    )
+    inserts = re.findall(r"\b(?:INSERT INTO|UPDATE|DELETE FROM)\s+(\w+)\s*(?:\(|AS|b SET)", source)
     assert set(inserts) == {table for step in STEPS for table in step.statements}
     assert len(inserts) == len(set(inserts))
 
@@ -225,6 +251,7 @@ async def test_every_statement_of_the_append_is_cut_around(admin: Admin) -> None
 async def test_a_backend_terminated_between_any_two_statements_and_not_persisted(
     admin: Admin, sessions: Sessions, ledger: PostgresLedger
 ) -> None:
+    await put_blob(admin)
     for n, step, table, timing in CUTS:
         for plan in step.before(n):
             await ledger.commit(plan)
@@ -254,6 +281,7 @@ async def test_a_backend_killed_with_kill_9_between_any_two_statements_and_not_p
         admin = await connect_again(own_database.admin_url)
         closing.callback(lambda: admin.terminate())
         ledger = PostgresLedger(sessions)
+        await put_blob(admin)
         for n, step, table, timing in CUTS:
             if timing == "BEFORE":
                 continue  # the same as after the statement before it, and each of these takes a restart
@@ -282,6 +310,7 @@ async def test_a_backend_terminated_after_the_commit_but_persisted(own_database:
         admin = await connect_again(own_database.admin_url)
         closing.callback(admin.terminate)
         ledger = PostgresLedger(sessions)
+        await put_blob(admin)
         for n, step in enumerate(STEPS):
             for plan in step.before(n):
                 await ledger.commit(plan)
@@ -443,6 +472,7 @@ async def test_a_connection_lost_before_the_request_and_not_persisted(
 ) -> None:
     async with await Sessions.open(wire.url, sessions_max=2) as remote:
         ledger = PostgresLedger(remote)
+        await put_blob(admin)
         for n, step in enumerate(STEPS):
             for plan in step.before(n):
                 await ledger.commit(plan)
@@ -460,6 +490,7 @@ async def test_a_connection_lost_before_the_request_and_not_persisted(
 async def test_a_connection_lost_before_the_answer_but_persisted(wire: Wire, admin: Admin, sessions: Sessions) -> None:
     async with await Sessions.open(wire.url, sessions_max=2) as remote:
         ledger = PostgresLedger(remote)
+        await put_blob(admin)
         for n, step in enumerate(STEPS):
             for plan in step.before(n):
                 await ledger.commit(plan)

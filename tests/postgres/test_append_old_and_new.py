@@ -441,10 +441,10 @@ async def _misplaced(admin: Session) -> list[asyncpg.Record]:
 
 
 def test_everything_that_the_append_can_say_is_expected_above() -> None:
-    source = resources.files("app.postgres").joinpath("migrations", "0003_append.sql").read_text("utf-8")
-    texts = set(
-        re.findall(r"'((?:the|a|an|another|no) [^']+)'", source.partition("CREATE FUNCTION tga.judge_entry(")[2])
-    )
+    migrations = resources.files("app.postgres").joinpath("migrations")
+    judging = migrations.joinpath("0003_append.sql").read_text("utf-8").partition("CREATE FUNCTION tga.judge_entry(")[2]
+    source = judging.partition("CREATE FUNCTION tga.append(")[0] + migrations.joinpath("0013_append.sql").read_text()
+    texts = set(re.findall(r"'((?:the|a|an|another|no) [^']+)'", source))
     of_batches = {
         "arrays that belong together differ in shape",
         "a plan needs an earlier one that makes no claim",

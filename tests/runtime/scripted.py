@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from app.clock import SystemClock
 from app.core.digest import digest_of
-from app.core.errors import ArgumentsInvalid, ToolNotFound
+from app.core.errors import ArgumentsInvalid, TgaError, ToolNotFound
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger, Plan
 from app.domain.policy.question import Verdict
@@ -150,6 +150,17 @@ class CountingLedger:
         await self._inner.commit(plan)
         if self.after is not None:
             await self.after(plan)
+
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        self.plans += plans
+        for plan in plans:
+            if self.before is not None:
+                await self.before(plan)
+        results = await self._inner.commit_all(plans, needs)
+        for plan, error in zip(plans, results, strict=True):
+            if self.after is not None and error is None:
+                await self.after(plan)
+        return results
 
 
 @dataclass

@@ -25,7 +25,7 @@ from app.core.errors import (
     TraceNotHeld,
 )
 from app.domain.identity import Principal
-from app.domain.ledger.plans import Plan
+from app.domain.ledger.plans import Plan, PlanGroup
 from app.domain.tga import runtime as runtime_module
 from app.domain.tga.documents import ToolCall, TraceId
 from app.domain.tga.ports import Dispatched, Unknown
@@ -485,10 +485,10 @@ class HeldLedger(PostgresLedger):
         self.gate = asyncio.Event()
         self.batches: list[int] = []
 
-    async def commit_batch(self, plans: Sequence[Plan]) -> list[TgaError | None]:
-        self.batches.append(len(plans))
+    async def commit_groups(self, groups: Sequence[PlanGroup]) -> list[TgaError | None]:
+        self.batches.append(sum(len(group.plans) for group in groups))
         await self.gate.wait()
-        return [None] * len(plans)
+        return [None] * self.batches[-1]
 
 
 def some_plan(n: int) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -99,6 +100,9 @@ class Losing:
             await self._inner.commit(plan)
         raise OutcomeUnknown("lost")
 
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        raise AssertionError("a system stream is appended to alone")
+
 
 @pytest.mark.parametrize(
     ("fault", "commits"), [("and_not_persisted", 2), ("but_persisted", 1), ("but_persisted_late", 2)]
@@ -123,6 +127,9 @@ async def test_a_lost_answer_appends_nothing_twice(fault: str, commits: int, dat
 async def test_a_store_that_does_not_answer_is_not_waited_for(database: Database, admin: Admin) -> None:
     class Silent:
         async def commit(self, plan: Plan) -> None:
+            raise StoreUnavailable("gone")
+
+        async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
             raise StoreUnavailable("gone")
 
     async with open_scripted(database.gateway_url) as scripted:

@@ -1,7 +1,7 @@
 """What is written to the ledger: plans, each appended whole or not at all; and the port they go through.
 
 Streams of every kind go this way. A plan is the unit of atomicity (I7): entries with their artifacts, the claim of
-an idempotency key, an execution checkpoint, a dispatch attempt.
+an idempotency key, an execution checkpoint, a dispatch attempt, references to blobs, the row of a schedule.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from app.core.canonical import JsonValue, canonical_bytes
 from app.core.digest import Digest, digest_of_bytes
+from app.core.errors import TgaError
 
 
 class PlannedEntry(NamedTuple):
@@ -52,12 +53,39 @@ class Sealed(NamedTuple):
     values: bytes
 
 
+class ScheduleRow(NamedTuple):
+    """When a stream is due, and for whom: the row that gateways look for. Always the whole row, a function of the state
+    that the plan leaves; tenant and state are added by the store, from the head. Times are RFC 3339.
+
+    `parent` is the stream that waits for this one, `failures` counts since the last progress.
+    """
+
+    procedure: str
+    program: str
+    created_at: str
+    attempt: int = 0
+    failures: int = 0
+    worker: str | None = None
+    due_at: str | None = None
+    parent: str | None = None
+    deadline_at: str | None = None
+
+
+class BlobUse(NamedTuple):
+    """An entry of the plan refers to a blob. It must be stored, for the stream's tenant and with this size."""
+
+    sequence_number: int
+    sha256: Digest
+    size_bytes: int
+
+
 class Plan(NamedTuple):
     """What one executor appends to a stream in one transaction; who owns it afterwards, and whom it waits for.
 
     `dispatch_attempt` is the number of a send after the first; its row is the fence of that send. `resolution` is the
     operator's order behind it, if there was one. A plan of nothing but a checkpoint changes neither owner nor waiting.
     `sealed` comes with the birth; `forgets_secrets` removes the values again. `announce_to` names webhooks to be told.
+    `schedule` replaces the stream's row; without one it stays. A blob that is not stored refuses the plan.
     """
 
     stream: str
@@ -72,6 +100,8 @@ class Plan(NamedTuple):
     sealed: Sealed | None = None
     forgets_secrets: bool = False
     announce_to: Sequence[str] = ()
+    schedule: ScheduleRow | None = None
+    blobs: Sequence[BlobUse] = ()
 
     def size_bytes(self) -> int:
         size = 0 if self.checkpoint is None else len(self.checkpoint.state)
@@ -82,6 +112,29 @@ class Plan(NamedTuple):
         return size
 
 
+class PlanGroup(NamedTuple):
+    """Plans of different streams that are committed in one transaction.
+
+    `needs` is empty, or names for each plan the place (from 0) of an earlier one that makes no claim, or None: a plan
+    whose needed plan is refused is refused in the same words.
+    """
+
+    plans: Sequence[Plan]
+    needs: Sequence[int | None] = ()
+
+    def verify(self, plans_max: int) -> None:
+        """ValueError when it can be no group: whoever made it has made a mistake."""
+        if not 0 < len(self.plans) <= plans_max:
+            raise ValueError(f"a group is 1 to {plans_max} plans, this one has {len(self.plans)}")
+        if len({plan.stream for plan in self.plans}) < len(self.plans):
+            raise ValueError("two plans of one stream cannot share a transaction")
+        if self.needs and len(self.needs) != len(self.plans):
+            raise ValueError("a group says of each of its plans which one it needs, or of none")
+        for place, needed in enumerate(self.needs):
+            if needed is not None and not (0 <= needed < place and self.plans[needed].claim is None):
+                raise ValueError(f"plan {place} of the group must need an earlier one that makes no claim: {needed}")
+
+
 class Ledger(Protocol):
     """Durable when it returns. Raises the error of the first check that failed; then nothing of the plan is stored.
 
@@ -89,3 +142,11 @@ class Ledger(Protocol):
     """
 
     async def commit(self, plan: Plan) -> None: ...
+
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        """Plans of different streams in one transaction, as in a PlanGroup; for each its error, or None when durable.
+
+        Each is admitted or refused by itself, but for those that need another. What fails the transaction as a whole,
+        OutcomeUnknown among it, is the error of every plan.
+        """
+        ...
