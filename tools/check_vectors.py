@@ -279,6 +279,7 @@ def fold_system(schemas: Schemas, state: Any, record: Any) -> Any:
         "pins": {},
         "keys": {},
         "policy": None,
+        "procedures": {},
     }
     require(entry["system_id"] == state["system_id"], SCHEMA)
     require(entry["sequence_number"] == state["at"] + 1, GAP)  # I1
@@ -313,12 +314,16 @@ def fold_system(schemas: Schemas, state: Any, record: Any) -> Any:
             require(former["note"].startswith(f"{origin}\n{former['size']}\n{root}\n\n"), CHECKSUM)
             require(artifact["leaves_lost"] == former["size"] - artifact["kept_size"], CHECKSUM)
             return {**state, "epoch": (artifact["epoch"], artifact["origin"])}
+        case "procedure_registration":
+            program = artifact["version"], artifact["program_digest"]
+            others = [known for known in state["procedures"].get(artifact["name"], ()) if known != program]
+            return {**state, "procedures": {**state["procedures"], artifact["name"]: [*others, program]}}
     return state
 
 
 def told(state: Any) -> Any:
     """A system stream's state, in the form of a vector's `expect`."""
-    state = state or {"pins": {}, "keys": {}, "policy": None}
+    state = state or {"pins": {}, "keys": {}, "policy": None, "procedures": {}}
     return {
         "pins": [
             {
@@ -334,6 +339,10 @@ def told(state: Any) -> Any:
             for key_id, known in sorted(state["keys"].items())
         ],
         "policy_digest": state["policy"],
+        "procedures": {
+            name: [{"version": version, "program_digest": program} for version, program in programs]
+            for name, programs in state["procedures"].items()
+        },
     }
 
 

@@ -30,6 +30,7 @@ NOUNS: Final = {
     "approvals": "What waits for a person.",
     "traces": "One trace a call: what was asked for, decided, sent and answered, and what people do about it.",
     "tools": "The registered tool servers and their tools, with their pins.",
+    "procedures": "Programs that runs can be started of.",
     "events": "What happens, as it happens, as server-sent events.",
     "log": "The verifiable log: signed tree heads, and proofs that an entry is in it.",
     "keys": "The public keys that signatures of this gateway are checked with.",
@@ -220,6 +221,9 @@ _CALL_ERRORS: Final = (
 def request_body(model: type[BaseModel], example: Any, *, in_path: Sequence[str] = ()) -> dict[str, Any]:
     """For `openapi_extra`: the body and the parts of the path that the route reads by itself."""
     schema = model.model_json_schema()
+    # What refers within the model would refer within the whole document.
+    parts = schema.pop("$defs", {})
+    schema = _inlined(schema, parts)
     body = {
         "requestBody": {
             "required": bool(schema.get("required")),
@@ -228,6 +232,19 @@ def request_body(model: type[BaseModel], example: Any, *, in_path: Sequence[str]
     }
     named = [{"name": name, "in": "path", "required": True, "schema": _IN_PATH.get(name, _NAME)} for name in in_path]
     return {**body, "parameters": named} if named else body
+
+
+def _inlined(value: Any, parts: dict[str, Any]) -> Any:
+    """With each part in the place of what refers to it."""
+    if isinstance(value, list):
+        return [_inlined(item, parts) for item in value]
+    if not isinstance(value, dict):
+        return value
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/$defs/"):
+        beside = {key: item for key, item in value.items() if key != "$ref"}
+        value = {**parts[reference.removeprefix("#/$defs/")], **beside}
+    return {key: _inlined(item, parts) for key, item in value.items()}
 
 
 def tool_call_operation(body: type[BaseModel]) -> dict[str, Any]:

@@ -57,6 +57,11 @@ COMMANDS: Final = (
     ),
     ("mcp", "mcp", "Speak MCP on stdin and stdout, for desktop clients; the gateway at TGA_URL answers."),
     ("servers", "servers", "The tool servers and their tools, with pins and health."),
+    (
+        "procedures",
+        "procedures",
+        "The procedures that runs can be started of, with every program that was registered of each, newest first.",
+    ),
     ("log", "log", "The verifiable log: begin a new epoch when entries that were signed are lost."),
     ("db", "db", "The database: its schema, whether it is fit, backup, restore, and its end."),
     ("keys", "keys", "API keys, and keys that sign and seal."),
@@ -115,10 +120,10 @@ def options(
 ) -> None:
     """Every tool call decided, dispatched once, and on a log that can be verified.
 
-    call, traces, trace, approvals, approve, deny, withdraw, resolve, servers and mcp ask a running gateway: the one at
-    TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420), with the key in TGA_API_KEY (default,
-    on the same machine: the one in TGA_HOME/admin.key). All others work on the store itself, whether a gateway runs or
-    not.
+    call, traces, trace, approvals, approve, deny, withdraw, resolve, servers, procedures and mcp ask a running
+    gateway: the one at TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420), with the key in
+    TGA_API_KEY (default, on the same machine: the one in TGA_HOME/admin.key). All others work on the store itself,
+    whether a gateway runs or not.
 
     TGA_HOME (default ~/.tga) is where state lives; TGA_DATABASE_URL names a PostgreSQL server, else the embedded
     one is used.

@@ -457,6 +457,16 @@ class RunBlobMissing(TgaError):
     code = "RUN_BLOB_MISSING"
     meaning = "An entry of the run refers to a blob that is not stored, or not with this size."
     remedy = "Upload it with PUT /v1/blobs/{sha256}, then put the entry again."
+class ProcedureNotFound(TgaError):
+    code = "PROCEDURE_NOT_FOUND"
+    meaning = "Nobody has registered a procedure of this name, or not this version or program of it."
+    remedy = "Start a worker that has it, which registers it; `tga procedures` lists what there is."
+
+
+class ProcedureLimitReached(TgaError):
+    code = "PROCEDURE_LIMIT_REACHED"
+    meaning = "The tenant has as many procedures, or the procedure as many programs, as there can be."
+    remedy = "Use fewer names: a changed program is a new version of its procedure, not a new procedure."
 
 
 ALL_ERRORS: tuple[type[TgaError], ...] = (
@@ -520,5 +530,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunPositionGap,
     RunAnswerUnasked,
     RunBlobMissing,
+    ProcedureNotFound,
+    ProcedureLimitReached,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

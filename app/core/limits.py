@@ -312,3 +312,10 @@ RUN_STATE_BYTES_MAX: Final = 1_048_576
 RUN_ENTRIES_MAX: Final = 1_000_000
 RUN_TAGS_MAX: Final = 16
 RUN_CHECKPOINT_EVERY_ENTRIES: Final = 100
+
+# Procedures. A name leaves room for what makes it the id of a run: a colon, and the digest of an event's id.
+PROCEDURE_NAME_CHARS_MAX: Final = 63
+PROCEDURES_PER_TENANT_MAX: Final = 1_000
+PROGRAMS_PER_PROCEDURE_MAX: Final = 10_000
+PROCEDURE_TRIGGERS_MAX: Final = 16
+PROCEDURES_KEPT_MAX: Final = 256  # registrations with their schemas, in a gateway's memory

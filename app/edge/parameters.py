@@ -147,6 +147,9 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
     "state": _query("state", "Only traces in this state.", {"type": "string", "enum": list(TRACE.states)}),
     "server_id": _query("server_id", "Only of this server.", _NAME_SCHEMA),
     "tool_name": _query("tool_name", "Only of this tool.", _NAME_SCHEMA),
+    "procedure": _query("procedure", "Only of this procedure.", _NAME_SCHEMA),
+    "version": _query("version", "Of this version.", _NAME_SCHEMA),
+    "program_digest": _query("program_digest", "With this digest of the program.", _NAME_SCHEMA),
     "principal_id": _query("principal_id", "Only what this principal asked for.", _NAME_SCHEMA),
     "Last-Event-ID": {
         "name": "Last-Event-ID",

@@ -24,6 +24,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ToolNotFound: 404,
     errors.RouteNotFound: 404,
     errors.AccessNotFound: 404,
+    errors.ProcedureNotFound: 404,
     errors.MethodNotAllowed: 405,
     errors.RequestTimeout: 408,
     errors.CallInFlight: 409,
@@ -37,6 +38,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.TraceNotHeld: 409,
     errors.TraceUnfinished: 409,
     errors.NotYetLogged: 409,
+    errors.ProcedureLimitReached: 409,
     # What is stored is not sound, or cannot go on: asking again does not help, so it is no 5xx.
     errors.InvalidTransition: 409,
     errors.SequenceGap: 409,

@@ -17,6 +17,7 @@ from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
 from app.core.errors import SettingInvalid, StoreUnfit
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
+from app.domain.runs.procedures import Procedures
 from app.domain.system.log import KnownKey, SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.domain.system.policies import record_policy
@@ -150,6 +151,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             sessions=sessions,
             registry=registry,
             pins=system.pins,
+            procedures=Procedures(system.log, clock),
             authenticator=Authenticator(access, tokens),
             admission=Admission(config.limits),
             clock=clock,

@@ -21,6 +21,7 @@ from app.connectors.registry import Registry
 from app.core.errors import Unauthenticated
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Plan
+from app.domain.runs.procedures import Procedures
 from app.domain.system.log import SystemLog
 from app.domain.system.pins import Pins
 from app.domain.tga.replay import LogRecord
@@ -71,6 +72,8 @@ def person(name: str, *roles: str, tenant: str = "default") -> Principal:
 PEOPLE = {
     "auditor": person("audrey", "auditor"),
     "agent": person("agent-1", "agent"),
+    "worker": person("worker-1", "worker"),
+    "acme-worker": person("worker-1", "worker", tenant="acme"),
     "agent-2": person("agent-2", "agent"),
     "acme": person("audrey", "auditor", tenant="acme"),
     "acme-agent": person("agent-1", "agent", tenant="acme"),
@@ -150,6 +153,12 @@ class Front:
             raw = await response.read()
             return response.status, json.loads(raw) if raw else None, raw
 
+    async def post(self, path: str, document: Any, who: str = "agent") -> tuple[int, Any]:
+        sent = {"Authorization": f"Bearer {who}", "Content-Type": "application/json"}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        async with self.client.post(url, data=json.dumps(document), headers=sent) as response:
+            return response.status, json.loads(await response.read())
+
     async def page(self, path: str, who: str = "auditor") -> Any:
         status, document, raw = await self.get(path, who)
         assert status == 200, raw
@@ -225,6 +234,7 @@ class World:
                     sessions=self.sessions,
                     registry=registry,
                     pins=Pins(system, clock, registry.definition),
+                    procedures=Procedures(system, clock),
                     authenticator=tokens,
                     admission=Admission(limits),
                     clock=clock,

@@ -240,6 +240,7 @@ async def open_front(
         sessions=parts.get("sessions", cast("Any", NoSessions())),
         registry=registry or cast("Any", OneServer()),
         pins=parts.get("pins", cast("Any", None)),
+        procedures=parts.get("procedures", cast("Any", None)),
         authenticator=tokens,
         admission=parts.get("admission", Admission(limits or ROOMY)),
         clock=SystemClock(),

@@ -21,6 +21,7 @@ PROMISED = (
         "doctor",
         "servers",
         "servers/accept",
+        "procedures",
         "log/new-epoch",
         "db/backup",
         "db/restore",

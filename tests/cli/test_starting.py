@@ -37,6 +37,7 @@ LOADED = {
     "traces --help": ASKS,
     f"trace {TRACE}": ASKS,
     "servers": ASKS,
+    "procedures": ASKS,
     "mcp --help": ASKS,
     "approvals": ASKS | MODELS | {"cryptography"},
     "verify --all": JUDGES,

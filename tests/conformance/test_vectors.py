@@ -121,6 +121,10 @@ def told(state: SystemState | None) -> Json:
             for key_id, known in sorted(state.keys.items())
         ],
         "policy_digest": state.policy_digest,
+        "procedures": {
+            name: [{"version": version, "program_digest": program} for version, program in programs]
+            for name, programs in state.procedures.items()
+        },
     }
 
 

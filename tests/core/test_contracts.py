@@ -43,9 +43,13 @@ from app.domain.system.documents import (
     SYSTEM_MODELS,
     ErasedClaim,
     Erasure,
+    EventTrigger,
     FormerLog,
     LogEpoch,
     PolicySet,
+    ProcedurePolicy,
+    ProcedureRegistration,
+    RetryPolicy,
     SigningKey,
     SystemDocument,
     SystemLogEntry,
@@ -96,6 +100,7 @@ MODELS: Final[dict[str, type[Document]]] = {
     "policy_set": PolicySet,
     "erasure": Erasure,
     "log_epoch": LogEpoch,
+    "procedure_registration": ProcedureRegistration,
     "run_log_entry": RunLogEntry,
     **RUN_MODELS,
 }
@@ -104,7 +109,7 @@ REGISTRY: Final = _NO_RESOURCES.with_resources(
     [(schema["$id"], Resource.from_contents(schema)) for schema in SCHEMAS.values()]
 )
 VALIDATORS: Final = {name: Draft202012Validator(schema, registry=REGISTRY) for name, schema in SCHEMAS.items()}
-OPEN_OBJECTS: Final = {"arguments", "value", "definition", "answer_schema", "to"}
+OPEN_OBJECTS: Final = {"arguments", "value", "definition", "answer_schema", "to", "json_schema"}
 # Fields that came after the first stores were written: left out when they are not known.
 MAY_BE_LEFT_OUT: Final = {"roles", "traceparent"}
 
@@ -793,6 +798,26 @@ def full_system_documents() -> dict[str, list[dict[str, Any]]]:
             kept_size=7,
             leaves_lost=2,
             rationale="the disk was lost",
+        ),
+        ProcedureRegistration(
+            **said,
+            name="onboard",
+            version="1.0.0",
+            program_digest="5" * 64,
+            language="python",
+            description="Onboards a customer.",
+            input_schema={"type": "object"},
+            output_schema={"type": ["object", "null"]},
+            state_schema={"any": [1, {}]},
+            policy=ProcedurePolicy(
+                timeout_ms=60_000,
+                checkpoint_timeout_ms=1_000,
+                retry=RetryPolicy(retries=2, first_ms=100, max_ms=10_000),
+                park_after=5,
+                retention="keep",
+            ),
+            triggers=[EventTrigger(event="customer.signed")],
+            tags=["crm"],
         ),
     ]
     plan = plan_system(SystemState("default"), documents, executor_id=EXECUTOR, recorded_at=time_at(6))

@@ -189,7 +189,9 @@ def test_what_may_hold_anything_is_known_from_its_type() -> None:
     found = {model.__name__: model._foreign for model in recorded if model._foreign}
     asked = {"_Asking": ("arguments",), "ActionRequest": ("arguments",), "ToolCall": ("arguments",)}
     of_runs = {"InlineValue": ("value",), "EventValue": ("value",), "SetAt": ("to",), "AskRequest": ("answer_schema",)}
-    assert found == {**asked, **of_runs, "JsonOutput": ("value",), "ToolPin": ("definition",)}
+    schemas = ("input_schema", "output_schema", "state_schema")
+    of_system = {"ToolPin": ("definition",), "ProcedureRegistration": schemas}
+    assert found == {**asked, **of_runs, "JsonOutput": ("value",), **of_system}
 
 
 def test_a_value_of_a_run_that_is_too_deep_for_its_document_is_refused_when_it_is_written_not_when_it_is_read() -> None:

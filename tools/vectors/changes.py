@@ -35,9 +35,10 @@ _ANOTHER_MEMBER: Final[dict[str, dict[str, str] | None]] = {
     "basis": {"answer": "reconciliation"},
     "result": {"answered": "interrupted"},
     "change": {"pinned": "quarantined", "announced": "retired"},
+    "retention": {"keep": "delete_on_success"},
     "state": {"AUTHORIZED": "DENIED", "DENIED": "AUTHORIZED", "COMPLETED": "FAILED", "FAILED": "COMPLETED"},
 }
-_TEXTS: Final = {"intent", "rationale", "message", "data", "idempotency_key", "text", "note"}
+_TEXTS: Final = {"intent", "rationale", "message", "data", "idempotency_key", "text", "note", "description"}
 _NULLABLE: Final = {
     "expires_at",
     "tool_definition_digest",
@@ -47,11 +48,16 @@ _NULLABLE: Final = {
     "signature",
     "output",
     "ended_at",
+    "description",
+    "timeout_ms",
+    "checkpoint_timeout_ms",
+    "output_schema",
+    "state_schema",
 }
 # One field of each form gets all the misspellings of its form; the others of that form one each.
 _THOROUGH: Final = {"prev_entry_digest", "executor_id", "requested_at", "server_id"}
 # Under these, anything that is JSON fits.
-_FREE: Final = {"arguments", "value", "definition"}
+_FREE: Final = {"arguments", "value", "definition", "input_schema"}
 
 
 @dataclass(frozen=True, slots=True)

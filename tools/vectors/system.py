@@ -1,4 +1,4 @@
-"""System vectors: streams of pins, keys, policies and erasures; sound ones, and each defect by its name.
+"""System vectors: streams of pins, keys, policies, erasures and procedures; sound ones, and each defect by its name.
 
 A system stream has one state, so no transition can be wrong that fits the schemas. What can be: documents, order,
 links, digests, and a key or policy that stands under another's name.
@@ -91,6 +91,16 @@ def log_epoch(epoch: int = 2, **changes: Any) -> Step:
     return "log_epoch", _said("log_epoch", **{**said, "leaves_lost": 2, "rationale": "The disk was lost.", **changes})
 
 
+def procedure(version: str = "1.0.0", program: str = "program 1", **changes: Any) -> Step:
+    """Registered; `program` is what its digest is of."""
+    policy: Json = {"timeout_ms": 60_000, "checkpoint_timeout_ms": None, "park_after": 5, "retention": "keep"}
+    policy["retry"] = {"retries": 2, "first_ms": 1_000, "max_ms": 60_000}
+    said: Json = {"name": "onboard", "version": version, "program_digest": digest(program), "language": "python"}
+    said |= {"description": "Onboards a customer.", "input_schema": {"type": "object"}, "output_schema": None}
+    said |= {"state_schema": None, "policy": policy, "triggers": [{"event": "customer.signed"}], "tags": ["crm"]}
+    return "procedure_registration", _said("procedure_registration", **{**said, "recorded_by": "worker-1", **changes})
+
+
 def append(records: list[Json], step: Step, **entry_changes: Any) -> list[Json]:
     """The stream with one more record, linked and sealed as its fields, changed ones too, demand."""
     artifact_type, artifact = step
@@ -122,9 +132,21 @@ def whole_stream() -> list[Json]:
     return stream_of(signing_key(principal_id=None), policy_set(), tool_pin(), erasure())
 
 
-def sound(name: str, records: list[Json], pins: list[Json], keys: list[Json], policy: str | None) -> Json:
-    """`pins`, `keys` and `policy` are what counts after the last record, told by whoever made the vector."""
-    state = {"pins": pins, "keys": keys, "policy_digest": policy}
+def sound(
+    name: str,
+    records: list[Json],
+    pins: list[Json],
+    keys: list[Json],
+    policy: str | None,
+    procedures: dict[str, list[Step]] | None = None,
+) -> Json:
+    """`pins`, `keys`, `policy` and `procedures` (by name, the newest last) are what counts after the last record, told
+    by whoever made the vector."""
+    programs = {
+        known_as: [{field: step[1][field] for field in ("version", "program_digest")} for step in steps]
+        for known_as, steps in (procedures or {}).items()
+    }
+    state = {"pins": pins, "keys": keys, "policy_digest": policy, "procedures": programs}
     return {"name": f"system_{name}", "expect": {"ok": True, "system_state": state}, "records": records}
 
 
@@ -159,11 +181,12 @@ def sound_streams() -> Iterator[Json]:
         return tool_pin(change=change, definition=definition, definition_digest=digest(definition))
 
     yield sound("no_entries_yet", [], [], [], None)
-    for step in (tool_pin(), signing_key(), policy_set(), erasure(), log_epoch()):
+    for step in (tool_pin(), signing_key(), policy_set(), erasure(), log_epoch(), procedure()):
         pins = [_pin(first, [])] if step[0] == "tool_pin" else []
         keys = [_key(1, "ada")] if step[0] == "signing_key" else []
         decides = policy if step[0] == "policy_set" else None
-        yield sound(f"begins_with_{step[0]}", stream_of(step), pins, keys, decides)
+        procedures = {"onboard": [step]} if step[0] == "procedure_registration" else None
+        yield sound(f"begins_with_{step[0]}", stream_of(step), pins, keys, decides, procedures)
     yield sound("of_every_kind", whole_stream(), [_pin(first, [])], [_key(1, None)], policy)
     quarantined = stream_of(seen("pinned", first), seen("quarantined", changed), seen("quarantined", again))
     yield sound("tool_changed_twice", quarantined, [_pin(first, [changed, again])], [], None)
@@ -187,8 +210,22 @@ def sound_streams() -> Iterator[Json]:
     yield sound("erasure_of_nothing_named", stream_of(erasure(artifact_digests=[], rationale="")), [], [], None)
     yield sound("erasure_of_a_stream_without_claim", stream_of(erasure(claim=None)), [], [], None)
     yield sound("log_that_began_anew_twice", stream_of(log_epoch(), policy_set(), log_epoch(3)), [], [], policy)
+    yield from sound_procedures()
     moved = append(stream_of(policy_set()), erasure(), executor_id=OTHER_EXECUTOR_ID)
     yield sound("continued_by_another_gateway", moved, [], [], policy)
+
+
+def sound_procedures() -> Iterator[Json]:
+    first, second, patched = procedure(), procedure("1.1.0", "program 2"), procedure("1.0.0", "program 3")
+    retagged, other = procedure(tags=[]), procedure(name="refund")
+    told: dict[str, tuple[list[Step], dict[str, list[Step]]]] = {
+        "procedure_of_two_versions": ([first, second], {"onboard": [first, second]}),
+        "procedure_whose_program_changed_in_its_version": ([first, patched], {"onboard": [first, patched]}),
+        "procedure_said_anew_is_the_newest": ([first, second, retagged], {"onboard": [second, retagged]}),
+        "two_procedures": ([first, other], {"onboard": [first], "refund": [other]}),
+    }
+    for name, (steps, procedures) in told.items():
+        yield sound(name, stream_of(*steps), [], [], None, procedures)
 
 
 def broken_orders() -> Iterator[Json]:
@@ -268,7 +305,7 @@ def false_epochs() -> Iterator[Json]:
 
 
 def changed_documents() -> Iterator[Json]:
-    documents = (signing_key(), policy_set(), tool_pin(), erasure(), log_epoch())
+    documents = (signing_key(), policy_set(), tool_pin(), erasure(), log_epoch(), procedure())
     for kind, artifact in documents:
         records = stream_of((kind, artifact))
         for change in itertools.chain(flipped_fields(artifact), other_members(artifact)):
@@ -278,8 +315,8 @@ def changed_documents() -> Iterator[Json]:
             misspelled_fields(artifact), dropped_fields(artifact), unknown_fields(artifact), nulled_fields(artifact)
         )
         for change in unfit:
-            # Null says that it is a gateway's own key, and that the erased stream has no claim.
-            if change.fits or change.name in ("principal_id_null", "claim_null"):
+            # Null says: it is a gateway's own key, the erased stream has no claim, every input is taken.
+            if change.fits or change.name in ("principal_id_null", "claim_null", "input_schema_null"):
                 continue
             # Sealed again where that is possible, so that nothing but the schema can object.
             committed = resealed_digest(change.document) or records[0]["entry"]["artifact_digest"]
@@ -301,6 +338,12 @@ def changed_documents() -> Iterator[Json]:
         "erasure_with_the_claims_salt": erasure(
             claim={"key_digest": OTHER_DIGEST, "payload_commitment": OTHER_DIGEST, "salt": OTHER_DIGEST}
         ),
+        "procedure_with_a_colon_in_its_name": procedure(name="crm:onboard"),
+        "procedure_with_too_long_a_name": procedure(name="n" * 64),
+        "procedure_in_a_language_of_two_words": procedure(language="visual basic"),
+        "procedure_whose_input_schema_is_a_list": procedure(input_schema=[]),
+        "procedure_with_too_many_triggers": procedure(triggers=[{"event": f"event-{n}"} for n in range(17)]),
+        "procedure_with_too_many_tags": procedure(tags=[f"tag-{n}" for n in range(17)]),
         "epoch_that_is_the_first": log_epoch(1),
         "epoch_of_an_origin_with_a_plus": log_epoch(origin="example.org/log+2"),
         "epoch_with_too_long_a_note": log_epoch(former={"note": "n" * 8193}),

@@ -33,9 +33,9 @@ from app.domain.runs.requests import REQUEST_OF_KIND, Request, ToolRequest
 from app.domain.runs.state import StateChanges
 from app.domain.runs.transitions import RUN, RunArtifactType, RunState
 from app.domain.runs.values import Path, Resume, RunId, TransientValue, Value
+from app.domain.system.documents import Milliseconds, RetryPolicy
 
 Positive = Annotated[int, Field(ge=1, le=RUN_ENTRIES_MAX)]
-Milliseconds = Annotated[int, Field(ge=1, le=31_536_000_000)]
 OperationKind = Literal[
     "step",
     "tool",
@@ -89,14 +89,6 @@ class ForkedFrom(Part):
     sequence_number: SequenceNumber
     entry_digest: Sha256
     state_change: StateChanges
-
-
-class RetryPolicy(Part):
-    """`retries` after the first try, with pauses that double from `first_ms` to `max_ms`. 0 is never."""
-
-    retries: Annotated[int, Field(ge=0, le=1_000)]
-    first_ms: Milliseconds
-    max_ms: Milliseconds
 
 
 class RunPolicy(Part):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import Field, StringConstraints
 
 from app.core.chain import ArtifactRule, StreamKind, Transition
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import RecoveryFailed
-from app.core.limits import CLAIM_SALT_BYTES, SAFE_INTEGER_MAX
+from app.core.limits import (
+    CLAIM_SALT_BYTES,
+    PROCEDURE_NAME_CHARS_MAX,
+    PROCEDURE_TRIGGERS_MAX,
+    RUN_TAGS_MAX,
+    SAFE_INTEGER_MAX,
+)
 from app.domain.ledger.checks import Epoch as LoggedEpoch
 from app.domain.ledger.documents import LogEntry, Name, Part, SequenceNumber, Sha256, StreamArtifact, Text, Time
 from app.domain.ledger.plans import Claim
 
-SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure", "log_epoch"]
+SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure", "log_epoch", "procedure_registration"]
 
 PublicKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]{43}=$")]
 Origin = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[!-*,-~]+$")]
@@ -22,7 +28,14 @@ Note = Annotated[str, StringConstraints(max_length=8192)]
 Leaves = Annotated[int, Field(ge=0, le=SAFE_INTEGER_MAX)]
 Epoch = Annotated[int, Field(ge=2, le=999_999_999)]
 StreamName = Annotated[str, StringConstraints(min_length=3, max_length=255, pattern=r"^[a-z_]+:[!-~]+$")]
-_TYPES: Final[tuple[SystemArtifactType, ...]] = ("tool_pin", "signing_key", "policy_set", "erasure", "log_epoch")
+Milliseconds = Annotated[int, Field(ge=1, le=31_536_000_000)]
+# No colon: the id of a run that an event starts is `{procedure}:{event id}`.
+ProcedureName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=PROCEDURE_NAME_CHARS_MAX, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
+]
+Language = Annotated[str, StringConstraints(min_length=1, max_length=32, pattern=r"^[a-z0-9][a-z0-9+#._-]*$")]
+_TYPES: Final[tuple[SystemArtifactType, ...]] = get_args(SystemArtifactType)
 
 SYSTEM: Final = StreamKind(
     name="system",
@@ -158,8 +171,51 @@ class LogEpoch(SystemDocument):
         )
 
 
+class RetryPolicy(Part):
+    """`retries` after the first try, with pauses that double from `first_ms` to `max_ms`. 0 is never."""
+
+    retries: Annotated[int, Field(ge=0, le=1_000)]
+    first_ms: Milliseconds
+    max_ms: Milliseconds
+
+
+class ProcedurePolicy(Part):
+    """What holds for a run whose starter says nothing else. `timeout_ms`: of the whole run. `checkpoint_timeout_ms`:
+    without a word from its worker. `park_after`: attempts in a row without a checkpoint."""
+
+    timeout_ms: Milliseconds | None
+    checkpoint_timeout_ms: Milliseconds | None
+    retry: RetryPolicy
+    park_after: Annotated[int, Field(ge=1, le=1_000)]
+    retention: Literal["keep", "delete_on_success"]
+
+
+class EventTrigger(Part):
+    """Events of this name start the procedure."""
+
+    event: Name
+
+
+class ProcedureRegistration(SystemDocument):
+    """A program that runs can be started of: this version of the procedure, told from others by its digest."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "procedure_registration"
+    schema_id: Literal["tga/v1/procedure_registration"] = "tga/v1/procedure_registration"
+    name: ProcedureName
+    version: Name
+    program_digest: Sha256
+    language: Language
+    description: Text | None
+    input_schema: dict[str, Any] | None
+    output_schema: dict[str, Any] | None
+    state_schema: dict[str, Any] | None
+    policy: ProcedurePolicy
+    triggers: Annotated[list[EventTrigger], Field(max_length=PROCEDURE_TRIGGERS_MAX)]
+    tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)]
+
+
 SYSTEM_MODELS: Final[dict[str, type[SystemDocument]]] = {
-    model.artifact_type: model for model in (ToolPin, SigningKey, PolicySet, Erasure, LogEpoch)
+    model.artifact_type: model for model in (ToolPin, SigningKey, PolicySet, Erasure, LogEpoch, ProcedureRegistration)
 }
 
 

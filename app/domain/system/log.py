@@ -34,11 +34,13 @@ from app.domain.system.documents import (
     SYSTEM_MODELS,
     LogEpoch,
     PolicySet,
+    ProcedureRegistration,
     SigningKey,
     SystemDocument,
     SystemLogEntry,
     ToolPin,
 )
+from app.domain.system.programs import Procedures, Program, with_program
 
 SystemRecord = Record[SystemLogEntry, SystemDocument]
 SYSTEM_DOCUMENTS: Final = StreamDocuments(SystemLogEntry, SYSTEM_MODELS)
@@ -77,6 +79,7 @@ class SystemState:
     keys: dict[str, KnownKey] = field(default_factory=dict)
     policy_digest: str | None = None
     epochs: tuple[LogEpoch, ...] = ()
+    procedures: Procedures = field(default_factory=dict)
 
     @property
     def stream(self) -> str:
@@ -153,6 +156,9 @@ def _after(state: SystemState, document: SystemDocument) -> SystemState:
             return replace(state, policy_digest=document.policy_digest)
         case LogEpoch():
             return replace(state, epochs=(*state.epochs, document))
+        case ProcedureRegistration():
+            program = Program.of(document, state.head.sequence_number)
+            return replace(state, procedures=with_program(state.procedures, program))
         case _:
             return state
 
