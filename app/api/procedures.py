@@ -47,7 +47,7 @@ _LISTED: Final[dict[str, Any]] = {
 }
 _POLICY: Final[dict[str, Any]] = {
     "timeout_ms": 3_600_000,
-    "checkpoint_timeout_ms": None,
+    "checkpoint_timeout_ms": 300_000,
     "retry": {"retries": 2, "first_ms": 1_000, "max_ms": 60_000},
     "park_after": 5,
     "retention": "keep",

@@ -84,5 +84,5 @@ def test_the_commands_that_need_a_gateway_are_those_that_help_names() -> None:
     modules = {name.partition("/")[0]: found.callback.__module__ for name, found in COMMANDS.items()}
     help_text = " ".join(CliRunner().invoke(application, ["--help"]).stdout.split())
     named = help_text.split("verified. ")[1].split(" ask a running gateway")[0].replace(" and ", ", ").split(", ")
-    asking = {f"app.cli.{topic}" for topic in ("calls", "traces", "servers", "decisions", "mcp")}
+    asking = {f"app.cli.{topic}" for topic in ("calls", "traces", "servers", "procedures", "decisions", "mcp")}
     assert set(named) == {name for name, module in modules.items() if module in asking}

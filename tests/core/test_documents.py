@@ -190,7 +190,7 @@ def test_what_may_hold_anything_is_known_from_its_type() -> None:
     asked = {"_Asking": ("arguments",), "ActionRequest": ("arguments",), "ToolCall": ("arguments",)}
     of_runs = {"InlineValue": ("value",), "EventValue": ("value",), "SetAt": ("to",), "AskRequest": ("answer_schema",)}
     schemas = ("input_schema", "output_schema", "state_schema")
-    of_system = {"ToolPin": ("definition",), "ProcedureRegistration": schemas}
+    of_system = {"ToolPin": ("definition",), "ProcedureRegistration": schemas, "ProcedureSaid": schemas}
     assert found == {**asked, **of_runs, "JsonOutput": ("value",), **of_system}
 
 

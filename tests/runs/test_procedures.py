@@ -14,7 +14,7 @@ from app.core.errors import InputTooLarge, ProcedureLimitReached, ProcedureNotFo
 from app.core.limits import ENCLOSED_KEYS_MAX
 from app.domain.identity import Principal
 from app.domain.runs import procedures as procedures_module
-from app.domain.runs.procedures import ListedProgram, ListPosition, Procedures, ProcedureSaid
+from app.domain.runs.procedures import ListedProgram, ListPosition, PolicySaid, Procedures, ProcedureSaid
 from app.domain.system.log import SystemLog
 from app.postgres.database import Database
 from app.postgres.system import PostgresSystemRows
@@ -103,7 +103,8 @@ async def test_what_another_gateway_was_told_is_found_with_all_that_was_said(dat
         await procedures_of(one).register(said(input_schema=schema, triggers=[{"event": "signed"}]), WORKER)
         found = await looks.find("default", "onboard")
         assert (found.input_schema, found.output_schema, found.language) == (schema, None, "python")
-        assert found.policy == procedures_module.DEFAULT_POLICY
+        assert found.policy == PolicySaid().whole()
+        assert (found.policy.timeout_ms, found.policy.retry.retries) == (None, 0)
         assert [program.name for program in await looks.listening("default", "signed")] == ["onboard"]
         assert await looks.listening("default", "other") == []
         # Only the newest program listens.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -29,6 +29,7 @@ from app.domain.ledger.documents import Name, Part, Sha256, Text
 from app.domain.system.documents import (
     EventTrigger,
     Language,
+    Milliseconds,
     ProcedureName,
     ProcedurePolicy,
     ProcedureRegistration,
@@ -40,13 +41,27 @@ from app.domain.system.programs import Program, digest_said
 
 _NAMES_TOLD_MAX: Final = 5
 
-DEFAULT_POLICY: Final = ProcedurePolicy(
-    timeout_ms=None,
-    checkpoint_timeout_ms=None,
-    retry=RetryPolicy(retries=0, first_ms=1_000, max_ms=60_000),
-    park_after=5,
-    retention="keep",
-)
+
+class RetrySaid(Part):
+    """As RetryPolicy; what is left out is as here."""
+
+    retries: Annotated[int, Field(ge=0, le=1_000)] = 0
+    first_ms: Milliseconds = 1_000
+    max_ms: Milliseconds = 60_000
+
+
+class PolicySaid(Part):
+    """As ProcedurePolicy; what is left out is as here: no limit of time, no retry, and everything is kept."""
+
+    timeout_ms: Milliseconds | None = None
+    checkpoint_timeout_ms: Milliseconds | None = None
+    retry: RetrySaid = RetrySaid()
+    park_after: Annotated[int, Field(ge=1, le=1_000)] = 5
+    retention: Literal["keep", "delete_on_success"] = "keep"
+
+    def whole(self) -> ProcedurePolicy:
+        retry = RetryPolicy(**self.retry.model_dump())
+        return ProcedurePolicy(**{**self.model_dump(), "retry": retry})
 
 
 class ProcedureSaid(Part):
@@ -60,7 +75,7 @@ class ProcedureSaid(Part):
     input_schema: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
     state_schema: dict[str, Any] | None = None
-    policy: ProcedurePolicy = DEFAULT_POLICY
+    policy: PolicySaid = PolicySaid()
     triggers: list[EventTrigger] = Field(default=[], max_length=PROCEDURE_TRIGGERS_MAX)
     tags: list[Name] = Field(default=[], max_length=RUN_TAGS_MAX)
 
@@ -119,7 +134,8 @@ class Procedures:
             system_id=tenant,
             recorded_at=self._clock.now(),
             recorded_by=registered_by.principal_id,
-            **{field: getattr(said, field) for field in ProcedureSaid.model_fields},
+            **{field: getattr(said, field) for field in ProcedureSaid.model_fields if field != "policy"},
+            policy=said.policy.whole(),
         )
         is_new = False
 
