@@ -457,6 +457,8 @@ class RunBlobMissing(TgaError):
     code = "RUN_BLOB_MISSING"
     meaning = "An entry of the run refers to a blob that is not stored, or not with this size."
     remedy = "Upload it with PUT /v1/blobs/{sha256}, then put the entry again."
+
+
 class ProcedureNotFound(TgaError):
     code = "PROCEDURE_NOT_FOUND"
     meaning = "Nobody has registered a procedure of this name, or not this version or program of it."
