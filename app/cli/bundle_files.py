@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from app.cli.installation import SCHEMAS
+from app.core.canonical import canonical_bytes, parse_object
 from app.core.errors import BundleInvalid
 from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_STREAMS_IN_MEMORY_MAX
-from app.domain.ledger.checks import Erased, Kinds, Standing
+from app.domain.ledger.checks import EntryPlace, Erased, Kinds, Origin, Reference, Standing
 from app.domain.log.bundle import MANIFEST
 
 
@@ -61,6 +62,7 @@ class DiskMemory:
         self._kinds = kinds
         self._recent: OrderedDict[str, Standing] = OrderedDict()
         self._streams_max = streams_max
+        self._has_origins = False  # most bundles have none
         # An empty name: a private file, removed when it is closed; little of it is kept in memory.
         self._disk = sqlite3.connect("", isolation_level=None)
         self._disk.executescript(
@@ -69,6 +71,9 @@ class DiskMemory:
             CREATE TABLE streams (stream TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
             CREATE TABLE claims (key TEXT PRIMARY KEY, stream TEXT NOT NULL) WITHOUT ROWID;
             CREATE TABLE erasures (stream, last_number, last_digest, payloads, key_digest, system_stream, number);
+            CREATE TABLE origins (stream TEXT, number INTEGER, digest TEXT, kept BLOB, PRIMARY KEY (stream, number))
+                WITHOUT ROWID;
+            CREATE TABLE refs (stream, number, referred, what, digest);
             BEGIN;
             """
         )
@@ -106,6 +111,36 @@ class DiskMemory:
     def erasures(self) -> Iterator[Erased]:
         for row in self._disk.execute("SELECT * FROM erasures ORDER BY rowid"):
             yield Erased(*row)
+
+    def want_origin(self, place: EntryPlace) -> None:
+        self._has_origins = True
+        self._disk.execute("INSERT OR IGNORE INTO origins VALUES (?, ?, NULL, NULL)", place)
+
+    def is_wanted(self, place: EntryPlace) -> bool:
+        if not self._has_origins:
+            return False
+        row = self._disk.execute("SELECT 1 FROM origins WHERE stream = ? AND number = ? AND digest IS NULL", place)
+        return row.fetchone() is not None
+
+    def remember_origin(self, place: EntryPlace, origin: Origin) -> None:
+        kept = None if origin.kept is None else canonical_bytes(origin.kept)
+        self._disk.execute(
+            "UPDATE origins SET digest = ?, kept = ? WHERE stream = ? AND number = ?",
+            (origin.entry_digest, kept, *place),
+        )
+
+    def origin(self, place: EntryPlace) -> Origin:
+        found = self._disk.execute("SELECT digest, kept FROM origins WHERE stream = ? AND number = ?", place).fetchone()
+        digest, kept = (None, None) if found is None else found
+        return Origin(digest, None if kept is None else parse_object(kept, bytes_max=len(kept)))
+
+    def remember_reference(self, reference: Reference) -> None:
+        place, referred, what, digest = reference
+        self._disk.execute("INSERT INTO refs VALUES (?, ?, ?, ?, ?)", (*place, referred, what, digest))
+
+    def references(self) -> Iterator[Reference]:
+        for stream, number, referred, what, digest in self._disk.execute("SELECT * FROM refs ORDER BY rowid"):
+            yield Reference(EntryPlace(stream, number), referred, what, digest)
 
     def _spill(self, stream: str, standing: Standing) -> None:
         self._disk.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (stream, standing.to_bytes()))

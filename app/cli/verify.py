@@ -25,9 +25,9 @@ from app.domain.ledger.verification import verify_ledger
 from app.domain.log.epochs import is_lost, keys_for, origins_of, verify_former
 from app.domain.log.forensics import Diagnosis, HeldHead, Unlogged, examine_tree, find_unlogged
 from app.domain.log.heads import fits
+from app.domain.runs.verification import stream_checks
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
-from app.domain.tga.verification import stream_checks
 from app.keys.keyring import Unsealer
 from app.postgres.database import open_database
 from app.postgres.listing import load_head

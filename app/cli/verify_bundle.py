@@ -22,9 +22,9 @@ from app.domain.log.bundle import ENTRIES, HEADS
 from app.domain.log.bundle_verification import AfterHead, BundleReport, verify_bundle
 from app.domain.log.epochs import keys_for
 from app.domain.log.heads import SignedHead, fits
+from app.domain.runs.verification import stream_checks
 from app.domain.system.documents import SYSTEM
 from app.domain.tga.transitions import TRACE
-from app.domain.tga.verification import stream_checks
 
 _KEY: Final = "name+id+base64, or a file of them"
 

@@ -312,6 +312,7 @@ RUN_STATE_BYTES_MAX: Final = 1_048_576
 RUN_ENTRIES_MAX: Final = 1_000_000
 RUN_TAGS_MAX: Final = 16
 RUN_CHECKPOINT_EVERY_ENTRIES: Final = 100
+RUN_CHECKPOINT_BYTES_MAX: Final = 8_388_608  # the state, what has begun, signals that wait
 
 # Procedures. A name leaves room for what makes it the id of a run: a colon, and the digest of an event's id.
 PROCEDURE_NAME_CHARS_MAX: Final = 63

@@ -21,6 +21,7 @@ from app.core.limits import ARTIFACT_BYTES_MAX
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import (
     ClaimedKey,
+    Referred,
     StoredCheckpoint,
     StoredEntry,
     StoredErasure,
@@ -89,6 +90,18 @@ SELECT s.first_index + l.place - 1
   JOIN tga.links l ON l.stream_no = h.stream_no
   JOIN tga.leaf_spans s ON s.stream_no = l.stream_no AND s.sequence_number = l.sequence_number - l.place + 1
  WHERE h.stream = $1 AND l.sequence_number = $2
+"""
+_RECORDS: Final = """
+SELECT e.sequence_number, e.entry, e.entry_digest, e.artifact
+  FROM tga.records e
+ WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1 LIMIT 1) AND {condition}
+"""
+_LAST: Final = """
+SELECT l.sequence_number, l.entry_digest, l.to_state AS state, l.artifact_digest, r.stream IS NOT NULL AS is_erased
+  FROM tga.heads h
+  JOIN tga.links l ON l.stream_no = h.stream_no
+  LEFT JOIN tga.erasures r ON r.stream = h.stream
+ WHERE h.stream = $1 ORDER BY l.sequence_number DESC LIMIT 1
 """
 _SYSTEMS: Final = "SELECT stream_no FROM tga.heads WHERE stream >= 'system:' AND stream < 'system;' ORDER BY stream"
 _ASKED_FOR: Final = "SELECT stream_no FROM tga.heads WHERE stream = $1"
@@ -198,6 +211,18 @@ class PostgresLedgerReader:
         found: int | None = await self._connection.fetchval(_LEAF_INDEX, stream, sequence_number)
         return found
 
+    async def entries_of(self, stream: str, *, up_to: int) -> AsyncIterator[StoredEntry]:
+        query = _RECORDS.format(condition="e.sequence_number <= $2 ORDER BY e.sequence_number")
+        async for row in self._connection.cursor(query, stream, up_to, prefetch=_PREFETCH_ROWS):
+            yield _stored(row)
+
+    async def referred(self, stream: str) -> Referred | None:
+        row = await self._connection.fetchrow(_LAST, stream)
+        if row is None:
+            return None
+        first = await self._connection.fetchrow(_RECORDS.format(condition="e.sequence_number = $2"), stream, 1)
+        return Referred(_head(row), None if first is None else _stored(first), row["is_erased"])
+
     async def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
         query, arguments = (_CLAIMED_KEYS, ()) if self._stream is None else (_CLAIMED_BY_ITS_KEY, (self._stream,))
         async for row in self._connection.cursor(query, *arguments, prefetch=_PREFETCH_ROWS):
@@ -227,6 +252,10 @@ async def open_reader(sessions: Sessions, *, stream: str | None = None) -> Async
 
 def _digest(raw: bytes | None) -> Digest | None:
     return None if raw is None else Digest(raw.hex())
+
+
+def _stored(row: asyncpg.Record) -> StoredEntry:
+    return StoredEntry(row["sequence_number"], row["entry"], _digest(row["entry_digest"]), row["artifact"])
 
 
 async def _places(key: _Key, entries: _Merged, payloads: _Merged) -> AsyncIterator[StoredEntry]:

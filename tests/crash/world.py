@@ -27,7 +27,7 @@ import asyncpg
 
 from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
-from app.domain.tga.verification import stream_checks
+from app.domain.runs.verification import stream_checks
 from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.postgres.reader import open_reader

@@ -23,6 +23,7 @@ from app.core.note import VerifierKey
 from app.domain.log.bundle import Filter, Manifest
 from app.domain.log.bundle_verification import BundleReport, verify_bundle
 from app.domain.log.heads import SignedHead, fits
+from app.domain.runs.verification import stream_checks
 from app.domain.system.documents import SigningKey
 from app.domain.system.log import SystemLog
 from app.domain.system.log_keys import announce_log_key
@@ -30,7 +31,6 @@ from app.domain.tga.documents import ArtifactDocument, SupervisorDecision
 from app.domain.tga.erasing import ERASABLE_TRACES
 from app.domain.tga.replay import LogRecord
 from app.domain.tga.transitions import TRACE
-from app.domain.tga.verification import stream_checks
 from app.keys.log_signer import LogSigner
 from app.postgres.database import Database
 from app.postgres.erasing import erase_stream

@@ -9,7 +9,7 @@ import pytest
 from app.core.errors import RecoveryFailed, TgaError
 from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
-from app.domain.tga.verification import stream_checks
+from app.domain.runs.verification import stream_checks
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.reader import open_reader

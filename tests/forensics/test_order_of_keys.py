@@ -9,8 +9,8 @@ from app.core.ed25519 import key_id_of
 from app.core.errors import SignatureInvalid
 from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
+from app.domain.runs.verification import stream_checks
 from app.domain.system.documents import SigningKey
-from app.domain.tga.verification import stream_checks
 from app.postgres.reader import open_reader
 from tests.export.world import Finding, World, judge, judge_alone
 from tests.traces import time_at, trace_id

@@ -13,10 +13,10 @@ import pytest
 from app.core.errors import ArgumentsInvalid, RecoveryFailed, SecretMissing, TgaError
 from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
+from app.domain.runs.verification import stream_checks
 from app.domain.tga.documents import TraceId
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.secrets import find_redactions
-from app.domain.tga.verification import stream_checks
 from app.keys.keyring import Keyring, Unsealer
 from app.postgres.database import Database
 from app.postgres.reader import open_reader

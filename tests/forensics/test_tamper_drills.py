@@ -15,7 +15,7 @@ from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
 from app.domain.log.forensics import Diagnosis, HeldHead, examine_tree
 from app.domain.log.heads import SignedHead
-from app.domain.tga.verification import stream_checks
+from app.domain.runs.verification import stream_checks
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree

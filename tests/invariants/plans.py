@@ -10,9 +10,9 @@ import asyncpg
 from app.domain.ledger.checks import Report
 from app.domain.ledger.plans import Plan, PlannedCheckpoint, PlannedEntry
 from app.domain.ledger.verification import verify_ledger
+from app.domain.runs.verification import stream_checks
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord, fold
-from app.domain.tga.verification import stream_checks
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from tests.traces import EXECUTOR, time_at

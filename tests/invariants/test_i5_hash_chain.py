@@ -20,11 +20,11 @@ from app.domain.ledger.checks import Report
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream
 from app.domain.ledger.verification import Walk, verify_ledger, verify_stream
+from app.domain.runs.verification import stream_checks
 from app.domain.tga.documents import ActionRequest
 from app.domain.tga.execution_state import ExecutionCheckpoint
 from app.domain.tga.idempotency import claim_of_request
 from app.domain.tga.replay import LogRecord, fold, head_of
-from app.domain.tga.verification import stream_checks
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore

@@ -23,11 +23,11 @@ from app.core.errors import (
 )
 from app.domain.ledger.checks import AnyRecord, KindChecks, Kinds, Report, Standing, StreamChecks, Walking
 from app.domain.ledger.plans import Claim, Plan
-from app.domain.ledger.stored import ClaimedKey, LedgerReader, StoredCheckpoint, StoredEntry, StoredStream
+from app.domain.ledger.stored import ClaimedKey, LedgerReader, Referred, StoredCheckpoint, StoredEntry, StoredStream
 from app.domain.ledger.verification import verify_ledger
 from app.domain.log.bundle_verification import BundleReport, verify_bundle
 from app.domain.log.heads import fits
-from app.domain.tga.verification import stream_checks
+from app.domain.runs.verification import stream_checks
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.reader import open_reader
@@ -111,6 +111,12 @@ class Changed:
 
     async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
         return await self.reader.leaf_index(stream, sequence_number)
+
+    def entries_of(self, stream: str, *, up_to: int) -> AsyncIterator[StoredEntry]:
+        return self.reader.entries_of(stream, up_to=up_to)
+
+    async def referred(self, stream: str) -> Referred | None:
+        return await self.reader.referred(stream)
 
     def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
         return self.reader.claimed_keys()

@@ -18,12 +18,12 @@ from app.domain.identity import Principal
 from app.domain.ledger.checks import Report
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.verification import verify_ledger
+from app.domain.runs.verification import stream_checks
 from app.domain.tga.documents import DecidedBy, SupervisorDecision, TraceId
 from app.domain.tga.execution import Answer
 from app.domain.tga.ports import Ports, Vault
 from app.domain.tga.runtime import TgaRuntime
 from app.domain.tga.supervision import Ruling
-from app.domain.tga.verification import stream_checks
 from app.keys.keyring import Keyring
 from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions

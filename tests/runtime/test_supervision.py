@@ -28,10 +28,10 @@ from app.core.errors import (
 from app.domain.identity import Principal
 from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
+from app.domain.runs.verification import stream_checks
 from app.domain.tga.documents import SupervisorDecision, TraceId
 from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.supervision import Ruling
-from app.domain.tga.verification import stream_checks
 from app.postgres.database import Database
 from app.postgres.reader import open_reader
 from tests.attacker import disarm

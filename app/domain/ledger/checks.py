@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from app.core.canonical import JsonValue, canonical_bytes, parse_object
 from app.core.chain import Head
@@ -47,6 +47,8 @@ class Report:
     seals_unopened: int = 0  # there, but without their key nobody can tell whether they are the right ones
     payloads_erased: int = 0
     payloads_withheld: int = 0
+    references_unknown: int = 0  # to streams that a part of the ledger does not hold
+    runs_unfolded: int = 0  # forks of which the source is not there, or erased: their journals cannot be folded
     of_kind: Counter[str] = field(default_factory=Counter)  # streams of a bundle, by kind
     unfinished: Counter[str] = field(default_factory=Counter)  # those of them in no final state
     epochs: list[Epoch] = field(default_factory=list)  # how often the log began anew
@@ -64,6 +66,33 @@ class Erased(NamedTuple):
     sequence_number: int
 
 
+class EntryPlace(NamedTuple):
+    """An entry of a stream."""
+
+    stream: str
+    sequence_number: int
+
+
+class Origin(NamedTuple):
+    """What the walk knows of an entry from which another stream goes on. `entry_digest` None: there is no such entry.
+    `kept`: what the checks of its stream held after it (`StreamChecks.to_json`); None where that is not known."""
+
+    entry_digest: str | None = None
+    kept: JsonValue = None
+
+
+class Reference(NamedTuple):
+    """A record says of another stream that this is its last artifact, its last entry, or the artifact that began it.
+
+    Both may be appended in one commit, in either order: it is judged when both were seen.
+    """
+
+    place: EntryPlace  # of the record that says so
+    stream: str
+    what: Literal["last_artifact", "last_entry", "begun_by"]
+    digest: str
+
+
 class Walking(Protocol):
     """What the walk tells a kind's checks, and what they tell it."""
 
@@ -79,9 +108,23 @@ class Walking(Protocol):
         """A stream that vouches for others says that one of them was erased."""
         ...
 
+    def origin(self, place: EntryPlace) -> Origin:
+        """An entry that `KindChecks.origin_of` has asked for."""
+        ...
+
+    def may_lack_streams(self) -> bool:
+        """Whether a stream that another one names need not be there: what is walked is a part."""
+        ...
+
+    def refer(self, reference: Reference) -> None:
+        """Compare it with what the other stream is, once that is known."""
+        ...
+
 
 class StreamChecks:
     """A kind's own checks of one stream, and what they remember of it. A kind overrides those that it needs."""
+
+    begun_by: str | None = None  # the digest of the artifact of another stream that began this one, if one did
 
     def note(self, record: AnyRecord) -> None:
         """Step 3 is done: remember what the record says, whether or not its link is right."""
@@ -117,7 +160,7 @@ class KindChecks:
 
     documents: StreamDocuments[Any, Any]
     vouches_for_others: bool = False
-    waits_for: Mapping[str, str] = {}  # state to whom a stream in it may wait for
+    waits_for: Mapping[str, frozenset[str]] = {}  # state to whom a stream in it may wait for
 
     @property
     def name(self) -> str:
@@ -134,6 +177,10 @@ class KindChecks:
     def rests_on_order(self, row: StoredEntry) -> bool:
         """Whether the row's place in the tree matters to the checks: if so, the feed looks it up."""
         return False
+
+    def origin_of(self, artifact: bytes) -> EntryPlace | None:
+        """The entry of another stream from which a stream that begins with this artifact goes on."""
+        return None
 
     def may_withhold(self, stream: str, *, tenant: str) -> bool:
         """Whether the bundle of this tenant may hold the stream's entries without their payloads."""

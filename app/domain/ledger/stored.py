@@ -81,6 +81,14 @@ class StoredStream:
     misplaced_in: str | None = None  # the table that holds a copy of the head, for those who look for it, and differs
 
 
+class Referred(NamedTuple):
+    """Where a stream stands that another one names: its last entry, and its first."""
+
+    head: Head
+    first: StoredEntry | None
+    is_erased: bool
+
+
 class ClaimedKey(NamedTuple):
     """Whose a key is, as stored."""
 
@@ -103,6 +111,14 @@ class LedgerReader(Protocol):
 
     async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
         """The entry's place in the tree; None as long as it has none."""
+        ...
+
+    def entries_of(self, stream: str, *, up_to: int) -> AsyncIterator[StoredEntry]:
+        """The entries of a stream up to this one, whether or not it is asked for."""
+        ...
+
+    async def referred(self, stream: str) -> Referred | None:
+        """Where a stream stands by its entries; None when it has none."""
         ...
 
     def claimed_keys(self) -> AsyncIterator[ClaimedKey]:

@@ -42,8 +42,9 @@ recomputed all of it: signed tree heads show that. Memory is flat.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from app.core.chain import Head
 from app.core.digest import Digest
@@ -56,9 +57,23 @@ from app.core.errors import (
     SequenceGap,
     TgaError,
 )
-from app.domain.ledger.checks import AnyRecord, Erased, Kinds, Report, Standing, kind_name, with_payload
+from app.domain.ledger.checks import (
+    AnyRecord,
+    EntryPlace,
+    Erased,
+    Kinds,
+    Origin,
+    Reference,
+    Report,
+    Standing,
+    StreamChecks,
+    kind_name,
+    with_payload,
+)
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import ClaimedKey, LedgerReader, StoredEntry, StoredErasure, StoredStream
+
+ORIGINS_DEPTH_MAX: Final = 100  # forks of forks
 
 
 class Walk:
@@ -71,6 +86,8 @@ class Walk:
     def __init__(self, kinds: Kinds, report: Report) -> None:
         self.kinds = kinds
         self.report = report
+        self.origins: dict[EntryPlace, Origin] = {}  # on which the next row rests
+        self.references: list[Reference] = []  # that the last row made
 
     def begin(self, stream: str, stored: StoredStream | None = None) -> Standing:
         kind = self.kinds.get(kind_name(stream))
@@ -94,6 +111,17 @@ class Walk:
 
     def note_erasure(self, erased: Erased) -> None:
         """A vouching stream says so. A database brings the erasure with the stream that was erased."""
+
+    def origin(self, place: EntryPlace) -> Origin:
+        """A database's reader has looked it up before the row that rests on it."""
+        return self.origins.get(place, Origin())
+
+    def may_lack_streams(self) -> bool:
+        return False
+
+    def refer(self, reference: Reference) -> None:
+        """A database's reader looks it up after the row that says so."""
+        self.references.append(reference)
 
     def may_lack_payload(self, at: Standing) -> bool:
         return at.stored is not None and at.stored.erasure is not None and not at.kind.vouches_for_others
@@ -263,10 +291,11 @@ def _recovery_errors(at: Standing, stored: StoredStream) -> Iterator[TgaError]:
         yield InvalidTransition(
             f"the head says wrongly whether the {name} is finished", expected=should_be_open, found=stored.is_open
         )
-    if stored.waiting not in (None, at.kind.waits_for.get(state)):
+    may_wait_for = at.kind.waits_for.get(state, frozenset())
+    if stored.waiting is not None and stored.waiting not in may_wait_for:
         yield InvalidTransition(
             f"a {name} that is {state} does not wait for that",
-            expected=at.kind.waits_for.get(state, "nobody"),
+            expected=" or ".join(sorted(may_wait_for)) or "nobody",
             found=stored.waiting,
         )
     elif stored.misplaced_in is not None:
@@ -315,12 +344,77 @@ async def verify_stream(
         walk.report.entries += row.entry is not None
         if reader is not None and at.kind.rests_on_order(row):
             row = replace(row, leaf_index=await reader.leaf_index(stored.stream, row.sequence_number))
+        if reader is not None:
+            await _look_up_origin(walk, reader, at, row)
         for error in walk.follow(at, row):
             yield error
+        if reader is not None:
+            async for error in _reference_errors(walk, reader):
+                yield error
+        walk.references.clear()
         if at.is_ended:
             break
     for error in walk.end(at, stored):
         yield error
+
+
+async def _look_up_origin(walk: Walk, reader: LedgerReader, at: Standing, row: StoredEntry, *, depth: int = 0) -> None:
+    """If the row begins a stream that goes on from another's entry: what that stream folds to there, from its rows."""
+    walk.origins.clear()
+    place = None if row.artifact is None or row.sequence_number != 1 else at.kind.origin_of(row.artifact)
+    if place is None or depth >= ORIGINS_DEPTH_MAX:
+        return
+    aside = Walk(walk.kinds, Report())  # what is wrong with the origin is said where it is walked itself
+    try:
+        origin = aside.begin(place.stream)
+    except SchemaViolation:
+        return
+    async for before in reader.entries_of(place.stream, up_to=place.sequence_number):
+        await _look_up_origin(aside, reader, origin, before, depth=depth + 1)
+        for _ in aside.follow(origin, before):
+            pass
+        aside.references.clear()
+    if origin.head.sequence_number == place.sequence_number:
+        is_known = origin.is_sound and not origin.payloads_missing
+        walk.origins[place] = Origin(origin.head.entry_digest, origin.own.to_json() if is_known else None)
+
+
+async def _reference_errors(walk: Walk, reader: LedgerReader) -> AsyncIterator[TgaError]:
+    for reference in walk.references:
+        kind = walk.kinds.get(kind_name(reference.stream))
+        referred = None if kind is None else await reader.referred(reference.stream)
+        if kind is None or referred is None:
+            yield missing_reference(reference)
+            continue
+        own = kind.begin()
+        first = referred.first
+        if first is not None and first.entry is not None and first.entry_digest is not None:
+            with suppress(TgaError):  # said where the stream is walked itself
+                own.note(kind.documents.read(first.entry, first.artifact, entry_digest=first.entry_digest))
+        for error in reference_errors(reference, referred.head, own, is_erased=referred.is_erased):
+            yield error
+
+
+def missing_reference(reference: Reference) -> TgaError:
+    return RecoveryFailed("the stream that the record names is missing", expected=reference.stream).at(
+        stream=reference.place.stream, sequence_number=reference.place.sequence_number
+    )
+
+
+def reference_errors(reference: Reference, head: Head, own: StreamChecks, *, is_erased: bool) -> Iterator[TgaError]:
+    """What a record says of another stream, compared with where that one stands."""
+    if reference.what == "begun_by" and is_erased:
+        return  # what it began with is gone
+    found = {
+        "last_artifact": head.artifact_digest,
+        "last_entry": head.entry_digest,
+        "begun_by": own.begun_by,
+    }[reference.what]
+    if found != reference.digest:
+        words = reference.what.replace("_", " ")
+        yield ChecksumMismatch(
+            f"the record names another {words} of {reference.stream}", expected=found, found=reference.digest
+        ).at(stream=reference.place.stream, sequence_number=reference.place.sequence_number)
 
 
 async def _verify_keys_once(reader: LedgerReader) -> AsyncIterator[TgaError]:

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from app.core.errors import (
     BundleInvalid,
@@ -39,6 +40,8 @@ from app.domain.ledger.checks import Kinds, Report
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
 from app.domain.log.epochs import base_of, keys_for, verify_epochs, verify_former
 from app.domain.log.streams import BundleWalk, StreamMemory
+
+_FORK: Final = rb"forked_from\":{"  # as a line writes it, in a text within a text
 
 
 class BundleFiles(Protocol):
@@ -275,6 +278,7 @@ def _verify_epochs(walk: _Verification) -> Iterator[TgaError]:
 
 def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
     """Covered lines, each in the tree and in its stream; when they end, what rests on all of them; then the others."""
+    _note_origins(walk)
     lines = (EntryLine.from_line(raw) for raw in _lines(walk, ENTRIES))
     uncovered: EntryLine | None = None
     try:
@@ -294,6 +298,15 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
             _judge_after_head(walk, chain([uncovered], lines))
         except TgaError as error:
             yield error
+
+
+def _note_origins(walk: _Verification) -> None:
+    """A fork goes on from an entry that stands before it, where its source has long gone on: look for forks first."""
+    with suppress(TgaError):  # what cannot be read is said when it is read again
+        for raw in walk.files.lines(ENTRIES):
+            if _FORK in raw:
+                with suppress(TgaError):
+                    walk.streams.note_origin(EntryLine.from_line(raw))
 
 
 def _verify_covered(walk: _Verification, lines: Iterator[EntryLine]) -> Generator[TgaError, None, EntryLine | None]:
@@ -393,6 +406,16 @@ def _unknown(walk: _Verification) -> Iterator[str]:
         yield (
             f"What {report.streams.payloads_withheld} system entries of other tenants than {manifest.filter.tenant} "
             "say: their digests stand, their artifacts are not in the bundle."
+        )
+    if report.streams.references_unknown:
+        yield (
+            f"Whether {report.streams.references_unknown} answers in runs are what tools and children answered: their "
+            "streams are not in the bundle."
+        )
+    if report.streams.runs_unfolded:
+        yield (
+            f"What {report.streams.runs_unfolded} forks go on from: their sources are not in the bundle, or erased. "
+            "Links and digests of the forks were compared, their journals were not folded."
         )
     if report.streams.signatures_by_retired_keys:
         yield (

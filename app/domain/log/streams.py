@@ -15,10 +15,10 @@ from typing import Protocol
 
 from app.core.digest import digest_of_bytes
 from app.core.errors import RecoveryFailed, SchemaViolation, SequenceGap, TgaError
-from app.domain.ledger.checks import Erased, Kinds, Report, Standing, kind_name
+from app.domain.ledger.checks import EntryPlace, Erased, Kinds, Origin, Reference, Report, Standing, kind_name
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredEntry
-from app.domain.ledger.verification import Walk
+from app.domain.ledger.verification import Walk, missing_reference, reference_errors
 from app.domain.log.bundle import EntryLine
 
 
@@ -34,6 +34,20 @@ class StreamMemory(Protocol):
     def remember_erasure(self, erased: Erased) -> None: ...
 
     def erasures(self) -> Iterator[Erased]: ...
+
+    def want_origin(self, place: EntryPlace) -> None:
+        """A stream that begins further on goes on from this entry."""
+        ...
+
+    def is_wanted(self, place: EntryPlace) -> bool: ...
+
+    def remember_origin(self, place: EntryPlace, origin: Origin) -> None: ...
+
+    def origin(self, place: EntryPlace) -> Origin: ...
+
+    def remember_reference(self, reference: Reference) -> None: ...
+
+    def references(self) -> Iterator[Reference]: ...
 
     def claim(self, key: str, stream: str) -> str:
         """The stream that claimed `key` first: this one, unless another did."""
@@ -64,6 +78,24 @@ class BundleWalk(Walk):
 
     def note_erasure(self, erased: Erased) -> None:
         self._memory.remember_erasure(erased)
+
+    def note_origin(self, line: EntryLine) -> None:
+        """Before all lines are judged: from which entries streams go on, so that what they fold to is kept there."""
+        kind = self.kinds.get(kind_name(line.stream))
+        if kind is not None and line.artifact is not None and line.sequence_number == 1:
+            place = kind.origin_of(line.artifact)
+            if place is not None:
+                self._memory.want_origin(place)
+
+    def origin(self, place: EntryPlace) -> Origin:
+        return self._memory.origin(place)
+
+    def may_lack_streams(self) -> bool:
+        return not self._complete
+
+    def refer(self, reference: Reference) -> None:
+        if self.is_covered:
+            self._memory.remember_reference(reference)
 
     def may_lack_payload(self, at: Standing) -> bool:
         return not at.kind.vouches_for_others  # whether it was erased is known when all covered entries were seen
@@ -98,6 +130,10 @@ class BundleWalk(Walk):
             return
         for error in self.follow(at, row):
             yield _at(line, error)
+        place = EntryPlace(line.stream, line.sequence_number)
+        if self.is_covered and at.is_sound and self._memory.is_wanted(place):
+            kept = None if at.payloads_missing else at.own.to_json()
+            self._memory.remember_origin(place, Origin(at.head.entry_digest, kept))
         self._memory.store(line.stream, at)
 
     def end_covered(self) -> Iterator[TgaError]:
@@ -105,6 +141,8 @@ class BundleWalk(Walk):
         for erased in self._memory.erasures():
             for error in self._erased_errors(erased):
                 yield error.at(stream=erased.system_stream, sequence_number=erased.sequence_number)
+        for reference in self._memory.references():
+            yield from self._reference_errors(reference)
         for stream, at in self._memory.all():
             self.report.of_kind[at.kind.name] += 1
             self.report.unfinished[at.kind.name] += at.head.state not in at.kind.documents.kind.terminal_states
@@ -118,6 +156,15 @@ class BundleWalk(Walk):
                     stream=stream,
                     sequence_number=at.head.sequence_number,
                 )
+
+    def _reference_errors(self, reference: Reference) -> Iterator[TgaError]:
+        at = self._memory.load(reference.stream)
+        if at is not None and at.is_sound:
+            yield from reference_errors(reference, at.head, at.own, is_erased=at.is_erased)
+        elif at is None and self._complete:
+            yield missing_reference(reference)
+        elif at is None:
+            self.report.references_unknown += 1
 
     def _erased_errors(self, erased: Erased) -> Iterator[TgaError]:
         stream = erased.stream

@@ -1,4 +1,4 @@
-"""A trace's own checks in the verification walk, and the kinds of stream that a gateway's ledger has.
+"""A trace's own checks in the verification walk. `stream_checks` of app/domain/runs/verification.py has all kinds.
 
 Steps by the numbers of app/domain/ledger/verification.py. In step 6 the record is folded, a decision of a person is
 signed by a key that a system stream announced before it, and of all calls with one key one is made (I2). In step 7 a
@@ -17,11 +17,11 @@ from app.core.digest import Digest
 from app.core.errors import BundleInvalid, RecoveryFailed, SequenceGap, SignatureInvalid, TgaError
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.identity import DEFAULT_TENANT
-from app.domain.ledger.checks import AnyRecord, KindChecks, Kinds, Standing, StreamChecks, Walking
+from app.domain.ledger.checks import AnyRecord, KindChecks, Standing, StreamChecks, Walking
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream, Summary
 from app.domain.system.decision_signer import verify_decision_signature
-from app.domain.system.verification import SigningKeys, SystemKind
+from app.domain.system.verification import SigningKeys
 from app.domain.tga.checkpoints import verify_erased_checkpoint, verify_stored_checkpoint
 from app.domain.tga.documents import ActionRequest, SupervisorDecision, ToolCall, ToolEffect
 from app.domain.tga.execution_state import ExecutionState
@@ -34,18 +34,11 @@ _SIGNED: Final = b'"signature":{'
 _SIGNERS: Final = ("person", "withdrawal")
 
 
-def stream_checks(*, unseals: Unseals | None = None) -> Kinds:
-    """Every kind of stream that a gateway writes, for one walk. Without `unseals` sealed secrets are not opened."""
-    keys = SigningKeys()
-    kinds: tuple[KindChecks, ...] = (SystemKind(keys), TraceKind(keys, unseals))
-    return {kind.name: kind for kind in kinds}
-
-
 class TraceKind(KindChecks):
     """One governed tool call each; they rest on the keys of system streams."""
 
     documents = TRACE_DOCUMENTS
-    waits_for = {"PENDING": "supervisor", "EXECUTING": "operator"}  # noqa: RUF012
+    waits_for = {"PENDING": frozenset({"supervisor"}), "EXECUTING": frozenset({"operator"})}  # noqa: RUF012
 
     def __init__(self, keys: SigningKeys, unseals: Unseals | None = None) -> None:
         self.keys = keys

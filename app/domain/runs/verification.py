@@ -1,0 +1,214 @@
+"""A run's own checks in the verification walk, and all kinds of stream that a gateway's ledger has.
+
+Steps by the numbers of app/domain/ledger/verification.py. In step 6 the record is folded (replay.py: attempts,
+frontier, intents and answers, whom an answer wakes); a fork goes on from what its source folds to at the entry that it
+names; an answer of a tool names the last artifact of the very trace that its intent named, one of a child the last
+entry of the very run, and a child was begun by the intent that names it. In step 7 a checkpoint is what the journal
+folds to, and stands where one is due (I4). In step 11 the head says of the birth what the birth says, and no claim,
+dispatch attempt or secret stands where there can be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from app.core.canonical import JsonValue
+from app.core.chain import Head
+from app.core.errors import BundleInvalid, ChecksumMismatch, RecoveryFailed, TgaError
+from app.domain.ledger.checks import (
+    AnyRecord,
+    EntryPlace,
+    KindChecks,
+    Kinds,
+    Reference,
+    Standing,
+    StreamChecks,
+    Walking,
+)
+from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream, Summary
+from app.domain.runs.checkpoints import is_missing, verify_stored_checkpoint
+from app.domain.runs.documents import RunAnswer, RunIntent, RunStart
+from app.domain.runs.replay import RUN_DOCUMENTS, Run, fold_planned
+from app.domain.runs.requests import ChildRequest, ToolRequest
+from app.domain.runs.transitions import RUN
+from app.domain.runs.values import ChildValue, EffectValue
+from app.domain.system.verification import SigningKeys, SystemKind
+from app.domain.tga.seals import Unseals
+from app.domain.tga.transitions import TRACE
+from app.domain.tga.verification import TraceKind
+
+_FORKED: Final = b'"forked_from":{'
+
+
+def stream_checks(*, unseals: Unseals | None = None) -> Kinds:
+    """Every kind of stream that a gateway writes, for one walk. Without `unseals` sealed secrets are not opened."""
+    keys = SigningKeys()
+    kinds: tuple[KindChecks, ...] = (SystemKind(keys), TraceKind(keys, unseals), RunKind())
+    return {kind.name: kind for kind in kinds}
+
+
+class RunKind(KindChecks):
+    """One execution of a program each."""
+
+    documents = RUN_DOCUMENTS
+    waits_for = {  # noqa: RUF012
+        "SCHEDULED": frozenset({"worker"}),
+        "WAITING": frozenset({"person", "signal", "child", "tool", "time"}),
+        "FAILED": frozenset({"operator"}),
+        "PARKED": frozenset({"operator"}),
+        "DIVERGED": frozenset({"operator"}),
+    }
+
+    def begin(self, stored: StoredStream | None = None) -> StreamChecks:
+        return _RunStream(keeps_start=stored is not None)
+
+    def restore(self, kept: JsonValue) -> StreamChecks:
+        read: dict[str, Any] = kept  # type: ignore[assignment]
+        run = None if read["run"] is None else Run.from_json(read["run"])
+        return _RunStream(run, read["is_known"], dict(read["named"]), begun_by=read["begun_by"])
+
+    def origin_of(self, artifact: bytes) -> EntryPlace | None:
+        if _FORKED not in artifact:
+            return None
+        try:
+            origin = RunStart.from_bytes(artifact).forked_from
+        except TgaError:  # said where the record is read
+            return None
+        return None if origin is None else EntryPlace(RUN.stream(origin.run_id), origin.sequence_number)
+
+
+@dataclass(slots=True)
+class _RunStream(StreamChecks):
+    """What is remembered of one run. `keeps_start`: the end will be compared with it; a bundle has no such end."""
+
+    run: Run | None = None  # what the journal folds to, as long as it is known and needed
+    is_known: bool = True
+    named: dict[str, str] = field(default_factory=dict)  # by address that has begun: which trace or run it is
+    keeps_start: bool = False
+    start: RunStart | None = None
+    begun_by: str | None = None
+    last_checkpoint: int = 0
+    last_number: int = 0
+    is_folded: bool = False  # the record that is verified: all before it was right, and every payload there
+
+    def note(self, record: AnyRecord) -> None:
+        self.last_number = record.entry.sequence_number
+        if isinstance(record.artifact, RunStart):
+            parent = record.artifact.parent
+            self.begun_by = None if parent is None else parent.intent_digest
+            if self.keeps_start:
+                self.start = record.artifact
+
+    def fold(self, record: AnyRecord) -> None:
+        self.is_folded = True  # in `verify`: of a fork the fold rests on another stream, which the walk knows
+
+    def lose_payload(self) -> None:
+        self.run, self.is_known = None, False
+
+    def verify(self, record: AnyRecord, row: StoredEntry, walk: Walking) -> None:
+        entry, artifact = record
+        is_folded, self.is_folded, source = self.is_folded, False, None
+        if isinstance(artifact, RunStart):
+            tenant = artifact.principal.tenant
+            if walk.tenant not in (None, tenant):
+                raise BundleInvalid("a run of another tenant than the bundle's", expected=walk.tenant, found=tenant)
+            source = self._find_source(artifact, walk)
+        if is_folded and self.is_known and artifact is not None and row.entry_digest is not None:
+            moved = Head(entry.sequence_number, row.entry_digest, entry.to_state, entry.artifact_digest)
+            self.run = fold_planned(self.run, artifact, moved, recorded_at=entry.recorded_at, source=source)
+            self._verify_named(record, EntryPlace(record.stream, entry.sequence_number), walk)
+            if entry.to_state in RUN.terminal_states and not self.keeps_start:
+                self.run, self.is_known, self.named = None, False, {}
+
+    def _find_source(self, start: RunStart, walk: Walking) -> Run | None:
+        """Of a fork: the run that it goes on from, as it stood. The fold is not known where that is not known."""
+        origin = start.forked_from
+        if origin is None:
+            return None
+        source = walk.origin(EntryPlace(RUN.stream(origin.run_id), origin.sequence_number))
+        if source.entry_digest is None and not walk.may_lack_streams():
+            raise RecoveryFailed(
+                "the entry that the run was forked from is missing",
+                expected=f"entry {origin.sequence_number} of {RUN.stream(origin.run_id)}",
+                found="nothing",
+            )
+        if source.entry_digest not in (None, origin.entry_digest):
+            raise ChecksumMismatch(
+                "the fork names another origin", expected=source.entry_digest, found=origin.entry_digest
+            )
+        kept: dict[str, Any] = source.kept or {}  # type: ignore[assignment]
+        if kept.get("run") is None:
+            walk.report.runs_unfolded += 1
+            self.is_known = False
+            return None
+        return Run.from_json(kept["run"])
+
+    def _verify_named(self, record: AnyRecord, place: EntryPlace, walk: Walking) -> None:
+        artifact = record.artifact
+        if isinstance(artifact, RunIntent):
+            request = artifact.request
+            if isinstance(request, ToolRequest):
+                self.named[artifact.path] = TRACE.stream(request.trace_id)
+            elif isinstance(request, ChildRequest):
+                child = self.named[artifact.path] = RUN.stream(request.child_run_id)
+                walk.refer(Reference(place, child, "begun_by", record.entry.artifact_digest))
+        elif isinstance(artifact, RunAnswer):
+            named, value = self.named.get(artifact.path), artifact.value
+            if isinstance(value, EffectValue):
+                _verify_is_named(artifact.path, named, TRACE.stream(value.trace_id))
+                walk.refer(Reference(place, TRACE.stream(value.trace_id), "last_artifact", value.tool_effect_digest))
+            elif isinstance(value, ChildValue):
+                _verify_is_named(artifact.path, named, RUN.stream(value.run_id))
+                walk.refer(Reference(place, RUN.stream(value.run_id), "last_entry", value.entry_digest))
+        if self.run is not None and self.named:
+            begun = self.run.frontier.begun
+            self.named = {path: stream for path, stream in self.named.items() if path in begun}
+
+    def is_checkpoint_due(self, state: str) -> bool:
+        if self.run is None or not is_missing(last=self.last_checkpoint, now=self.last_number):
+            return False
+        self.last_checkpoint = self.last_number  # told once
+        return True
+
+    def verify_checkpoint(self, checkpoint: StoredCheckpoint, at: Standing) -> None:
+        self.last_checkpoint = checkpoint.sequence_number
+        if at.stored is not None and at.stored.erasure is not None:
+            raise RecoveryFailed("a checkpoint stands that was erased", expected="nothing")
+        is_here = at.is_sound and checkpoint.sequence_number == at.head.sequence_number
+        verify_stored_checkpoint(checkpoint, self.run if is_here else None)
+
+    def end(self, stored: StoredStream, at: Standing, walk: Walking) -> Iterator[TgaError]:
+        for error in self._end_errors(stored, at):
+            yield at.at_last(error)
+
+    def _end_errors(self, stored: StoredStream, at: Standing) -> Iterator[TgaError]:
+        if stored.claim is not None or stored.claim_effect is not None:
+            yield RecoveryFailed("a run claims no idempotency key", expected="no claim", found=stored.claim)
+        if stored.dispatch_attempts:
+            yield RecoveryFailed("a run sends nothing itself", expected="no attempts", found=stored.dispatch_attempts)
+        if stored.erasure is not None and stored.sealed is not None:
+            yield RecoveryFailed("secrets stand that were erased", expected="nothing")
+        found, start = stored.summary, self.start
+        if found is None or start is None or not at.is_sound:
+            return
+        said = start.principal
+        expected = Summary(said.tenant, said.principal_id, start.procedure, start.version, None)
+        if found != expected:
+            yield RecoveryFailed(
+                "the head says another thing of the run than its start", expected=expected, found=found
+            )
+
+    def to_json(self) -> JsonValue:
+        return {
+            "begun_by": self.begun_by,
+            "is_known": self.is_known,
+            "named": dict(self.named),
+            "run": None if self.run is None else self.run.to_json(),
+        }
+
+
+def _verify_is_named(path: str, named: str | None, found: str) -> None:
+    if found != named:
+        raise ChecksumMismatch(f"the answer at {path} is not of what its intent names", expected=named, found=found)
