@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import resource
 
@@ -300,3 +301,31 @@ async def test_memory_stays_flat_over_many_entries(
             peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert peaks[1] - peaks[0] < 20_000, "KiB"
     assert plan_of(completed_trace(1)).stream != "bulk:"
+
+
+async def test_a_batch_costs_the_same_however_long_the_ledger_is_before_there_are_statistics(admin: Admin) -> None:
+    """Also when it looks through everything once more, as after a restore."""
+    await work_of_batch(admin, rows_max=1)  # plans are made here, and kept: nobody has counted anything yet
+    await insert_bulk(admin, 1, 500)
+    early = await work_of_batch(admin, rows_max=500)
+    await insert_bulk(admin, 501, 8_000)
+    await work_of_batch(admin, rows_max=7_500)
+    await insert_bulk(admin, 8_001, 8_500)
+    late = await work_of_batch(admin, rows_max=500)
+    assert late < 1.25 * early
+
+    await admin.execute("UPDATE tga.tree_cursor SET system_identifier = 'another cluster'")
+    again = await work_of_batch(admin, rows_max=500)
+    assert await admin.fetchval("SELECT is_walking FROM tga.tree_cursor")
+    assert again < early
+
+
+async def work_of_batch(admin: Admin, *, rows_max: int) -> int:
+    """Pages looked at, and links read: what takes time, without the machine's part in it."""
+    read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'links'"
+    async with admin.transaction():
+        before = await admin.fetchval(read)
+        explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM tga.integrate($1)"
+        top = json.loads(await admin.fetchval(explain, rows_max))[0]["Plan"]
+        links = await admin.fetchval(read) - before
+    return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"] + links)
