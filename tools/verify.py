@@ -7,10 +7,12 @@ with signed heads or receipts that you kept: only they show an old backup, or a 
 sound. 1: something is wrong. 2: bad usage. Needs Python 3.11+ and `cryptography`; no database, no network, no gateway.
 
 Theory. A stream is a chain of entries: each holds the digest of the one before it, and of one artifact. A trace's
-artifacts say what was asked, decided, called and answered; a tenant's system stream has its keys, pins, policies and
-erasures. All entries of all streams are leaves of one Merkle tree, and the log's key signs the head of that tree. So
-one signature vouches for all entries that the head covers, and through their digests for the artifacts. Nobody vouches
-for anything else in a bundle, neither its manifest nor entries that are newer than its head: nothing rests on those.
+artifacts say what was asked, decided, called and answered; a run's are the journal of a program: what it was about to
+do, what it did, what others answered, each at an address of its own; a tenant's system stream has its keys, pins,
+policies and erasures. All entries of all streams are leaves of one Merkle tree, and the log's key signs the head of
+that tree. So one signature vouches for all entries that the head covers, and through their digests for the artifacts.
+Nobody vouches for anything else in a bundle, neither its manifest nor entries that are newer than its head: nothing
+rests on those.
 A log that lost signed entries begins anew as ORIGIN/epoch-2, with the same key: `epochs` tells what is lost, and why.
 
  1. The manifest says what to look for. Whatever matters in it is compared with what is signed.
@@ -18,14 +20,18 @@ A log that lost signed entries begins anew as ORIGIN/epoch-2, with the same key:
  3. Heads that you kept are within the tree. KEY has signed the bundle's last head, which is its tree.
  4. Covered entries come first, each in its place in the tree: all of it in a complete bundle, else each with a proof.
  5. Each is in its place in its stream: schema, sequence, chain and digest, transition, binding. A person's decision is
-    signed by a key that a covered entry announced before it. One idempotency key makes one call.
+    signed by a key that a covered entry announced before it. One idempotency key makes one call. In a run every
+    operation comes at the next address, in the current attempt; an answer is of an intent that is open, wakes the run
+    exactly when that was all it waited for, and names what the trace, or the child, really answered. A fork goes on
+    from the very entry that it names.
  6. Payloads are missing only where a covered erasure says so. A bundle of one tenant may withhold other tenants'
     artifacts on system streams: what is withheld vouches for nothing, and is counted.
  7. Entries without a leaf come last, on system streams only. Whether they hang together is told apart.
 
 Left to `tga verify --file`, which does all of this too: that older heads continue one another and those that you kept,
-that JSON of callers and tools is canonical, that no key is of small order, flat memory (here 1 KB a trace), and what a
-bundle cannot show. Left to `tga verify --all`, which has the database: claims, attempts, entries without a leaf.
+that JSON of callers and tools is canonical, that no key is of small order, that changes of a run's state fit what is
+there, flat memory (here 1 KB a stream), and what a bundle cannot show. Left to `tga verify --all`, which has the
+database: claims, attempts, execution checkpoints, entries without a leaf.
 """
 
 # fmt: off
@@ -38,6 +44,8 @@ import sys
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import deepcopy
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -98,11 +106,193 @@ RULES: dict[str, Callable[[Any, Any, Json, Json], bool]] = {  # value, rule, the
     "properties": lambda v, r, s, root: type(v) is not dict or all(fits(v[key], r[key], root) for key in r if key in v),
     "additionalProperties": lambda v, r, s, root: type(v) is not dict or v.keys() <= s["properties"].keys(),
     "items": lambda v, r, s, root: type(v) is not list or all(fits(member, r, root) for member in v),
+    "minItems": lambda v, r, s, root: type(v) is not list or len(v) >= r,
     "maxItems": lambda v, r, s, root: type(v) is not list or len(v) <= r,
+    "maxProperties": lambda v, r, s, root: type(v) is not dict or len(v) <= r,
     "anyOf": lambda v, r, s, root: any(fits(v, one, root) for one in r),
     "allOf": lambda v, r, s, root: all(fits(v, one, root) for one in r),
     "not": lambda v, r, s, root: not fits(v, r, root),
     "if": lambda v, r, s, root: fits(v, s.get("then" if fits(v, r, root) else "else", True), root)}
+# A run, for step 5. By artifact and verdict: from which states it leads where. It is born SCHEDULED, by its start.
+OPEN = ("SCHEDULED", "RUNNING", "WAITING", "FAILED", "PARKED", "DIVERGED")
+RUN_VERDICT = {"run_attempt": "change", "run_answer": "wakes", "run_end": "outcome"}
+RUN: dict[tuple[str, str], dict[str, str]] = {
+    ("run_start", ""): {"": "SCHEDULED"},
+    ("run_attempt", "LEASED"): {"SCHEDULED": "RUNNING"},
+    **{("run_attempt", change): {"RUNNING": "SCHEDULED"} for change in ("RELEASED", "LOST", "FAILED")},
+    ("run_attempt", "FENCED"): {state: state for state in OPEN[:3]},
+    **{(name, ""): {"RUNNING": "RUNNING"} for name in ("run_intent", "run_checkpoint")},
+    ("run_answer", "YES"): {"WAITING": "SCHEDULED"},
+    **{(name, said): {state: state for state in OPEN} for name, said in (("run_answer", "NO"), ("run_signal", ""))},
+    ("run_suspension", ""): {"RUNNING": "WAITING"},
+    **{("run_end", outcome): {"RUNNING": outcome} for outcome in ("COMPLETED", "DIVERGED")},
+    ("run_end", "FAILED"): dict.fromkeys(OPEN[:3], "FAILED"),
+    ("run_end", "PARKED"): dict.fromkeys(OPEN[:2], "PARKED"),
+    ("run_end", "CANCELLED"): dict.fromkeys(OPEN, "CANCELLED"),
+    ("run_resumption", ""): dict.fromkeys(OPEN[3:], "SCHEDULED")}
+ANSWERED_BY = {"tool": ("tool", "operator"), "ask": ("person", "timer", "operator"), "sleep": ("timer",),
+               "signal": ("signal", "timer"), "child": ("child",)}  # all else ends with a checkpoint
+TAKEN, AHEAD, UNASKED = "RUN_POSITION_TAKEN", "RUN_POSITION_GAP", "RUN_ANSWER_UNASKED"
+class Journal:
+    """What a run folds to: its attempt, what it waits for, and by scope the next position, whether the operation before
+    it failed, and whether the operation around has ended itself (then the scope is only kept for a retry)."""
+    def __init__(self, start: Json) -> None:
+        self.program, self.attempt, self.fenced = start["program_digest"], 0, 0
+        self.scopes: dict[str, tuple[int, bool, bool]] = {"": (1, False, False)}
+        self.begun: dict[str, list[Any]] = {}  # by address: digest of the intent, kind, name, input, when due, retries
+        self.tries: dict[str, int] = {}
+        self.named: dict[str, str] = {}  # by address: the trace or run that the intent names
+        self.signals: list[tuple[str, str]] = []
+        self.awaits, self.wake = list[str](), "ANY"
+    @staticmethod
+    def place(path: str) -> tuple[str, int]:
+        is_path = path.count(".") < 16 and all(int(branch) <= 1_000 for branch in re.findall(":([0-9]+)", path))
+        need(is_path, SCHEMA, "operations are nested too deeply, or in too many branches")
+        scope, _, position = path.rpartition(".")
+        return scope, int(position)
+    def inside(self, path: str, places: Any) -> list[str]:  # those scopes or addresses that are of the operation
+        return sorted(found for found in places if found and re.match(rf"{re.escape(path)}([.:]|\Z)", found))
+    def need_next(self, path: str) -> None:
+        scope, position = self.place(path)
+        expected, _, has_ended = self.scopes.get(scope, (1, False, True))
+        if has_ended:  # it opens with its first operation, inside an operation that is itself next
+            expected = 1
+            if scope:
+                self.need_next(re.sub(r":[0-9]+\Z", "", scope))
+        need(position >= expected, TAKEN, f"operation {path} has ended already")
+        need(position <= expected, AHEAD, f"operation {path} comes before its turn")
+    def open(self, path: str) -> None:
+        scope, position = self.place(path)
+        if scope:
+            self.open(re.sub(r":[0-9]+\Z", "", scope))
+        expected, has_failed, has_ended = self.scopes.get(scope, (1, False, True))
+        if has_ended:
+            self.scopes[scope] = 1, False, False
+        elif has_failed:  # what it kept for a retry is dropped
+            before = f"{scope}.{position - 1}" if scope else str(position - 1)
+            for kept in self.inside(before, self.scopes):
+                del self.scopes[kept]
+            for kept in self.inside(before, self.tries):
+                del self.tries[kept]
+            self.scopes[scope] = expected, False, False
+    def end(self, path: str, has_failed: bool) -> None:
+        self.need_next(path)
+        self.open(path)
+        scope, position = self.place(path)
+        for inner in self.inside(path, self.scopes):
+            self.scopes[inner] = *self.scopes[inner][:2], True
+            if not has_failed:
+                del self.scopes[inner]
+        self.forget(path, () if has_failed else self.tries)
+        self.scopes[scope] = position + 1, has_failed, False
+    def forget(self, path: str, tries: Any) -> None:
+        for begun in self.inside(path, self.begun):
+            del self.begun[begun]
+        for tried in self.inside(path, tries):
+            del self.tries[tried]
+    def retry(self, path: str, reopens: bool = False) -> None:
+        """Another try of what is next; or, of a run that failed, of what ended last."""
+        scope, position = self.place(path)
+        if reopens:
+            self.need_failed(path)
+            self.scopes[scope] = position, False, False
+        else:
+            self.need_next(path)
+            self.open(path)
+            self.forget(path, ())
+        for inner in self.inside(path, self.scopes):
+            expected, has_failed, _ = self.scopes[inner]
+            self.scopes[inner] = expected - has_failed, False, False
+            if has_failed:
+                failed = f"{inner}.{expected - 1}"
+                self.tries[failed] = self.tries.get(failed, 1) + 1
+        self.tries[path] = self.tries.get(path, 1) + 1
+    def need_failed(self, path: str) -> None:
+        scope, position = self.place(path)
+        is_it = self.scopes.get(scope, (0, False, False))[:2] == (position + 1, True)
+        need(is_it, TAKEN, f"operation {path} is not the last of its scope, or did not fail")
+    def fold(self, name: str, said: Json, entry: Json) -> None:
+        """The run after one more artifact that the table admits."""
+        path, state = said.get("path", ""), entry["from_state"]
+        if name in ("run_intent", "run_checkpoint", "run_suspension", "run_end") or (
+                name == "run_attempt" and said["change"] not in ("LEASED", "FENCED")):
+            need(said["attempt"] == self.attempt, "STATE_CONCURRENT_EXECUTION", "the attempt is not the current one")
+        match name:
+            case "run_attempt" if said["change"] == "LEASED":
+                is_next = (said["attempt"], said["program_digest"]) == (self.attempt + 1, self.program)
+                need(is_next, CHECKSUM, "the attempt is not the next one, or of another program")
+                self.attempt, self.awaits = said["attempt"], []
+            case "run_attempt" if said["change"] == "FENCED":
+                is_old = self.fenced < said["attempt"] < self.attempt + (state != "RUNNING")
+                need(is_old, CHECKSUM, "the fenced attempt is not over, or was recorded before")
+                self.fenced = said["attempt"]
+            case "run_intent":
+                self.need_try(path, said)
+                self.need_next(path)
+                need(path not in self.begun, TAKEN, f"operation {path} has begun already")
+                self.open(path)
+                request = said["request"]
+                due = [request[at] for at in ("expires_at", "wakes_at") if at in request] or [None]
+                self.begun[path] = [entry["artifact_digest"], said["kind"], said["name"], said["input_digest"], due[0],
+                                    request.get("retries", 0), entry["sequence_number"]]
+                self.named[path] = f"trace:{request.get('trace_id')}" if said["kind"] == "tool" else (
+                    f"run:{request.get('child_run_id')}")
+            case "run_checkpoint":
+                self.fold_checkpoint(path, said)
+            case "run_answer":
+                self.fold_answer(path, said, state)
+            case "run_signal":
+                self.signals.append((said["name"], said["signal_id"]))
+            case "run_suspension":
+                for awaited in said["awaits"]:
+                    is_others = self.begun.get(awaited, [None, None])[1] in ANSWERED_BY
+                    need(is_others, TRANSITION, "a run waits only for what others can end")
+                need(len(set(said["awaits"])) == len(said["awaits"]), CHECKSUM, "an address is awaited twice")
+                self.awaits, self.wake = list(said["awaits"]), said["wake"]
+            case "run_end":
+                is_all = said["positions"] in (None, self.scopes[""][0] - 1)
+                need(is_all, CHECKSUM, "the number of operations does not agree with the journal")
+                self.begun, self.awaits = {} if entry["to_state"] not in OPEN else self.begun, []
+            case "run_resumption":
+                for resolved in said["resolves"]:
+                    self.need_failed(resolved["path"])
+                    scope, position = self.place(resolved["path"])
+                    self.scopes[scope] = position + 1, resolved["outcome"] != "OK", self.scopes[scope][2]
+                for reopened in said["reopens"]:
+                    self.retry(reopened, reopens=True)
+                frontier = {"begun": self.begun, "scopes": self.scopes, "tries": self.tries}
+                need(sha256(written(frontier)) == said["frontier_digest"], CHECKSUM, "that is another frontier")
+                self.program = said["accepts"]["program_digest"] if said["accepts"] else self.program
+    def need_try(self, path: str, said: Json) -> None:
+        need(said["try_number"] == self.tries.get(path, 1), CHECKSUM, f"that is not the next try of operation {path}")
+    def fold_checkpoint(self, path: str, said: Json) -> None:
+        self.need_next(path)
+        self.need_try(path, said)
+        begun = self.begun.get(path)
+        is_it = begun is None or begun[1:4] == [said["kind"], said["name"], said["input_digest"]]
+        need(is_it, TAKEN, f"another operation has begun at {path}")
+        need(said["kind"] not in ANSWERED_BY, TRANSITION, f"a {said['kind']} ends with an answer")
+        is_begun = said["outcome"] != "INTERRUPTED" or begun is not None
+        need(is_begun, TRANSITION, "only what has begun can be interrupted")
+        inner = sum(at[0] - 1 for scope, at in self.scopes.items() if scope and re.sub(r":[0-9]+\Z", "", scope) == path)
+        need(said["inner"] == inner, CHECKSUM, "the number of operations inside does not agree with the journal")
+        self.retry(path) if said["outcome"] == "RETRY" else self.end(path, said["outcome"] != "OK")
+    def fold_answer(self, path: str, said: Json, state: str) -> None:
+        begun, by = self.begun.get(path, [None, None, None, None, None, 0]), said["answered_by"]
+        need(begun[0] == said["intent_digest"], UNASKED, f"nobody waits for this answer at {path}")
+        need(by["type"] in ANSWERED_BY.get(begun[1], ()), UNASKED, f"a {begun[1]} is not answered so")
+        wakes = state == "WAITING" and path in self.awaits and (self.wake == "ANY" or len(self.awaits) == 1)
+        need(said["wakes"] == ("YES" if wakes else "NO"), CHECKSUM, "`wakes` does not agree with the journal")
+        if by["type"] == "signal":
+            waiting = [signal for signal in self.signals if signal[0] == begun[2]][:1]
+            need(waiting == [(begun[2], by["id"])], UNASKED, "the signal is not the next of its name")
+            self.signals.remove(waiting[0])
+        if said["outcome"] == "RETRY":
+            need(self.tries.get(path, 1) <= begun[5], UNASKED, f"operation {path} is not tried again")
+            self.retry(path)
+        else:
+            self.end(path, said["outcome"] != "OK")
+        self.awaits = [] if wakes else [awaited for awaited in self.awaits if awaited != path]
 # Streams, for steps 5 to 7. By artifact of a trace: in which state it may come, what it binds to, the field of its
 # verdict, and where each verdict leads to. A trace is born PENDING; a system stream is always OPEN, as its schema says.
 TRACE: dict[str, tuple[str, str, str, dict[str, str]]] = {
@@ -110,10 +300,13 @@ TRACE: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "supervisor_decision": ("PENDING", "action_request", "decision", {"APPROVE": "AUTHORIZED", "DENY": "DENIED"}),
     "tool_call": ("AUTHORIZED", "supervisor_decision", "", {"": "EXECUTING"}),
     "tool_effect": ("EXECUTING", "tool_call", "outcome", {"SUCCESS": "COMPLETED", "FAILURE": "FAILED"})}
-FOREIGN = ("action_request", "tool_call", "tool_effect", "tool_pin")  # hold JSON that callers and tools wrote
+FOREIGN = ("action_request", "tool_call", "tool_effect", "tool_pin", "run_start", "run_intent", "run_checkpoint",
+           "run_answer", "run_signal", "run_end", "run_resumption")  # hold JSON that callers and tools wrote
+ENTRY = {"trace": "execution_log_entry", "run": "run_log_entry", "system": "system_log_entry"}
 CALL = ("server_id", "tool_name", "idempotency_key", "tool_class", "arguments")
 UNBORN = {"number": 0, "digest": "0" * 64, "state": "", "artifact": None, "payloads": "0" * 64, "present": 0,
-          "missing": 0, "broken": False, "tenant": "default", "call": None, "call_id": None}
+          "missing": 0, "broken": False, "erased": False, "tenant": "default", "call": None, "call_id": None,
+          "journal": None, "begun_by": None}
 class Streams:
     """All streams through one another, in the order of the tree. The first wrong entry ends its stream."""
     def __init__(self, schemas: dict[str, Json], complete: bool, tenant: str | None, counts: Counter[str]) -> None:
@@ -124,6 +317,8 @@ class Streams:
         self.claims: dict[str, str] = {}  # by digest of server, tool and idempotency key: the trace that made the call
         self.erasures: list[tuple[str, int, Json]] = []  # where each stands, and what it says
         self.epochs: dict[str, list[Json]] = {}  # by stream; the log's are on system:default
+        self.origins: dict[tuple[str, int], tuple[str, Journal | None] | None] = {}  # entries that forks go on from
+        self.references: list[tuple[str, int, str, str, str]] = []  # where it stands; stream, field, digest there
     def document(self, raw: bytes, schema: str, bytes_max: int, **digest: str) -> Json:
         document, rules = parse(raw, bytes_max), self.schemas[schema]
         need(schema in FOREIGN or written(document) == raw, SCHEMA, f"the {schema} is not in canonical form")
@@ -138,13 +333,13 @@ class Streams:
         if known["broken"]:
             return
         known["broken"] = True  # until all is well
-        is_trace, expected, digest, artifact = kind == "trace", known["number"] + 1, sha256(raw), None
-        need(is_trace or kind == "system", SCHEMA, "no such kind of stream")
-        need(is_trace or number == expected, GAP, f"entry {expected} is missing")
-        entry = self.document(raw, ("system", "execution")[is_trace] + "_log_entry", 262_144, entry_digest=digest)
+        is_system, expected, digest, artifact = kind == "system", known["number"] + 1, sha256(raw), None
+        need(kind in ENTRY, SCHEMA, "no such kind of stream")
+        need(not is_system or number == expected, GAP, f"entry {expected} is missing")
+        entry = self.document(raw, ENTRY[kind], 262_144, entry_digest=digest)
         name, committed = entry["artifact_type"], entry["artifact_digest"]
         if payload is None:  # erased, or withheld from another tenant
-            may_lack = is_trace or (self.is_covered and self.tenant not in (None, identity))
+            may_lack = not is_system or (self.is_covered and self.tenant not in (None, identity))
             need(may_lack, CHECKSUM, "the artifact is missing")
         else:
             need(sha256(payload) == committed, CHECKSUM, "the artifact is not what the entry commits to")
@@ -153,7 +348,12 @@ class Streams:
         need(entry["sequence_number"] == number == expected, GAP, f"entry {expected} is missing, or not in its place")
         need(entry["prev_entry_digest"] == known["digest"], CHECKSUM, "the entry does not link to the one before it")
         state, binds, verdict, leads_to = TRACE.get(name, ("", "", "", {}))
-        if is_trace:
+        if kind == "run":
+            to_state = [leads.get(known["state"]) for (of, said), leads in RUN.items() if of == name and (
+                artifact is None or artifact.get(RUN_VERDICT.get(name, ""), "") == said)]
+            is_next = entry["from_state"] == (known["state"] or "SCHEDULED") and entry["to_state"] in to_state
+            need(is_next, TRANSITION, f"{known['state']} does not admit this {name}")
+        if kind == "trace":
             admitted = [to for said, to in leads_to.items() if artifact is None or artifact.get(verdict, "") == said]
             is_next = known["state"] == state and entry["from_state"] == (state or "PENDING")
             need(is_next and entry["to_state"] in admitted, TRANSITION, f"{known['state']} does not admit this {name}")
@@ -164,10 +364,14 @@ class Streams:
             is_effect = name != "tool_effect" or known["call_id"] in (None, artifact["tool_call_id"])
             need(is_bound and is_call and is_effect, CHECKSUM, "the artifact does not go with the ones before it")
             self.note(stream, number, name, artifact, known)
+            if kind == "run":
+                self.follow(stream, number, name, artifact, entry, known)
         else:
-            known["call"] = known["call_id"] = None  # what is missing cannot be compared with
-            self.counts["payloads withheld"] += not is_trace
-        known["missing" if artifact is None else "present"] += is_trace
+            known["call"] = known["call_id"] = known["journal"] = None  # what is missing cannot be compared with
+            self.counts["payloads withheld"] += is_system
+        known["missing" if artifact is None else "present"] += not is_system
+        if (stream, number) in self.origins and self.is_covered:
+            self.origins[stream, number] = digest, None if known["missing"] else deepcopy(known["journal"])
         known.update(number=number, digest=digest, state=entry["to_state"], artifact=committed, broken=False,
                      payloads=sha256((known["payloads"] + committed).encode()))
     def note(self, stream: str, number: int, name: str, artifact: Json, known: Json) -> None:
@@ -199,6 +403,37 @@ class Streams:
                 is_told = said["note"].startswith(head) and said["size"] == artifact["kept_size"] + lost
                 need(is_next and is_told, CHECKSUM, "an epoch of the log does not follow the one before, or miscounts")
                 told.append(artifact)
+    def follow(self, stream: str, number: int, name: str, said: Json, entry: Json, known: Json) -> None:
+        """A run's journal, and what it says of other streams: that is compared when all were seen."""
+        if name == "run_start":
+            tenant = said["principal"]["tenant"]
+            need(self.tenant in (None, tenant), BUNDLE, "a run of another tenant than the bundle's")
+            known["begun_by"] = said["parent"] and said["parent"]["intent_digest"]
+            self.counts["runs"] += 1
+            known["journal"] = self.forked(said) if said["forked_from"] else Journal(said)
+        elif known["journal"] is not None and not known["missing"]:
+            journal = known["journal"]
+            named, value = journal.named.get(said.get("path", "")), said.get("value") or {"tier": ""}
+            journal.fold(name, said, entry)
+            if name == "run_intent" and said["kind"] == "child":
+                child = journal.named[said["path"]]
+                self.references.append((stream, number, child, "begun_by", entry["artifact_digest"]))
+            if name == "run_answer" and value["tier"] in ("effect", "run"):
+                of, field, found = (f"trace:{value['trace_id']}", "artifact", value["tool_effect_digest"]) if (
+                    value["tier"] == "effect") else (f"run:{value['run_id']}", "digest", value["entry_digest"])
+                need(named == of, CHECKSUM, "the answer is not of what its intent names")
+                self.references.append((stream, number, of, field, found))
+            known["journal"] = None if entry["to_state"] not in OPEN else journal
+    def forked(self, start: Json) -> Journal | None:
+        """A fork goes on from where its source stood; what had begun there begins anew."""
+        origin, journal = start["forked_from"], Journal(start)
+        digest, source = self.origins.get((f"run:{origin['run_id']}", origin["sequence_number"])) or (None, None)
+        need(digest or not self.complete, RECOVERY, "the entry that the run was forked from is missing")
+        need(digest in (None, origin["entry_digest"]), CHECKSUM, "the fork names another origin")
+        self.counts["runs that could not be folded"] += source is None
+        if source is not None:
+            journal.scopes, journal.tries = dict(source.scopes), dict(source.tries)
+        return source and journal
     def verify_decision(self, decision: Json, tenant: str) -> None:
         """Signed by a key that a covered entry announced before: a gateway's, or that of whoever decided."""
         nobody, signature = {"principal_id": "", "public_key": ""}, decision["signature"] or {"key_id": "", "value": ""}
@@ -221,7 +456,14 @@ class Streams:
             if not is_own or not (is_it or known["broken"]):
                 yield Wrong(RECOVERY, f"{stream} is not what was erased, or another has its key", system_stream, number)
             elif is_it:
-                known["missing"] = 0
+                known["missing"], known["erased"] = 0, True
+        for stream, number, of, field, digest in self.references:
+            known = self.known.get(of, {})
+            if (not known and self.complete) or (known and not known["broken"] and known[field] != digest and not (
+                    field == "begun_by" and known["erased"])):
+                code = CHECKSUM if known else RECOVERY
+                yield Wrong(code, f"that is not what {of} is, or it is missing", stream, number)
+            self.counts["answers that a partial bundle cannot show"] += not known and not self.complete
         yield from (Wrong(RECOVERY, "payloads are missing, and no covered erasure says so", stream, known["number"])
                     for stream, known in sorted(self.known.items()) if known["missing"] and not known["broken"])
 # The tree (RFC 6962) and its heads (C2SP signed-note, tlog-checkpoint), for steps 3 and 4.
@@ -330,11 +572,20 @@ class Bundle:
     def verify_entries(self) -> None:
         """Covered lines: in the tree, then in their streams. When they have ended, step 6; then the others."""
         self.last, self.is_known, self.services = -1, True, list[tuple[int, bytes]]()  # complete subtrees at the edge
+        self.find_forks()
         try:
             for raw in self.lines("entries.jsonl"):
                 self.verify_line(**parse(raw, LINE_BYTES_MAX))
         finally:
             self.end_covered()
+    def find_forks(self) -> None:
+        """A fork comes long after the entry that it goes on from: what its source was there must be kept."""
+        with suppress(Wrong, OSError):
+            for raw in self.lines("entries.jsonl"):
+                with suppress(Wrong, KeyError, TypeError, AttributeError, ValueError, RecursionError):
+                    if rb'forked_from\":{' in raw:
+                        origin = json.loads(parse(raw, LINE_BYTES_MAX)["artifact"])["forked_from"]
+                        self.streams.origins[f"run:{origin['run_id']}", origin["sequence_number"]] = None
     def verify_line(self, leaf_index: Any, stream: Any, sequence_number: Any, entry: Any, artifact: Any,
                     proof: Any = ()) -> None:
         is_place = leaf_index is None or (type(leaf_index) is int and leaf_index >= 0)

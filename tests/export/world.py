@@ -40,6 +40,8 @@ from app.postgres.sequencer import LeaderTerm, TreeSession
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
 from app.postgres.system import PostgresSystemRows
+from tests.runs.samples import samples
+from tests.runs.samples import store as store_run
 from tests.traces import (
     EXECUTOR,
     PATHS,
@@ -155,6 +157,17 @@ class World:
         folder.mkdir(exist_ok=True)
         async with open_export(self.sessions, wanted or Filter(), size=size) as export:
             return await write_bundle(folder, export, wanted or Filter())
+
+
+async def run_ledger(world: World) -> None:
+    """A small ledger with runs of every sort among its traces."""
+    await world.announce()
+    await world.fill(1, 4)
+    trace, runs = samples()
+    await world.append(trace)
+    for run in runs:
+        await store_run(PostgresLedger(world.sessions), run)
+    await world.sequence()
 
 
 async def small_ledger(world: World) -> None:
