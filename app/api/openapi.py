@@ -201,6 +201,7 @@ _CALL_ERRORS: Final = (
     errors.ToolNotFound,
     errors.ArgumentsInvalid,
     errors.KeyReused,
+    errors.KeyReserved,
     errors.CallDenied,
     errors.CallInFlight,
     errors.ConcurrentExecution,

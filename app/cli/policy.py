@@ -25,14 +25,17 @@ from app.clock import SystemClock
 from app.config import Config, load_config
 from app.config.tables import qualify
 from app.connectors.registry import Registry
+from app.core.canonical import parse_json
 from app.core.digest import GENESIS
 from app.core.errors import PolicyInvalid, TgaError
 from app.core.limits import REDACTION_SALT_BYTES
 from app.domain.identity import DEFAULT_TENANT, Principal, Role
 from app.domain.policy.cedar import CedarPolicy, Outcome
-from app.domain.policy.encoding import Uid, principal_uid, tool_uid
-from app.domain.policy.explaining import Explanation, Standing, explain
+from app.domain.policy.encoding import Uid, principal_uid, procedure_uid, tool_uid
+from app.domain.policy.explaining import Explanation, Standing, explain, explain_start
+from app.domain.policy.question import AskedStart
 from app.domain.policy.rules import Rule
+from app.domain.runs.documents import Trigger
 from app.domain.tga.documents import ActionRequest
 from app.domain.tga.secrets import find_secrets, redact
 from app.domain.tools import Tool
@@ -40,6 +43,7 @@ from app.gateway.policy_file import load_policy
 from app.settings import Settings
 
 _ROLES: Final = ", ".join(get_args(Role))
+_TRIGGERS: Final = ", ".join(get_args(Trigger.model_fields["type"].annotation))
 
 commands = typer.Typer(help="The Cedar policy: check a file, and ask why.", no_args_is_help=True)
 output = Console(highlight=False, soft_wrap=True)
@@ -94,6 +98,10 @@ def explain_policy_command(
     role: Annotated[list[str] | None, typer.Option("--role", help=f"With which roles: {_ROLES}.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
     intent: Annotated[str | None, typer.Option("--intent", help="What it would be for.")] = None,
+    in_run: Annotated[
+        str | None,
+        typer.Option("--in-run", metavar="PROCEDURE[@VERSION]", help="As a call that a run of this procedure makes."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which policy decides this call, and why. Nothing is called; exit 1 if it would be denied."""
@@ -108,8 +116,39 @@ def explain_policy_command(
             parse_arguments(argument or [], text),
             principal_fields={"principal_id": principal, "tenant": tenant, "roles": role or ["agent"]},
             intent=intent,
+            in_run=in_run,
             as_json=as_json,
         )
+
+    run(work())
+
+
+@commands.command("explain-start")
+def explain_start_command(
+    context: typer.Context,
+    procedure: Annotated[str, typer.Argument(metavar="PROCEDURE", help="The procedure's name.")],
+    text: Annotated[str, typer.Option("--input", help="The input, as JSON.")] = "null",
+    version: Annotated[str, typer.Option("--version", help="Of which version.")] = "1",
+    digest: Annotated[str, typer.Option("--digest", help="Which program of it.")] = GENESIS,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="With which tags; may be repeated.")] = None,
+    trigger: Annotated[str, typer.Option("--trigger", help=f"What starts it: {_TRIGGERS}.")] = "call",
+    principal: Annotated[str, typer.Option("--principal", help="Who would start it.")] = "someone",
+    role: Annotated[list[str] | None, typer.Option("--role", help=f"With which roles: {_ROLES}.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: AsJson = False,
+) -> None:
+    """Which policy decides this start of a procedure, and why. Nothing is started; exit 1 if it would be denied.
+
+    What is registered is not asked: version, program and tags are as the options say."""
+
+    async def work() -> bool:
+        if trigger not in get_args(Trigger.model_fields["type"].annotation):
+            refuse(f"--trigger is one of {_TRIGGERS}")
+        asker = Principal.made(principal_id=principal, tenant=tenant, roles=role or ["agent"])
+        given = parse_json(text.encode())
+        asked = AskedStart(asker, procedure, version, digest, tag or [], given, trigger)
+        config = load_config(context_of(context).settings.config_file)
+        return explain_start_policy(config.policy.file if config.policy else None, asked, as_json=as_json)
 
     run(work())
 
@@ -178,6 +217,7 @@ async def explain_call(
     *,
     principal_fields: dict[str, Any],
     intent: str | None,
+    in_run: str | None = None,
     as_json: bool,
 ) -> bool:
     """True unless the policy denies it. ToolNotFound and ArgumentsInvalid where the gateway would answer with them."""
@@ -189,6 +229,7 @@ async def explain_call(
         tool = registry.resolve_for(principal.tenant, server, tool_name)
         registry.verify_arguments(tool, arguments)
         secrets = find_secrets(arguments, tool.secret_arguments)
+        made_by = {} if in_run is None else {"run": _run_named(in_run)}
         request = ActionRequest.made(
             trace_id=clock.new_id(),
             requested_at=clock.now(),
@@ -202,6 +243,7 @@ async def explain_call(
             arguments=redact(arguments, secrets, salt=bytes(REDACTION_SALT_BYTES)) if secrets else arguments,
             idempotency_key="explain" if tool.tool_class == "write" else None,
             intent=intent,
+            **made_by,
         )
         return explain_policy(config.policy.file if config.policy else None, tool, request, as_json=as_json)
     finally:
@@ -212,24 +254,47 @@ def explain_policy(path: Path | None, tool: Tool, request: ActionRequest, *, as_
     """Print how the policy decides this request, and why. True unless it denies. Raises as `load_policy`."""
     policy = load_policy(path)
     explanation = explain(policy, request, tool)
+    tags = ", ".join(sorted(tool.tags)) or "no tags"
+    about = f"tool      {_entity(tool_uid(tool))} ({tool.tool_class}, {tags})"
+    return _told(policy, explanation, request.principal, tool_uid(tool), about, as_json=as_json)
+
+
+def explain_start_policy(path: Path | None, asked: AskedStart, *, as_json: bool) -> bool:
+    """Print how the policy decides this start, and why. True unless it denies. Raises as `load_policy`."""
+    policy = load_policy(path)
+    explanation = explain_start(policy, asked)
+    tags = ", ".join(sorted(asked.tags)) or "no tags"
+    about = f"procedure {_entity(procedure_uid(asked))} ({asked.version}, {tags})"
+    return _told(policy, explanation, asked.principal, procedure_uid(asked), about, as_json=as_json)
+
+
+def _run_named(named: str) -> dict[str, Any]:
+    procedure, _, version = named.partition("@")
+    known = {"procedure": procedure, "version": version or "1"}
+    return {"run_id": "explain", **known, "path": "1", "attempt": 1, "worker": "explain"}
+
+
+def _told(
+    policy: CedarPolicy, explanation: Explanation, asker: Principal, resource: Uid, about: str, *, as_json: bool
+) -> bool:
     if as_json:
-        _print_json(_document(policy, explanation, tool, request))
+        _print_json(_document(policy, explanation, asker, resource))
     else:
-        _print_explanation(policy, explanation, tool, request)
+        _print_explanation(policy, explanation, asker, about)
     return explanation.verdict.answer != "deny"
 
 
-def _print_explanation(policy: CedarPolicy, explanation: Explanation, tool: Tool, request: ActionRequest) -> None:
+def _print_explanation(policy: CedarPolicy, explanation: Explanation, asker: Principal, about: str) -> None:
     style, word, meaning = _ANSWER[explanation.verdict.answer]
+    if explanation.outcomes[0].action == "start":
+        meaning = "the run is started" if explanation.verdict.answer == "allow" else "the run is not started"
     output.print(f"[{style}]{word}[/]  {meaning}")
     if explanation.verdict.rationale is not None:
         output.print(f"because {explanation.verdict.rationale}", markup=False)
-    asker = request.principal
     roles = ", ".join(asker.roles or ()) or "no roles"
-    tags = ", ".join(sorted(tool.tags)) or "no tags"
     # As rules must write them: a slash in the owner's name is escaped there, and nowhere else.
     output.print(f"\nasked by  {_entity(principal_uid(asker))} ({roles})", markup=False)
-    output.print(f"tool      {_entity(tool_uid(tool))} ({tool.tool_class}, {tags})", markup=False)
+    output.print(about, markup=False)
     output.print(f"policy    {policy.digest}")
     standings = explanation.standings
     for outcome, of_rules in zip(explanation.outcomes, standings, strict=True):
@@ -267,13 +332,13 @@ def _entity(uid: Uid) -> str:
     return f"{uid['type']}::{json.dumps(uid['id'])}"
 
 
-def _document(policy: CedarPolicy, explanation: Explanation, tool: Tool, request: ActionRequest) -> dict[str, Any]:
+def _document(policy: CedarPolicy, explanation: Explanation, asker: Principal, resource: Uid) -> dict[str, Any]:
     verdict = explanation.verdict
     return {
         "verdict": verdict.answer,
         "rationale": verdict.rationale,
-        "principal": _entity(principal_uid(request.principal)),
-        "resource": _entity(tool_uid(tool)),
+        "principal": _entity(principal_uid(asker)),
+        "resource": _entity(resource),
         "policy_digest": policy.digest,
         "policy_ids": list(verdict.policy_ids),
         "actions": {

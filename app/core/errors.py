@@ -177,6 +177,12 @@ class KeyMissing(TgaError):
     remedy = "Send a key of your own choosing, the same one for every repeat of this call."
 
 
+class KeyReserved(TgaError):
+    code = "IDEMPOTENCY_KEY_RESERVED"
+    meaning = "The idempotency key begins as the keys of runs do. Nothing was stored."
+    remedy = "Use a key that does not begin with `run:`."
+
+
 class TraceNotHeld(TgaError):
     code = "TRACE_NOT_HELD"
     meaning = (
@@ -459,6 +465,12 @@ class RunBlobMissing(TgaError):
     remedy = "Upload it with PUT /v1/blobs/{sha256}, then put the entry again."
 
 
+class StartDenied(TgaError):
+    code = "RUN_START_DENIED"
+    meaning = "The policy does not let this principal start this procedure. Nothing was stored."
+    remedy = 'Have the policy permit Action::"start"; `tga policy explain-start` says which rule decides.'
+
+
 class ProcedureNotFound(TgaError):
     code = "PROCEDURE_NOT_FOUND"
     meaning = "Nobody has registered a procedure of this name, or not this version or program of it."
@@ -486,6 +498,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     KeyClaimed,
     KeyReused,
     KeyMissing,
+    KeyReserved,
     CallInFlight,
     ToolNotFound,
     ArgumentsInvalid,
@@ -534,5 +547,6 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunBlobMissing,
     ProcedureNotFound,
     ProcedureLimitReached,
+    StartDenied,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

@@ -137,7 +137,11 @@ async def test_check_of_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) ->
 async def test_the_packaged_policy_is_checked_without_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     assert await check_policy(None, config=CONFIG, as_json=True)
     document = json.loads(capsys.readouterr().out)
-    assert [rule["id"] for rule in document["policies"]] == ["every-tool", "unattended-without-approval-tag"]
+    assert [rule["id"] for rule in document["policies"]] == [
+        "every-tool",
+        "unattended-without-approval-tag",
+        "agents-and-operators-start",
+    ]
     assert document["warnings"] == []
     assert packaged_policy_text().isascii()
 

@@ -18,7 +18,9 @@ from app.gateway.policy_file import PolicyFile
 from tests.policy.asking import PERMIT_ALL, tool_of
 
 SLIP = '@id("slip") forbid(principal, action, resource == Tool::"bank/chagre");\n'
-ON_CARDS = '@id("card") forbid(principal, action, resource) when { context.arguments.card == "4111" };\n'
+ON_CARDS = (
+    '@id("card") forbid(principal, action == Action::"call", resource) when { context.arguments.card == "4111" };\n'
+)
 
 
 class _Unrecorded:

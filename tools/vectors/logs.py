@@ -81,6 +81,14 @@ FLOAT_ARGUMENTS: Final[Json] = {
     "smallest_integer": -9007199254740991,
 }
 TRACEPARENT: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+RUN: Final[Json] = {
+    "run_id": "onboard-7",
+    "procedure": "onboard",
+    "version": "1.0.0",
+    "path": "3",
+    "attempt": 2,
+    "worker": "host-1",
+}
 BASE64_OUTPUT: Final[Json] = {"encoding": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 
 ORDER: Json = {"action": "redispatch", "resolved_by": "operator", "rationale": "", "resolved_at": time_at(9000)}
@@ -116,6 +124,11 @@ def sound_logs() -> Iterator[Json]:
     for roles in ([], ["agent", "worker"]):
         known = action_request(principal={**action_request()["principal"], "roles": roles}, traceparent=TRACEPARENT)
         yield sound(f"roles_{len(roles)}_and_trace_context_known", log_to("COMPLETED", known))
+
+    of_run = action_request(idempotency_key="run:onboard-7/3", run=RUN)
+    yield sound("call_of_a_run", log_to("COMPLETED", of_run))
+    elsewhere = {**RUN, "run_id": "acme/onboard:2026-01-01T00:00:00.000Z", "path": "3:2.1", "attempt": 1_000_000}
+    yield sound("call_in_a_branch_of_a_run_of_another_tenant", log_to("COMPLETED", {**of_run, "run": elsewhere}))
 
     asked = log_to("PENDING")
     bound = asked[0]["entry"]["artifact_digest"]
@@ -335,6 +348,18 @@ def changed_artifacts() -> Iterator[Json]:
         ("in_upper_case", TRACEPARENT.upper()),
     ):
         rules[f"request_with_a_traceparent_{name}"] = (1, {**request, "traceparent": parent})
+    of_runs: dict[str, Json] = {
+        "with_a_space_in_its_id": {"run_id": "onboard 7"},
+        "of_two_slashes": {"run_id": "acme/crm/onboard-7"},
+        "at_no_address": {"path": "0"},
+        "at_a_branch": {"path": "3:2"},
+        "at_attempt_0": {"attempt": 0},
+        "with_its_lease": {"lease": "secret"},
+        "without_its_path": {"path": None},
+    }
+    for name, changes in of_runs.items():
+        rules[f"request_of_a_run_{name}"] = (1, {**request, "run": {**RUN, **changes}})
+    rules["request_with_a_run_null"] = (1, {**request, "run": None})
     for name, roles in (("null", None), ("unknown", ["root"]), ("of_seven", ["agent"] * 7)):
         rules[f"request_with_roles_{name}"] = (1, {**request, "principal": {**request["principal"], "roles": roles}})
     effect = success[3]["artifact"]

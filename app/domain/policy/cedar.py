@@ -1,4 +1,5 @@
-"""The policy: Cedar rules on who may call which tool with which arguments, parsed once, asked at every request.
+"""The policy: Cedar rules on who may call which tool with which arguments, and start which procedure with which input,
+parsed once, asked at every request.
 
 `call` not allowed: deny. `call` allowed, `call_unattended` not: ask a person. Both: allow. What no policy permits is
 denied. Cedar skips a policy that it cannot evaluate, a `forbid` among them, so that arguments which make a `forbid`
@@ -7,6 +8,8 @@ fail would pass it: here any policy that cannot be evaluated denies, whatever th
 A decision depends on nothing but what Cedar is told, and Cedar is told only what some rule reads, so a decision is
 remembered by that: most policies read who and what, and few arguments.
 
+`start` not allowed: the run is not started. No person is asked.
+
 `approve` is what a person does whose role already admits it. The policy only narrows that: a `forbid` denies, and a
 file with a `permit` that names Action::"approve" denies what none of them permits. A file without one allows it.
 """
@@ -14,8 +17,9 @@ file with a `permit` that names Action::"approve" denies what none of them permi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -28,13 +32,16 @@ from app.domain.identity import Principal
 from app.domain.policy.encoding import (
     Uid,
     context_of,
+    context_of_start,
     principal_entity,
     principal_uid,
+    procedure_entity,
+    procedure_uid,
     tool_entity,
     tool_uid,
 )
 from app.domain.policy.fitting import find_misfits
-from app.domain.policy.question import AskedCall, Verdict
+from app.domain.policy.question import AskedCall, AskedStart, Verdict
 from app.domain.policy.reach import relaxed
 from app.domain.policy.rules import Action, Rule, arguments_read, context_read, find_mistakes, find_warnings, read_rules
 from app.domain.policy.source import Statement, place_of_error, read_statements
@@ -88,6 +95,7 @@ _TOLD: Final[dict[Action, str]] = {
     "call": "this call",
     "call_unattended": "this call unattended",
     "approve": "this approval",
+    "start": "this start",
 }
 
 
@@ -196,6 +204,32 @@ class CedarPolicy:
             return self._verdict("allow", None, (outcome,))
         return self._verdict("deny", outcome.why_not(), (outcome,))
 
+    def judge_start(self, asked: AskedStart) -> Verdict:
+        """Allow or deny; never raises, and allows only on Cedar's explicit word."""
+        return self.verdict_of_start(self.start_outcome(asked))
+
+    def start_outcome(self, asked: AskedStart) -> Outcome:
+        (outcome,) = self._put(
+            ("start",), lambda: self.start_question(asked), too_large="the input holds too many values"
+        )
+        return outcome
+
+    def verdict_of_start(self, outcome: Outcome) -> Verdict:
+        if outcome.is_allowed:
+            return self._verdict("allow", None, (outcome,))
+        return self._verdict("deny", outcome.why_not(), (outcome,))
+
+    def start_question(self, asked: AskedStart) -> Question:
+        """What is put to Cedar. Raises what encoding raises."""
+        entities = [principal_entity(asked.principal), procedure_entity(asked)]
+        request = {
+            "principal": principal_uid(asked.principal),
+            "action": {"type": "Action", "id": "start"},
+            "resource": procedure_uid(asked),
+            "context": orjson.dumps(context_of_start(asked, fields=self._context_read)).decode(),
+        }
+        return Question([request], orjson.dumps(entities).decode())
+
     def _verdict(self, answer: Any, rationale: str | None, outcomes: Iterable[Outcome]) -> Verdict:
         names = {rule.name: None for o in outcomes for rule in (*o.determining, *_faulty(o))}
         return Verdict(answer, self.digest, tuple(names)[:POLICY_IDS_MAX], rationale)
@@ -203,12 +237,17 @@ class CedarPolicy:
     def _ask(self, request: AskedCall, tool: Tool, principal: Principal, actions: Sequence[Action]) -> list[Outcome]:
         if (request.server_id, request.tool_name) != (tool.server_id, tool.tool_name):
             return _nothing_said(actions, "the request is for another tool")
+        make = partial(self.question, request, tool, principal, actions)
+        return self._put(actions, make, too_large="the arguments that the policy reads hold too many values")
+
+    def _put(self, actions: Sequence[Action], make: Callable[[], Question], *, too_large: str) -> list[Outcome]:
+        """Cedar's answers to the question that `make` makes."""
         try:
-            question = self.question(request, tool, principal, actions)
+            question = make()
             results = is_authorized_batch(question.requests, self._set, question.entities)
             return [self._outcome(action, result) for action, result in zip(actions, results, strict=True)]
         except InputTooLarge:
-            return _nothing_said(actions, "the arguments that the policy reads hold too many values")
+            return _nothing_said(actions, too_large)
         except Exception:
             return _nothing_said(actions, "the request could not be put to the policy")
         except BaseException as error:

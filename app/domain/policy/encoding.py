@@ -1,4 +1,4 @@
-"""How a request is put to Cedar: who asks, which tool, and the arguments as Cedar values.
+"""How a request is put to Cedar: who asks, for which tool or procedure, and arguments or input as Cedar values.
 
 Every JSON value has exactly one Cedar value, and what Cedar has no form for becomes one that compares with nothing:
 
@@ -30,11 +30,12 @@ import rfc8785
 
 from app.core.errors import InputTooLarge
 from app.core.limits import POLICY_VALUES_MAX
-from app.domain.identity import Principal
-from app.domain.policy.question import AskedCall
+from app.domain.identity import DEFAULT_TENANT, Principal
+from app.domain.policy.question import AskedCall, AskedStart
 from app.domain.tools import Tool
 
 JSON_TYPE: Final = "Json"
+RUN_FIELDS: Final = ("run_id", "procedure", "version", "path")  # what rules see of a call's run
 CEDAR_KEYS: Final = ("__entity", "__extn", "__expr")
 _ESCAPED_KEY: Final = re.compile(rf"\$*(?:{'|'.join(CEDAR_KEYS)})")
 _LONG_MIN: Final = -(2**63)
@@ -53,6 +54,12 @@ def principal_uid(principal: Principal) -> Uid:
 
 def tool_uid(tool: Tool) -> Uid:
     return {"type": "Tool", "id": named_id(tool.server_id, tool.tool_name)}
+
+
+def procedure_uid(asked: AskedStart) -> Uid:
+    """By its name; outside the default tenant `tenant/name`. The name of a procedure has no slash."""
+    tenant = asked.principal.tenant
+    return {"type": "Procedure", "id": asked.procedure if tenant == DEFAULT_TENANT else f"{tenant}/{asked.procedure}"}
 
 
 def named_id(owner: str, name: str) -> str:
@@ -83,6 +90,31 @@ def tool_entity(tool: Tool) -> dict[str, Any]:
     }
 
 
+def procedure_entity(asked: AskedStart) -> dict[str, Any]:
+    return {
+        "uid": procedure_uid(asked),
+        "attrs": {
+            "name": asked.procedure,
+            "version": asked.version,
+            "program_digest": asked.program_digest,
+            "tags": sorted(set(asked.tags)),
+            "tenant": asked.principal.tenant,
+        },
+        "parents": [],
+    }
+
+
+def context_of_start(asked: AskedStart, *, fields: Collection[str] | None) -> dict[str, Any]:
+    """The context, with these fields of it (None: all). Raises InputTooLarge when the input holds too much."""
+    trigger = {"type": asked.trigger_type}
+    if asked.trigger_id is not None:
+        trigger["id"] = asked.trigger_id
+    context: dict[str, Any] = {"trigger": trigger}
+    if fields is None or "input" in fields:
+        context["input"] = cedar_value(asked.input)
+    return context
+
+
 def context_of(
     request: AskedCall, *, arguments: Iterable[str] | None, fields: Collection[str] | None
 ) -> dict[str, Any]:
@@ -91,11 +123,13 @@ def context_of(
     chosen = request.arguments
     if arguments is not None:
         chosen = {name: chosen[name] for name in _plain_names(arguments) if name in chosen}
-    context = {"arguments": cedar_value(chosen)}
+    context: dict[str, Any] = {"arguments": cedar_value(chosen)}
     for field in ("intent", "idempotency_key", "tool_definition_digest"):
         value = getattr(request, field)
         if value is not None and (fields is None or field in fields):
             context[field] = value
+    if request.run is not None and (fields is None or "run" in fields):
+        context["run"] = {field: getattr(request.run, field) for field in RUN_FIELDS}
     return context
 
 

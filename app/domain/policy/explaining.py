@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from cedarpy import PolicySet, is_authorized_batch
 
 from app.domain.policy.cedar import CedarPolicy, Outcome, Question
-from app.domain.policy.question import AskedCall, Verdict
+from app.domain.policy.question import AskedCall, AskedStart, Verdict
 from app.domain.policy.rules import Action, Rule
 from app.domain.tools import Tool
 
@@ -21,7 +22,7 @@ class Explanation:
     """`standings`: for each outcome, in its order, every rule by its place in the file."""
 
     verdict: Verdict
-    outcomes: tuple[Outcome, Outcome]
+    outcomes: tuple[Outcome, ...]
     standings: tuple[list[tuple[Rule, Standing]], ...]
 
 
@@ -29,9 +30,22 @@ def explain(policy: CedarPolicy, request: AskedCall, tool: Tool) -> Explanation:
     """The same verdict as `judge`, with the standing of every rule."""
     outcomes = policy.outcomes(request, tool)
     verdict = policy.verdict_of(*outcomes)
+    return _explained(policy, verdict, outcomes, lambda: policy.question(request, tool, request.principal, _ACTIONS))
+
+
+def explain_start(policy: CedarPolicy, asked: AskedStart) -> Explanation:
+    """The same verdict as `judge_start`, with the standing of every rule."""
+    outcome = policy.start_outcome(asked)
+    verdict = policy.verdict_of_start(outcome)
+    return _explained(policy, verdict, (outcome,), lambda: policy.start_question(asked))
+
+
+def _explained(
+    policy: CedarPolicy, verdict: Verdict, outcomes: tuple[Outcome, ...], make: Callable[[], Question]
+) -> Explanation:
     if any(fault.rule is None for outcome in outcomes for fault in outcome.faults):
-        return Explanation(verdict, outcomes, ([], []))  # it could not even be put to the rules
-    question = policy.question(request, tool, request.principal, _ACTIONS)
+        return Explanation(verdict, outcomes, ([],) * len(outcomes))  # it could not even be put to the rules
+    question = make()
     # Rules are made permits, so that Cedar names all that hold; without conditions it names all that are about it.
     holding = _permitting(policy, question, with_conditions=True)
     about = _permitting(policy, question, with_conditions=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from app.core.digest import Digest
+from app.domain.addresses import RunOfCall
 from app.domain.identity import Principal
 
 
@@ -35,6 +36,25 @@ class AskedCall(Protocol):
 
     @property
     def tool_definition_digest(self) -> str | None: ...
+
+    @property
+    def run(self) -> RunOfCall | None:
+        """The run that makes the call; None: a direct one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AskedStart:
+    """The start of a run that is to be decided: who asks for which program, with what, and what made it ask."""
+
+    principal: Principal
+    procedure: str
+    version: str
+    program_digest: str
+    tags: Sequence[str]
+    input: Any
+    trigger_type: str
+    trigger_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,27 +13,42 @@ from typing import Any, Final, Literal, get_args
 
 from app.core.limits import NAME_CHARS_MAX
 from app.domain.identity import Role
-from app.domain.policy.encoding import CEDAR_KEYS, JSON_TYPE
+from app.domain.policy.encoding import CEDAR_KEYS, JSON_TYPE, RUN_FIELDS
 from app.domain.policy.source import Statement
 from app.domain.tools import ToolClass
 
-Action = Literal["call", "call_unattended", "approve"]
+Action = Literal["call", "call_unattended", "approve", "start"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
-_SCOPE_TYPES: Final = {"principal": ("Principal", "Role"), "resource": ("Tool", "Server"), "action": ("Action",)}
-_TYPES: Final = ("Principal", "Role", "Tool", "Server", "Action", JSON_TYPE)
+_SCOPE_TYPES: Final = {
+    "principal": ("Principal", "Role"),
+    "resource": ("Tool", "Server", "Procedure"),
+    "action": ("Action",),
+}
+_TYPES: Final = ("Principal", "Role", "Tool", "Server", "Procedure", "Action", JSON_TYPE)
+# What only tools and calls of them have, and what only procedures and their starts have.
+_OF_CALLS: Final = {
+    "resource": ("server", "class"),
+    "context": ("arguments", "intent", "idempotency_key", "tool_definition_digest", "run", "requester"),
+}
+_OF_STARTS: Final = {"resource": ("version", "program_digest"), "context": ("input", "trigger")}
 _ATTRIBUTES: Final = {
     "principal": ("id", "tenant", "roles"),
-    "resource": ("server", "name", "class", "tags", "tenant"),
-    "context": ("arguments", "intent", "idempotency_key", "tool_definition_digest", "requester"),
+    "resource": (*_OF_CALLS["resource"], "name", "tags", "tenant", *_OF_STARTS["resource"]),
+    "context": (*_OF_CALLS["context"], *_OF_STARTS["context"]),
+    "context.run": RUN_FIELDS,
+    "context.trigger": ("type", "id"),
 }
 _ARGUMENTS: Final = {".": {"left": {"Var": "context"}, "attr": "arguments"}}
-_REQUESTER: Final = {".": {"left": {"Var": "context"}, "attr": "requester"}}
+_NAMED: Final = tuple(
+    ({".": {"left": {"Var": "context"}, "attr": attribute}}, name)
+    for attribute, name in (("requester", "principal"), ("run", "context.run"), ("trigger", "context.trigger"))
+)
 # Attributes that can have only these values, and what they are compared with them by.
 _ONLY: Final = {("resource", "class"): get_args(ToolClass), ("principal", "roles"): get_args(Role)}
 _COMPARISONS: Final = ("==", "!=", "contains", "containsAny", "containsAll")
 # A request may lack these; a policy that reads one without `has` cannot be evaluated for it, and so denies it.
-_OPTIONAL: Final = ("intent", "idempotency_key", "tool_definition_digest")
+_OPTIONAL: Final = ("intent", "idempotency_key", "tool_definition_digest", "run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +135,9 @@ def _unknown_entity(rule: Rule, entity: Mapping[str, str]) -> Iterator[str]:
 
 def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
     """What is allowed and probably not meant."""
+    rules = tuple(rules)
+    # Where nothing permits a start, all starts are denied anyway.
+    is_started = any(rule.effect == "permit" and _looks_at(rule)[0] for rule in rules)
     for rule in rules:
         read, tested = set[str](), set[str]()
         for node in nodes_of(rule.body["conditions"]):
@@ -127,6 +145,8 @@ def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
             for owner, attribute in _attributes(node):
                 if owner == "context":
                     (tested if "has" in node else read).add(attribute)
+        if is_started:
+            yield from _of_the_other(rule)
         named = [action for action in ACTIONS if rule.names_action(action)]
         if "requester" in read - tested and named != ["approve"]:
             yield (
@@ -143,6 +163,35 @@ def find_warnings(rules: Iterable[Rule]) -> Iterator[str]:
                 f"line {rule.line}: {rule.name} reads context.{attribute}, which a request may lack: such requests "
                 f"are denied. Ask `context has {attribute}` first."
             )
+
+
+def _of_the_other(rule: Rule) -> Iterator[str]:
+    """What the rule reads that a start, or a call, never has, though its head lets it look at both."""
+    about_starts, about_calls = _looks_at(rule)
+    if not (about_starts and about_calls):
+        return
+    read, tested = set[tuple[str, str]](), set[tuple[str, str]]()
+    for node in nodes_of(rule.body["conditions"]):
+        for owned in _attributes(node):
+            (tested if "has" in node else read).add(owned)
+        if "is" in node:
+            return  # it asks of which kind the resource is
+    for kind, other, has in (("starts", "calls", _OF_CALLS), ("calls", "starts", _OF_STARTS)):
+        for owner, attribute in sorted(read - tested):
+            if attribute in has.get(owner, ()) and attribute not in _OPTIONAL and attribute != "requester":
+                yield (
+                    f"line {rule.line}: {rule.name} reads {owner}.{attribute}, which only {other} have, and looks at "
+                    f"{kind} too: these are denied. Name the actions in the head of the rule."
+                )
+
+
+def _looks_at(rule: Rule) -> tuple[bool, bool]:
+    """Whether its head lets it look at starts, and at calls."""
+    named = [action for action in ACTIONS if rule.names_action(action)]
+    types = set(_scope_types(rule.body["resource"]))
+    starts = (not named or "start" in named) and not types & {"Tool", "Server"}
+    calls = named != ["start"] and "Procedure" not in types
+    return starts, calls
 
 
 def _impossible_values(rule: Rule, node: Mapping[str, Any]) -> Iterator[str]:
@@ -243,7 +292,7 @@ def _owner(expression: Any) -> str:
     # No recursion: a chain of attributes is longer than Python's stack.
     if isinstance(expression, dict) and isinstance(expression.get("Var"), str):
         return str(expression["Var"])
-    return "principal" if expression == _REQUESTER else ""
+    return next((name for known, name in _NAMED if expression == known), "")
 
 
 def scope_entities(scope: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:

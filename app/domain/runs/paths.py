@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 from app.core.errors import SchemaViolation
 from app.core.limits import RUN_BRANCHES_MAX, RUN_PATH_CHARS_MAX, RUN_PATH_LEVELS_MAX
+from app.domain.addresses import PATH_PATTERN
 
 ROOT: Final = ""
-_NUMBER: Final = "[1-9][0-9]{0,6}"
-PATH_PATTERN: Final = rf"^{_NUMBER}((:{_NUMBER})?\.{_NUMBER})*$"
 _PATH: Final = re.compile(PATH_PATTERN)
 
 

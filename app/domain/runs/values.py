@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from app.core.limits import RUN_PATH_CHARS_MAX
+from app.domain import addresses
 from app.domain.ledger.documents import Count, Name, Part, Sha256, Uuid7
-from app.domain.runs.paths import PATH_PATTERN
 
-RunId = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=225, pattern=r"^([!-.0-~]{1,128}/)?[A-Za-z0-9][A-Za-z0-9._:-]{0,95}$"),
-]
-Path = Annotated[str, StringConstraints(min_length=1, max_length=RUN_PATH_CHARS_MAX, pattern=PATH_PATTERN)]
+RunId = addresses.RunId
+Path = addresses.Path
 Resume = Literal["snapshot", "recompute"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from types import NoneType
 from typing import Annotated, Any, ClassVar, Final, Literal, NewType, Protocol, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
@@ -10,6 +11,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, model_va
 from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members, embedded
 from app.core.digest import Digest, digest_of_bytes
 from app.core.limits import ATTEMPTS_LISTED_MAX, ATTEMPTS_MAX
+from app.domain.addresses import RunOfCall
 from app.domain.identity import Principal
 from app.domain.ledger.documents import (
     Count,
@@ -117,6 +119,9 @@ _SAID: Final = TypeAdapter(
 ).validator
 
 
+_MAY_BE_LEFT_OUT: Final = ("traceparent", "run")
+
+
 class ActionRequest(_Asking):
     artifact_type: ClassVar[ArtifactType] = "action_request"
     schema_id: Literal["tga/v1/action_request"] = "tga/v1/action_request"
@@ -131,18 +136,19 @@ class ActionRequest(_Asking):
     idempotency_key: IdempotencyKey | None
     intent: Text | None
     traceparent: Traceparent | None = None
+    run: RunOfCall | None = None  # the run that makes the call; None: a direct one
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         require_key_for_writes(self.tool_class, self.idempotency_key)
-        if self.traceparent is None:
-            require_no_stated_null(self, "traceparent")
+        for field in _MAY_BE_LEFT_OUT:
+            require_no_stated_null(self, field)
         return self
 
     @classmethod
     def asked(cls, fields: dict[str, Any]) -> Self:
-        """From its fields, with a traceparent only if there is one. Validates only what the caller chose; if that is
-        wrong, raises what `made_of` raises."""
+        """From its fields, with a traceparent and a run only if there is one. Validates only what the caller chose; if
+        that is wrong, raises what `made_of` raises."""
         said = (
             fields["trace_id"],
             fields["server_id"],
@@ -157,7 +163,7 @@ class ActionRequest(_Asking):
             require_key_for_writes(fields["tool_class"], fields["idempotency_key"])
         except ValueError:
             return cls.made_of(fields)
-        if type(fields["principal"]) is not Principal:
+        if type(fields["principal"]) is not Principal or type(fields.get("run")) not in (RunOfCall, NoneType):
             return cls.made_of(fields)
         # Use what the validator returned: plain strings, and arguments that the caller cannot change any more.
         fields["trace_id"], fields["server_id"], fields["tool_name"], fields["arguments"] = checked[:4]
@@ -183,16 +189,18 @@ class ActionRequest(_Asking):
     def to_json(self) -> dict[str, JsonValue]:
         """Without the optional fields that are not set: older stores were written before they existed."""
         body = self.model_dump()
-        if self.traceparent is None:
-            del body["traceparent"]
+        for field in _MAY_BE_LEFT_OUT:
+            if body[field] is None:
+                del body[field]
         if self.principal.roles is None:
             del body["principal"]["roles"]
         return body
 
     def _members(self) -> dict[str, Any]:
         members = super()._members()
-        if self.traceparent is None:
-            del members["traceparent"]
+        for field in _MAY_BE_LEFT_OUT:
+            if members[field] is None:
+                del members[field]
         return members
 
 

@@ -16,6 +16,7 @@ from app.core.errors import (
     ConcurrentExecution,
     KeyClaimed,
     KeyMissing,
+    KeyReserved,
     KeyReused,
     TgaError,
     ToolNotFound,
@@ -23,6 +24,7 @@ from app.core.errors import (
     TraceNotHeld,
 )
 from app.core.limits import ATTEMPTS_MAX, RECOVERIES_AT_ONCE_MAX, RECOVERY_PAGE_STREAMS
+from app.domain.addresses import RUN_KEY_PREFIX, RunOfCall
 from app.domain.identity import Principal
 from app.domain.ledger.executions import Executions
 from app.domain.ledger.plans import Sealed
@@ -53,6 +55,7 @@ class CheckedCall:
     trace_id: TraceId | None = None
     traceparent: str | None = None
     is_trace_id_chosen: bool = False  # by the caller; a trace with that id may exist
+    run: RunOfCall | None = None  # the run that makes the call; None: a direct one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,16 @@ class Recovered:
     found: State | None
     answer: Answer | None
     error: TgaError | None = None
+
+
+def verify_key(call: CheckedCall) -> None:
+    """Raise KeyReserved if a direct call has a key as only runs have them: it would take the place of a run's call, or
+    be answered with that one's effect."""
+    key = call.idempotency_key
+    if call.run is None and key is not None and key.startswith(RUN_KEY_PREFIX):
+        raise KeyReserved(
+            "the idempotency key is one of a run", expected=f"a key that does not begin with {RUN_KEY_PREFIX}"
+        )
 
 
 class TgaRuntime:
@@ -88,6 +101,7 @@ class TgaRuntime:
         Waits up to `wait_ms` (None: until it is over). A call that goes on answers with its state; CallInFlight when
         it is a repeat of one that goes on. Nothing is stored when it raises before the first commit.
         """
+        verify_key(call)
         canonical_enclosed(call.arguments)  # refuse now what could not be recorded when a person approves it later
         async with self._executions.patience(wait_ms) as patience:
             return await self._call(call, patience)
@@ -260,6 +274,8 @@ class TgaRuntime:
         }
         if call.traceparent is not None:
             asked["traceparent"] = call.traceparent
+        if call.run is not None:
+            asked["run"] = call.run
         request = ActionRequest.asked(asked)
         verify_redactions(arguments, request.written()[0], secret_places)
         execution = self._executor.begin(request, executor_id=self._traces.executor_id())
