@@ -53,6 +53,7 @@ NEVER_OVER_HTTP = {
     errors.KeyClaimed.code,  # answered from the trace that has the key
     errors.ApprovalNotExpired.code,  # of the sweep
     errors.TraceUnfinished.code,  # of `tga erase`
+    errors.StartDenied.code,  # until runs have routes
 }
 UNKNOWN = "0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"
 

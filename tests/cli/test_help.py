@@ -39,7 +39,7 @@ PROMISED = (
         "keys/rotate",
         "keys/show",
     ),
-    *("tenants/create", "tenants/list", "policy/check", "policy/explain", "mcp", "demo"),
+    *("tenants/create", "tenants/list", "policy/check", "policy/explain", "policy/explain-start", "mcp", "demo"),
 )
 READING = (
     *("traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),

@@ -14,6 +14,7 @@ from app.core.chain import Head
 from app.core.digest import digest_of, digest_of_bytes
 from app.core.errors import ChecksumMismatch, InputTooLarge, InvalidTransition, SchemaViolation, TgaError
 from app.core.limits import DEPTH_MAX, KEYS_MAX
+from app.domain.addresses import RunOfCall
 from app.domain.ledger.documents import Document, LogEntry, Part
 from app.domain.ledger.owned_stream import OwnedStream
 from app.domain.system.documents import SYSTEM_MODELS, ToolPin
@@ -56,6 +57,8 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
 )
+
+OF_RUN = RunOfCall(run_id="r", procedure="p", version="1", path="3:2.1", attempt=1, worker="w")
 
 
 def outcome_of(write: Any) -> bytes | type[TgaError]:
@@ -103,17 +106,21 @@ def test_a_request_is_written_as_its_json_is(arguments: dict[str, Any], intent: 
             "idempotency_key": texts | st.sampled_from([None, " a", "a b", "k" * 300, 1]),
             "intent": texts | st.sampled_from([None, "i" * 5000, 1]),
             "traceparent": st.sampled_from(["00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00", 1]),
+            "run": st.sampled_from([OF_RUN, OF_RUN.model_dump(), None, {"run_id": "r"}, 1]),
         },
     )
 )
 @example(changed={"tool_class": "write", "idempotency_key": None})
 @example(changed={"tool_class": "read", "idempotency_key": None})
 @example(changed={"arguments": {1: 2}})
+@example(changed={"run": None})
+@example(changed={"run": {"run_id": "r"}})
 @example(changed={"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
 def test_what_a_caller_asks_is_the_request_that_is_validated_whole(changed: dict[str, Any]) -> None:
     fields = {**action_request(1).__dict__, **changed}
-    if "traceparent" not in changed:
-        del fields["traceparent"]
+    for field in ("traceparent", "run"):
+        if field not in changed:
+            del fields[field]
     try:
         expected = ActionRequest(**fields)
     except ValueError:
@@ -144,6 +151,7 @@ class Loud(str):
 def test_what_a_caller_asks_is_in_plain_strings() -> None:
     """Entries are written from them as they are."""
     fields = {**action_request(1).__dict__, "traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "intent": "why"}
+    del fields["run"]
     names = ("trace_id", "server_id", "tool_name", "idempotency_key", "intent", "traceparent")
     asked = ActionRequest.asked({**fields, **{name: Loud(fields[name]) for name in names}})
     assert {type(getattr(asked, name)) for name in names} == {str}

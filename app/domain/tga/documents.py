@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from types import NoneType
 from typing import Annotated, Any, ClassVar, Final, Literal, NewType, Protocol, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
@@ -163,7 +162,8 @@ class ActionRequest(_Asking):
             require_key_for_writes(fields["tool_class"], fields["idempotency_key"])
         except ValueError:
             return cls.made_of(fields)
-        if type(fields["principal"]) is not Principal or type(fields.get("run")) not in (RunOfCall, NoneType):
+        is_run_known = "run" not in fields or type(fields["run"]) is RunOfCall
+        if type(fields["principal"]) is not Principal or not is_run_known:
             return cls.made_of(fields)
         # Use what the validator returned: plain strings, and arguments that the caller cannot change any more.
         fields["trace_id"], fields["server_id"], fields["tool_name"], fields["arguments"] = checked[:4]
