@@ -17,6 +17,7 @@ from app.core.limits import DEPTH_MAX, KEYS_MAX
 from app.domain.addresses import RunOfCall
 from app.domain.ledger.documents import Document, LogEntry, Part
 from app.domain.ledger.owned_stream import OwnedStream
+from app.domain.runs.procedures import ProcedureSaid
 from app.domain.system.documents import SYSTEM_MODELS, ToolPin
 from app.domain.tga import documents as models
 from app.domain.tga.attempts import Attempts, effect_of_answer
@@ -198,7 +199,7 @@ def test_what_may_hold_anything_is_known_from_its_type() -> None:
     asked = {"_Asking": ("arguments",), "ActionRequest": ("arguments",), "ToolCall": ("arguments",)}
     of_runs = {"InlineValue": ("value",), "EventValue": ("value",), "SetAt": ("to",), "AskRequest": ("answer_schema",)}
     schemas = ("input_schema", "output_schema", "state_schema")
-    of_system = {"ToolPin": ("definition",), "ProcedureRegistration": schemas, "ProcedureSaid": schemas}
+    of_system = {"ToolPin": ("definition",), "ProcedureRegistration": schemas, ProcedureSaid.__name__: schemas}
     assert found == {**asked, **of_runs, "JsonOutput": ("value",), **of_system}
 
 
