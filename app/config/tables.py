@@ -41,6 +41,9 @@ from app.core.limits import (
     MCP_TASK_AFTER_MS,
     NAME_CHARS_MAX,
     POINTER_CHARS_MAX,
+    RUN_LEASE_MS,
+    RUN_LEASE_MS_MAX,
+    RUN_LEASE_MS_MIN,
     SECRET_ARGUMENTS_MAX,
     SERVER_CONCURRENCY_MAX,
     TOOL_TAGS_MAX,
@@ -331,6 +334,13 @@ class LogConfig(_Table):
     origin: Origin | None = None
 
 
+class RunsConfig(_Table):
+    """`[runs]`. `lease_ms`: how long a worker may be silent before its runs go to another; it sends a heartbeat three
+    times in that time."""
+
+    lease_ms: Annotated[int, Field(ge=RUN_LEASE_MS_MIN, le=RUN_LEASE_MS_MAX)] = RUN_LEASE_MS
+
+
 class McpConfig(_Table):
     """`[mcp]`: the gateway as an MCP server. `hold_ms`: how long a call is held for a client that does not take tasks.
     `task_after_ms`: after how long a call becomes a task for one that does; one that waits for a person does at once.
@@ -354,6 +364,7 @@ class Config(_Table):
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
     mcp: McpConfig = McpConfig()
+    runs: RunsConfig = RunsConfig()
     _path: Path = PrivateAttr(default=Path("tga.toml"))
 
     def model_post_init(self, context: Any) -> None:

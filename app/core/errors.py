@@ -483,6 +483,54 @@ class ProcedureLimitReached(TgaError):
     remedy = "Use fewer names: a changed program is a new version of its procedure, not a new procedure."
 
 
+class RunNotFound(TgaError):
+    code = "RUN_NOT_FOUND"
+    meaning = "There is no run with this id, or it is not for this principal to see."
+    remedy = "Check the id with `tga runs`."
+
+
+class RunLeaseLost(TgaError):
+    code = "RUN_LEASE_LOST"
+    meaning = "The worker's lease on the run is over: another attempt has begun, or the run has ended."
+    remedy = "Stop the run here. What this attempt has recorded stays recorded."
+
+
+class RunErased(TgaError):
+    code = "RUN_ERASED"
+    meaning = "The payloads of this run were erased. Its entries and their digests stand."
+    remedy = "Nothing of it can be read any more; `tga verify` shows that nothing else is missing."
+
+
+class RunIdTaken(TgaError):
+    code = "RUN_ID_TAKEN"
+    meaning = "A run with this id exists, and was started with another procedure or another input."
+    remedy = "Choose another id, or start it with the same procedure and input: then the run that exists is answered."
+
+
+class RunEnded(TgaError):
+    code = "RUN_ENDED"
+    meaning = "The run has ended, or is not in a state in which this can be done."
+    remedy = "Look at the run with `tga run show ID`: its state says what can be done."
+
+
+class RunAnswerInvalid(TgaError):
+    code = "RUN_ANSWER_INVALID"
+    meaning = "The answer does not fit what the run has asked for. The question stays open."
+    remedy = "Answer in the form that `expected` says."
+
+
+class RunValueTooLarge(TgaError):
+    code = "RUN_VALUE_TOO_LARGE"
+    meaning = "A value is too large to stand in the journal."
+    remedy = "Store it with PUT /v1/blobs/{sha256} and refer to it (tier artifact)."
+
+
+class RunTierInvalid(TgaError):
+    code = "RUN_TIER_INVALID"
+    meaning = "A value's tier and its resume do not go together: what a replay skips must be recorded."
+    remedy = "A transient value is recomputed: `resume: recompute`."
+
+
 ALL_ERRORS: tuple[type[TgaError], ...] = (
     InvalidTransition,
     SequenceGap,
@@ -548,5 +596,13 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     ProcedureNotFound,
     ProcedureLimitReached,
     StartDenied,
+    RunNotFound,
+    RunLeaseLost,
+    RunErased,
+    RunIdTaken,
+    RunEnded,
+    RunAnswerInvalid,
+    RunValueTooLarge,
+    RunTierInvalid,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

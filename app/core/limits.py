@@ -311,6 +311,7 @@ RUN_STATE_CHANGES_MAX: Final = 256
 RUN_STATE_BYTES_MAX: Final = 1_048_576
 RUN_ENTRIES_MAX: Final = 1_000_000
 RUN_TAGS_MAX: Final = 16
+RUN_SIGNAL_IDS_KEPT: Final = 256
 RUN_CHECKPOINT_EVERY_ENTRIES: Final = 100
 RUN_CHECKPOINT_BYTES_MAX: Final = 8_388_608  # the state, what has begun, signals that wait
 
@@ -320,3 +321,24 @@ PROCEDURES_PER_TENANT_MAX: Final = 1_000
 PROGRAMS_PER_PROCEDURE_MAX: Final = 10_000
 PROCEDURE_TRIGGERS_MAX: Final = 16
 PROCEDURES_KEPT_MAX: Final = 256  # registrations with their schemas, in a gateway's memory
+
+# The engine of runs. One that waits for a tool or a child is looked at again after this long, then after as long as it
+# has waited.
+RUN_RECHECK_MS: Final = 60_000
+RUN_RECHECK_MAX_MS: Final = 86_400_000
+RUN_PUTS_MAX: Final = 64
+RUN_PUT_BYTES_MAX: Final = 262_144
+RUN_PAGE_RECORDS_MAX: Final = 1_000
+RUN_PAGE_BYTES_MAX: Final = 1_048_576
+RUN_TRIES_MAX: Final = 50  # of one change of a run that others change at the same time
+RUNS_CACHED_MAX: Final = 2_048
+RUN_LEASE_MS: Final = 30_000
+RUN_LEASE_MS_MIN: Final = 500
+RUN_LEASE_MS_MAX: Final = 3_600_000
+RUN_LEASE_WAIT_MS_MAX: Final = 60_000
+RUN_SLOTS_MAX: Final = 256
+RUN_SWEEP_MS: Final = 1_000
+RUN_SWEEP_RUNS_MAX: Final = 200
+RUN_READY_POLL_MS: Final = 5_000
+RUN_HOLD_MS: Final = 5_000
+RUN_ANNOUNCE_TICK_MS: Final = 5

@@ -130,6 +130,7 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "schema": {"type": "string", "format": "uuid", "pattern": f"^{_TRACE_ID.pattern}$"},
         "example": "019b76da-a800-7000-8000-000000000001",
     },
+    "at": _query("at", "After which entry of the journal; without it after the last.", _NUMBER_SCHEMA),
     "limit": _query(
         "limit",
         "How many items at most; there may be fewer, and still a next page.",

@@ -18,6 +18,7 @@ from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.queries import Feed, StreamQueries
 from app.domain.log.condition import LogCondition
+from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.procedures import Procedures
 from app.domain.system.log import KnownKey
 from app.domain.system.pins import Pins
@@ -73,6 +74,7 @@ class Services:
     registry: Registry
     pins: Pins
     procedures: Procedures
+    runs: RunEngine
     authenticator: Authenticates
     admission: Admission
     clock: Clock

@@ -17,10 +17,11 @@ from rich.console import Console
 
 from app.core.digest import Digest
 from app.core.errors import ConcurrentExecution, TgaError
-from app.core.limits import LOG_ROUND_MS, SWEEP_EVERY_MS
+from app.core.limits import LOG_ROUND_MS, RUN_SWEEP_MS, SWEEP_EVERY_MS
 from app.domain.system.policies import record_policy
 from app.gateway.policy_file import live_misfits
 from app.gateway.recovery_report import tell_recovered
+from app.gateway.runs import RunSweep
 from app.gateway.wiring import Gateway
 
 output = Console(highlight=False, soft_wrap=True)
@@ -47,6 +48,7 @@ class BackgroundWork:
         return [
             self.repeat("recovery", self.recover, SWEEP_EVERY_MS),
             self.repeat("expiry", self.expire, SWEEP_EVERY_MS),
+            self.repeat("what is due for runs", RunSweep(self._gateway.services.runs).once, RUN_SWEEP_MS),
             self.repeat("system streams", self._gateway.system.refresh_all, _SYSTEM_EVERY_MS),
             self.repeat("policy", self.follow_policy, _POLICY_EVERY_MS),
             self.repeat("the look at tool servers", self._gateway.registry.check_http_servers, _SERVERS_EVERY_MS),

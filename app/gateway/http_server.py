@@ -13,7 +13,21 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api import actions, approvals, events, health, keys, log, pages, procedures, servers, tool_calls, traces
+from app.api import (
+    actions,
+    approvals,
+    events,
+    health,
+    keys,
+    log,
+    pages,
+    procedures,
+    runs,
+    servers,
+    tool_calls,
+    traces,
+    worker,
+)
 from app.api.openapi import TITLE, document_of, tool_call_operation
 from app.core.errors import SettingInvalid
 from app.core.limits import KEEP_ALIVE_S, SHUTDOWN_GRACE_MS, SHUTDOWN_LAST_MS
@@ -48,7 +62,7 @@ def build_app(services: Services) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, procedures, health):
+    for noun in (actions, procedures, runs, worker, health):
         app.include_router(noun.router(services))
     reading = services.for_reading()
     for noun in (traces, events, approvals, log, servers, keys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,12 +12,15 @@ from functools import partial
 
 from app.clock import SystemClock
 from app.config import Config, load_config
+from app.config.answer_schema import BoundedSchemas
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices
 from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
 from app.core.errors import SettingInvalid, StoreUnfit
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
+from app.domain.runs.engine.engine import RunEngine
+from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.procedures import Procedures
 from app.domain.system.log import KnownKey, SystemLog
 from app.domain.system.log_keys import announce_log_key
@@ -28,11 +32,13 @@ from app.domain.tga.ports import Ports
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.authentication import Authenticator
+from app.edge.calls import Calls
 from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
+from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, InlineOnly, listening
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
@@ -46,6 +52,8 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.mcp_key_reservations import PostgresIntents
 from app.postgres.migrate import load_status, migrate
 from app.postgres.outbox import PostgresOutbox
+from app.postgres.run_salts import PostgresRunSalts
+from app.postgres.runs import PostgresRuns
 from app.postgres.sequencer import Sequencer, TreeSession
 from app.postgres.sessions import Sessions
 from app.postgres.system import system_parts
@@ -121,6 +129,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         for tenant in tenants:
             await access.create_tenant(tenant)
         await ensure_admin_key(access, settings.admin_key_file)
+        link = EngineLink()
         runtime = TgaRuntime(
             Ports(
                 ledger=writer,
@@ -135,6 +144,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 approval_webhooks=[
                     name for name, webhook in config.webhooks.items() if APPROVAL_REQUESTED in webhook.events
                 ],
+                companion_of=link.companion_of,
             )
         )
         stack.push_async_callback(runtime.close)
@@ -145,13 +155,35 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         webhooks = _webhooks(config, sessions, traces, keyring, clock)
         stack.push_async_callback(webhooks.close)
         sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
+        procedures = Procedures(system.log, clock)
+        calls = CallsOfRuns()
+        link.engine = engine = RunEngine(
+            RunPorts(
+                ledger=writer,
+                runs=PostgresRuns(sessions),
+                salts=PostgresRunSalts(sessions, keyring),
+                procedures=procedures,
+                supervisor=policy,
+                tools=calls,
+                values=InlineOnly(),
+                schemas=BoundedSchemas(),
+                clock=clock,
+                executor_id=traces.executor_id,
+                new_lease=partial(secrets.token_urlsafe, 24),
+                lease_ms=config.runs.lease_ms,
+            ),
+            EndedTracesOf(traces),
+        )
+        stack.push_async_callback(engine.close)
+        await stack.enter_async_context(listening(engine, url))
         services = Services(
             runtime=runtime,
+            runs=engine,
             traces=traces,
             sessions=sessions,
             registry=registry,
             pins=system.pins,
-            procedures=Procedures(system.log, clock),
+            procedures=procedures,
             authenticator=Authenticator(access, tokens),
             admission=Admission(config.limits),
             clock=clock,
@@ -159,6 +191,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             store=database,
             signing_keys=partial(_own_keys, system.log),
         )
+        calls.calls = Calls(services)
         yield Gateway(
             runtime=runtime,
             traces=traces,

@@ -158,7 +158,7 @@ def _more_columns(plans: Sequence[Plan]) -> tuple[list[Any], ...]:
     blobs = [(place, use) for place, plan in enumerate(plans, 1) for use in plan.blobs]
     return (
         [place for place, _ in scheduled],
-        [orjson.dumps(schedule._asdict()).decode() for _, schedule in scheduled],
+        [orjson.dumps(schedule._asdict(), default=tuple).decode() for _, schedule in scheduled],
         [place for place, _ in blobs],
         [use.sequence_number for _, use in blobs],
         [bytes.fromhex(use.sha256) for _, use in blobs],

@@ -235,6 +235,7 @@ class World:
                     registry=registry,
                     pins=Pins(system, clock, registry.definition),
                     procedures=Procedures(system, clock),
+                    runs=cast("Any", None),
                     authenticator=tokens,
                     admission=Admission(limits),
                     clock=clock,

@@ -161,19 +161,22 @@ class OwnedStream:
         self.pending.append(planned)
         self.head = head
 
-    async def commit(self, plan: Plan) -> None:
+    async def commit(self, plan: Plan, through: Callable[[Plan], Awaitable[None]] | None = None) -> None:
         """Make this plan, which holds `pending`, durable in one transaction; an unknown commit is settled first.
+
+        `through`: what stores it, in place of the ledger itself, together with what belongs to it on other streams.
 
         What the ledger refuses is raised. While the store does not answer, the birth of a stream is refused and all
         else waits: something that has happened must get onto the record. ConcurrentExecution: another executor has
         continued the stream, or a stream with this id exists.
         """
         ports, is_birth = self._ports, self.durable_head.sequence_number == 0
+        store = through or ports.ledger.commit
         delay_ms = BACKOFF_FIRST_MS
         while True:
             self._proven_at_ms = ports.clock.monotonic_ms()
             try:
-                await ports.ledger.commit(plan)
+                await store(plan)
                 break
             except (OutcomeUnknown, SequenceGap) as error:
                 if isinstance(error, SequenceGap) and is_birth and not self.is_unsettled:

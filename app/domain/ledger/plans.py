@@ -53,6 +53,14 @@ class Sealed(NamedTuple):
     values: bytes
 
 
+class OpenAsk(NamedTuple):
+    """A question that stands open at this address; the entry that asks it, and until when it can be answered."""
+
+    path: str
+    sequence_number: int
+    expires_at: str | None
+
+
 class ScheduleRow(NamedTuple):
     """When a stream is due, and for whom: the row that gateways look for. Always the whole row, a function of the state
     that the plan leaves; tenant and state are added by the store, from the head. Times are RFC 3339.
@@ -69,6 +77,7 @@ class ScheduleRow(NamedTuple):
     due_at: str | None = None
     parent: str | None = None
     deadline_at: str | None = None
+    asks: Sequence[OpenAsk] = ()  # all that are open then
 
 
 class BlobUse(NamedTuple):

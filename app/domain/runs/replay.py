@@ -25,6 +25,7 @@ from app.core.errors import (
     SchemaViolation,
     TgaError,
 )
+from app.core.limits import RUN_SIGNAL_IDS_KEPT
 from app.domain.ledger.records import Record, StreamDocuments
 from app.domain.runs.documents import (
     RUN_MODELS,
@@ -87,7 +88,7 @@ class Run:
     run_id: str
     head: Head
     updated_at: str
-    # From the start; a resumption may accept another program.
+    # From the start, or the last resumption, which may accept another program.
     started_at: str
     version: str
     program_digest: str
@@ -95,10 +96,12 @@ class Run:
     attempt: int = 0
     failures: int = 0
     fenced: int = 0
+    worker: tuple[str, str] | None = None  # principal and name of the last one that had it
     not_before: str | None = None
     # Of the journal.
     frontier: Frontier = field(default_factory=Frontier)
     signals: list[WaitingSignal] = field(default_factory=list)
+    signal_ids: list[str] = field(default_factory=list)  # of the last that came: a repeat is the same signal
     state: dict[str, Any] = field(default_factory=dict)
     # While it is WAITING.
     awaits: list[str] = field(default_factory=list)
@@ -120,12 +123,14 @@ class Run:
             "program_digest": self.program_digest,
             "run_id": self.run_id,
             "sequence_number": sequence_number,
+            "signal_ids": list(self.signal_ids),
             "signals": [list(signal) for signal in self.signals],
             "started_at": self.started_at,
             "state": copy.deepcopy(self.state),
             "updated_at": self.updated_at,
             "version": self.version,
             "wake": self.wake,
+            "worker": None if self.worker is None else list(self.worker),
         }
 
     @classmethod
@@ -139,6 +144,7 @@ class Run:
                 "frontier": Frontier.from_json(stated["frontier"]),
                 "signals": [WaitingSignal(*signal) for signal in stated["signals"]],
                 "state": copy.deepcopy(stated["state"]),
+                "worker": None if stated["worker"] is None else (stated["worker"][0], stated["worker"][1]),
             }
         )
 
@@ -222,6 +228,7 @@ def _attempt(run: Run, artifact: RunAttempt, entry: Appended) -> None:
         _verify_same("the next attempt", run.attempt + 1, artifact.attempt)
         _verify_same("the program", run.program_digest, artifact.program_digest)
         run.attempt = artifact.attempt
+        run.worker = (artifact.worker.principal_id, artifact.worker.name)
         run.not_before = None
         run.awaits = []
     elif artifact.change == "FENCED":
@@ -327,6 +334,7 @@ def _receive(run: Run, name: str, signal_id: str) -> None:
 
 def _signal(run: Run, signal: RunSignal, entry: Appended) -> None:
     run.signals.append(WaitingSignal(signal.name, signal.signal_id, entry.sequence_number))
+    run.signal_ids = [*run.signal_ids[1 - RUN_SIGNAL_IDS_KEPT :], signal.signal_id]
 
 
 def _suspension(run: Run, suspension: RunSuspension, _: Appended) -> None:
@@ -363,6 +371,7 @@ def _resumption(run: Run, resumption: RunResumption, _: Appended) -> None:
     run.frontier = frontier
     run.failures = 0
     run.not_before = None
+    run.started_at = resumption.resumed_at  # its time runs anew
     if resumption.accepts is not None:
         run.version = resumption.accepts.version
         run.program_digest = resumption.accepts.program_digest

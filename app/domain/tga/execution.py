@@ -20,7 +20,7 @@ from app.domain.tga.documents import (
     TraceId,
 )
 from app.domain.tga.execution_state import ExecutionState
-from app.domain.tga.ports import StoredTrace, Waiting
+from app.domain.tga.ports import Companion, StoredTrace, Waiting
 from app.domain.tga.replay import head_of
 from app.domain.tga.transitions import TRACE, State
 
@@ -86,6 +86,7 @@ class TraceExecution:
     # Sending: set by `TraceExecutor`, step by step.
     attempts: Attempts = field(default_factory=Attempts)
     secrets: ExecutionSecrets = NO_SECRETS
+    companion: Companion | None = None  # set at birth or when it is loaded, for good
     redispatch: Resolution | None = None  # an operator's order: set by `TgaRuntime.resolve`, cleared by the send
 
     # Last durable answer; the head may be ahead of it. Set by each commit and by loading, cleared by `begin_anew`.

@@ -8,6 +8,7 @@ and one after.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 from app.core.canonical import canonical_bytes
@@ -37,7 +38,7 @@ from app.domain.tga.documents import (
 )
 from app.domain.tga.execution import Answer, TraceExecution, answer_of, known, position_of
 from app.domain.tga.idempotency import claim_at_birth
-from app.domain.tga.ports import Answered, Dispatched, NotSent, Ports, Withheld
+from app.domain.tga.ports import Answered, Companion, Dispatched, NotSent, Ports, Withheld
 from app.domain.tga.replay import ACTION_OF_STATE, LogRecord, decide_next, fold_next, plan_next
 from app.domain.tga.secrets import find_commitments, reveal
 from app.domain.tga.transitions import TRACE
@@ -62,6 +63,7 @@ class TraceExecutor:
         self._pins = ports.pins
         self._vault = ports.vault
         self._approval_webhooks = ports.approval_webhooks
+        self._companion_of = ports.companion_of
         self._clock = ports.clock
         self.stream_ports = StreamPorts(TRACE, ports.ledger, ports.traces, ports.clock, self._load_position)
         steps: dict[str, Callable[[TraceExecution], Awaitable[Answer | None]]] = {
@@ -72,16 +74,18 @@ class TraceExecutor:
         }
         self._step_of_state = {state: steps[action] for state, action in ACTION_OF_STATE.items()}
 
-    def begin(self, request: ActionRequest, *, executor_id: str) -> TraceExecution:
+    def begin(self, request: ActionRequest, *, executor_id: str, companion: Companion | None = None) -> TraceExecution:
         """A trace that begins with this request; nothing of it is stored before its first commit."""
         owned = OwnedStream(self.stream_ports, request.trace_id, executor_id=executor_id, head=_HEAD_AT_BIRTH)
-        execution = TraceExecution(TraceId(request.trace_id), request, owned=owned)
+        execution = TraceExecution(TraceId(request.trace_id), request, owned=owned, companion=companion)
         self.advance(execution, request)
         return execution
 
     async def load(self, stream: str, *, executor_id: str) -> TraceExecution:
         stored = await self._traces.load_trace(TraceId(TRACE.identity_of(stream)))
-        return TraceExecution.of(stored, self.stream_ports, executor_id=executor_id)
+        execution = TraceExecution.of(stored, self.stream_ports, executor_id=executor_id)
+        execution.companion = self._companion_of(execution.request)
+        return execution
 
     async def load_answer(self, stream: str) -> Answer:
         return answer_of(await self._traces.load_trace(TraceId(TRACE.identity_of(stream))))
@@ -325,7 +329,10 @@ class TraceExecutor:
             forgets_secrets=secrets.are_stored and state in TRACE.terminal_states,
             announce_to=announce_to,
         )
-        await owned.commit(plan)
+        companion, through = execution.companion, None
+        if companion is not None and (is_birth or state in TRACE.terminal_states):
+            through = partial(companion.commit, trace=execution.answer(), is_birth=is_birth)
+        await owned.commit(plan, through)
         if secrets.sealed is not None:
             execution.secrets = secrets._replace(sealed=None, are_stored=plan.sealed is not None)
         execution.committed = execution.answer()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from app.core.digest import Digest
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.owned_stream import StreamOwner
-from app.domain.ledger.plans import Ledger, Sealed
+from app.domain.ledger.plans import Ledger, Plan, Sealed
 from app.domain.policy.question import Verdict
 from app.domain.tga.documents import (
     ActionRequest,
@@ -27,6 +27,9 @@ from app.domain.tga.documents import (
 from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.replay import LogRecord
 from app.domain.tools import Tool
+
+if TYPE_CHECKING:
+    from app.domain.tga.execution import Answer
 
 Waiting = Literal["supervisor", "operator"]
 Output = JsonOutput | Base64Output | DigestOutput
@@ -191,6 +194,18 @@ class Traces(StreamOwner, Protocol):
         ...
 
 
+class Companion(Protocol):
+    """What is stored together with a call that belongs to something else: with its first entries, and with its last.
+
+    Of a call that is made inside a run that is the intent, and the answer, in the run's journal.
+    """
+
+    async def commit(self, plan: Plan, trace: Answer, *, is_birth: bool) -> None:
+        """Store the plan, which leaves the trace so. Raises what Ledger.commit raises of it, and at birth also what
+        speaks against the companion's own part: then nothing is stored."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything that the runtime asks of the world."""
@@ -205,3 +220,4 @@ class Ports:
     decision_signer: DecisionSigner
     clock: Clock
     approval_webhooks: Sequence[str] = ()
+    companion_of: Callable[[ActionRequest], Companion | None] = lambda _: None  # of a trace read from the record

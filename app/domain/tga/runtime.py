@@ -33,7 +33,7 @@ from app.domain.tga.attempts import effect_of_resolution
 from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest
 from app.domain.tga.execution import Answer, ExecutionSecrets, TraceExecution, known, request_of
 from app.domain.tga.executor import TraceExecutor
-from app.domain.tga.ports import Output, Ports, StoredClaim
+from app.domain.tga.ports import Companion, Output, Ports, StoredClaim
 from app.domain.tga.secrets import find_secrets, redact, verify_redactions
 from app.domain.tga.supervision import Ruling, Supervision
 from app.domain.tga.transitions import TRACE, State
@@ -56,6 +56,7 @@ class CheckedCall:
     traceparent: str | None = None
     is_trace_id_chosen: bool = False  # by the caller; a trace with that id may exist
     run: RunOfCall | None = None  # the run that makes the call; None: a direct one
+    companion: Companion | None = None  # what is stored together with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,7 @@ class TgaRuntime:
             asked["run"] = call.run
         request = ActionRequest.asked(asked)
         verify_redactions(arguments, request.written()[0], secret_places)
-        execution = self._executor.begin(request, executor_id=self._traces.executor_id())
+        execution = self._executor.begin(request, executor_id=self._traces.executor_id(), companion=call.companion)
         if sealed is not None:
             execution.secrets = ExecutionSecrets(sealed=sealed, true_arguments=call.arguments)
         return execution

@@ -1,0 +1,256 @@
+"""The worker protocol: lease runs, say that one lives, read journals, put what was done (docs/worker-protocol.md)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.openapi import request_body
+from app.api.traces import json_answer
+from app.config import qualify
+from app.core import errors
+from app.core.canonical import parse_object
+from app.core.errors import InputMalformed, InputTooLarge
+from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_PUT_BYTES_MAX
+from app.domain.runs.engine.journal import first_seq, load_journal
+from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest, PutRequest, ThenChild, ThenTool
+from app.domain.runs.paths import place_of
+from app.edge.body import checked, read_body, read_bytes
+from app.edge.parameters import documented_parameters, limit_in, parameters
+from app.edge.permissions import require
+from app.edge.problems import documented
+from app.edge.runs import own_run_id, qualified, run_of_worker, run_read_by, shown_journal, shown_records
+from app.edge.services import Services
+
+_OF_RUNS: Final = (
+    errors.RunNotFound,
+    errors.RunErased,
+    errors.RunPositionTaken,
+    errors.RunPositionGap,
+    errors.RunAnswerUnasked,
+    errors.RunBlobMissing,
+    errors.RunValueTooLarge,
+    errors.RunTierInvalid,
+    errors.SchemaViolation,
+    errors.InputTooLarge,
+    errors.ConcurrentExecution,
+    errors.InvalidTransition,
+    errors.ChecksumMismatch,
+    errors.SequenceGap,
+    errors.RecoveryFailed,
+    errors.SecretMissing,
+    errors.LockAcquireFailed,
+    errors.StoreBusy,
+    errors.OutcomeUnknown,
+)
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["worker"])
+
+    @routes.post(
+        "/v1/worker/lease",
+        operation_id="lease_runs",
+        summary="Get runs to work on; waits for one up to wait_ms",
+        response_model=None,
+        responses=documented(*_OF_RUNS, errors.ProcedureNotFound),
+        openapi_extra=request_body(LeaseRequest, _LEASE),
+    )
+    async def lease(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            require(principal, "work")
+            parameters(request)
+            body = await read_body(request.scope, request.receive, LeaseRequest)
+            leased = await services.runs.leasing.lease(body, principal)
+            return json_answer({"runs": [_leased(run) for run in leased]})
+
+    @routes.post(
+        "/v1/worker/heartbeat",
+        operation_id="beat",
+        summary="Say that the worker lives and which runs it holds",
+        response_model=None,
+        responses=documented(*_OF_RUNS),
+        openapi_extra=request_body(BeatRequest, _BEAT),
+    )
+    async def beat(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            require(principal, "work")
+            parameters(request)
+            body = await read_body(request.scope, request.receive, BeatRequest)
+            runs = [one.model_copy(update={"run_id": qualified(principal, one.run_id)}) for one in body.runs]
+            answers = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
+            told = [
+                {
+                    "run_id": own_run_id(principal.tenant, answer.run_id),
+                    "directive": answer.directive,
+                    "reason": answer.reason,
+                    "sequence_number": answer.sequence_number,
+                    "news": await shown_records(services, principal.tenant, answer.news),
+                }
+                for answer in answers
+            ]
+            return json_answer({"runs": told})
+
+    @routes.post(
+        "/v1/runs/{run_id}/heartbeat",
+        operation_id="beat_for_a_run",
+        summary="As /v1/worker/heartbeat, for a worker that has one run",
+        response_model=None,
+        responses=documented(*_OF_RUNS),
+        openapi_extra=request_body(BeatRequest, _BEAT, in_path=("run_id",)),
+    )
+    async def beat_for_a_run(request: Request) -> Response:
+        body = await read_body(request.scope, request.receive, BeatRequest)
+        own_id = request.path_params["run_id"]
+        if [one.run_id for one in body.runs] != [own_id]:
+            raise InputMalformed("the heartbeat of one run names this one", expected=own_id)
+        async with services.admitted(request) as principal:
+            run_id = await run_of_worker(services, principal, own_id)
+            runs = [one.model_copy(update={"run_id": run_id}) for one in body.runs]
+            (answer,) = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
+            news = await shown_records(services, principal.tenant, answer.news)
+            return json_answer({**asdict(answer), "run_id": own_id, "news": news})
+
+    @routes.post(
+        "/v1/runs/{run_id}/checkpoints",
+        operation_id="put_checkpoints",
+        summary="Record what the worker has done, and what it does then; STOP is a 200",
+        response_model=None,
+        responses=documented(*_OF_RUNS, errors.ToolNotFound, errors.GatewayBusy),
+        openapi_extra=request_body(PutRequest, _PUT, in_path=("run_id",)),
+    )
+    async def put(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            run_id = await run_of_worker(services, principal, request.path_params["run_id"])
+            parameters(request)
+            body = await _read_puts(request)
+            answer = await services.runs.put(run_id, _qualified(body, principal.tenant), principal)
+            result = answer.result
+            if result is not None and "run_id" in result:
+                result = {**result, "run_id": own_run_id(principal.tenant, result["run_id"])}
+            return json_answer(
+                {
+                    "directive": answer.directive,
+                    "reason": answer.reason,
+                    "sequence_number": answer.sequence_number,
+                    "news": await shown_records(services, principal.tenant, answer.news),
+                    "result": result,
+                }
+            )
+
+    @routes.get(
+        "/v1/runs/{run_id}/checkpoints",
+        operation_id="list_checkpoints",
+        summary="A page of the run's journal, in its order; of a fork its source's comes first",
+        response_model=None,
+        responses=documented(*_OF_RUNS),
+        openapi_extra=documented_parameters("after_seq", "limit", in_path=("run_id",)),
+    )
+    async def journal(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            run_id = await run_read_by(services, principal, request.path_params["run_id"])
+            given = parameters(request, "after_seq", "limit")
+            start = (await services.runs.table.peek(run_id)).start
+            first = await first_seq(services.runs.ports, start)
+            after = _position(given.get("after_seq"), first)
+            limit = limit_in(given) if "limit" in given else RUN_PAGE_RECORDS_MAX
+            page = await load_journal(services.runs.ports, run_id, start, after=after, limit=limit)
+            items = await shown_journal(services, principal.tenant, page)
+            return json_answer({"items": items, "next": items[-1]["sequence_number"] if items else None})
+
+    @routes.get(
+        "/v1/runs/{run_id}/checkpoints/{path}",
+        operation_id="load_checkpoint",
+        summary="What the journal has of one operation: its intents, checkpoints and answers, in their order",
+        response_model=None,
+        responses=documented(*_OF_RUNS),
+        openapi_extra=documented_parameters(in_path=("run_id", "path")),
+    )
+    async def one_operation(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            run_id = await run_read_by(services, principal, request.path_params["run_id"])
+            parameters(request)
+            path = request.path_params["path"]
+            place_of(path)
+            ports = services.runs.ports
+            start = (await services.runs.table.peek(run_id)).start
+            after, found = await first_seq(ports, start), []
+            while page := await load_journal(ports, run_id, start, after=after, limit=RUN_PAGE_RECORDS_MAX):
+                after = page[-1].sequence_number
+                found += [one for one in page if getattr(one.record.artifact, "path", None) == path]
+            return json_answer({"items": await shown_journal(services, principal.tenant, found)})
+
+    return routes
+
+
+async def _read_puts(request: Request) -> PutRequest:
+    raw = await read_bytes(request.scope, request.receive)
+    if len(raw) > RUN_PUT_BYTES_MAX:
+        raise InputTooLarge("the puts are too large", expected=f"at most {RUN_PUT_BYTES_MAX} bytes", found=len(raw))
+    return checked(PutRequest, parse_object(raw))
+
+
+def _qualified(body: PutRequest, tenant: str) -> PutRequest:
+    """Servers and runs as the log names them."""
+    then = body.then
+    if isinstance(then, ThenTool):
+        then = then.model_copy(update={"server_id": qualify(tenant, then.server_id)})
+    elif isinstance(then, ThenChild) and then.run_id is not None:
+        then = then.model_copy(update={"run_id": qualify(tenant, then.run_id)})
+    return body.model_copy(update={"then": then})
+
+
+def _position(given: str | None, first: int) -> int:
+    """After which number of the journal; a fork's begins below 0."""
+    if given is None:
+        return first
+    if re.fullmatch(r"0|-?[1-9][0-9]{0,15}", given) is None:
+        raise InputMalformed("after_seq", expected="a whole number", found=given[:32])
+    return max(first, int(given))
+
+
+def _leased(run: LeasedRun) -> dict[str, Any]:
+    return {
+        **asdict(run),
+        "run_id": own_run_id(run.tenant, run.run_id),
+        "input": run.input.to_json(),
+        "policy": run.policy.to_json(),
+    }
+
+
+_LEASE: Final = {
+    "worker": "019b76da-worker-1",
+    "name": "host-1:4711",
+    "procedures": [{"name": "onboard", "version": "1.2.0", "program_digest": "ab" * 32, "accepts": ["1.1.0"]}],
+    "slots": 8,
+    "wait_ms": 30_000,
+}
+_BEAT: Final = {
+    "worker": "019b76da-worker-1",
+    "name": "host-1:4711",
+    "runs": [{"run_id": "order-7", "lease": "Zm9yIGV4YW1wbGUgb25seSwgbm90IGE", "after_seq": 12}],
+}
+_PUT: Final = {
+    "lease": "Zm9yIGV4YW1wbGUgb25seSwgbm90IGE",
+    "attempt": 1,
+    "after_seq": 2,
+    "puts": [
+        {
+            "type": "checkpoint",
+            "path": "1",
+            "kind": "step",
+            "name": "plan",
+            "input_digest": "ab" * 32,
+            "outcome": "OK",
+            "value": {"tier": "inline", "value": {"steps": 3}},
+            "started_at": "2026-01-01T00:00:00.000Z",
+            "duration_ms": 12,
+        }
+    ],
+    "then": {"type": "complete", "output": {"tier": "inline", "value": "done"}, "positions": 1},
+}

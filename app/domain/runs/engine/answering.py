@@ -1,0 +1,147 @@
+"""What others do to a run: answer its questions, send it signals, cancel it, have it tried again."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from app.core.errors import RunAnswerInvalid, RunAnswerUnasked, RunEnded
+from app.domain.identity import Principal
+from app.domain.runs.documents import Accepted, Resolved, RunError, RunIntent, RunResumption, RunSignal
+from app.domain.runs.engine.artifacts import answer_of, verify_size
+from app.domain.runs.engine.ports import RunPorts
+from app.domain.runs.engine.putting import load_artifact
+from app.domain.runs.engine.table import RunTable
+from app.domain.runs.engine.work import Work
+from app.domain.runs.replay import digest_of_frontier, frontier_after
+from app.domain.runs.requests import AskRequest
+from app.domain.runs.transitions import RUN
+from app.domain.runs.values import Value
+
+
+class Answering:
+    def __init__(self, ports: RunPorts, table: RunTable) -> None:
+        self._ports = ports
+        self._clock = ports.clock
+        self._table = table
+
+    async def answer(
+        self, run_id: str, path: str, answer: Any, value: Value, principal: Principal, *, intent_digest: str | None
+    ) -> str:
+        """A person's answer to a question of the run; the state it leaves. The first one counts.
+
+        RunAnswerUnasked: no such question is open. RunAnswerInvalid: it stays open.
+        """
+        verify_size(value, "the answer")
+
+        async def decide(work: Work) -> str:
+            begun = work.run.frontier.begun.get(path)
+            if begun is None or begun.kind != "ask" or intent_digest not in (None, begun.intent_digest):
+                raise RunAnswerUnasked(
+                    f"no such question is open at {path}",
+                    expected=intent_digest or "a question",
+                    found=begun.intent_digest if begun is not None and begun.kind == "ask" else "none",
+                )
+            intent = await load_artifact(self._ports, run_id, begun.sequence_number, RunIntent)
+            if isinstance(intent.request, AskRequest):
+                misfit = self._ports.schemas.misfit(intent.request.answer_schema, answer)
+                if misfit is not None:
+                    raise RunAnswerInvalid("the answer does not fit the question", expected=misfit, stream=work.stream)
+            now = self._clock.now()
+            work.add(answer_of(work.run, path, by="person", by_id=principal.principal_id, at=now, value=value))
+            return work.run.head.state
+
+        return await self._table.change(run_id, decide)
+
+    async def signal(self, run_id: str, name: str, signal_id: str, value: Value, principal: Principal) -> str:
+        """Send a signal, once for its id; whoever waits for it gets it. The state it leaves."""
+        verify_size(value, "the signal")
+
+        async def decide(work: Work) -> str:
+            run = work.run
+            if run.head.state in RUN.terminal_states:
+                raise RunEnded("the run has ended", found=run.head.state, stream=work.stream)
+            if signal_id in run.signal_ids:
+                return run.head.state
+            now = self._clock.now()
+            work.add(
+                RunSignal.made_of(
+                    {
+                        "run_id": run_id,
+                        "name": name,
+                        "signal_id": signal_id,
+                        "value": value,
+                        "sent_by": principal.principal_id,
+                        "sent_at": now,
+                    }
+                )
+            )
+            waiting = {
+                begun.sequence_number: path
+                for path, begun in run.frontier.begun.items()
+                if (begun.kind, begun.name) == ("signal", name)
+            }
+            if waiting:  # whoever waited first: a signal that came before would have been received before
+                path = waiting[min(waiting)]
+                work.add(answer_of(run, path, by="signal", by_id=signal_id, at=now, value=value))
+            return run.head.state
+
+        return await self._table.change(run_id, decide)
+
+    async def cancel(
+        self, run_id: str, by: str, *, by_type: Literal["person", "parent"] = "person", rationale: str | None = None
+    ) -> str:
+        """End the run now. Its worker is told at its next contact; a call in flight ends as a trace of its own."""
+
+        async def decide(work: Work) -> str:
+            state = work.run.head.state
+            if state == "CANCELLED":
+                return state
+            if state in RUN.terminal_states:
+                raise RunEnded("the run has ended", found=state, stream=work.stream)
+            error = RunError(type="RUN_CANCELLED", message=rationale or f"cancelled by {by}", retryable=False)
+            now = self._clock.now()
+            work.end("CANCELLED", by=by_type, by_id=by, at=now, error=error)
+            return work.run.head.state
+
+        return await self._table.change(run_id, decide)
+
+    async def resume(
+        self,
+        run_id: str,
+        principal: Principal,
+        *,
+        rationale: str,
+        accepts: Accepted | None = None,
+        resolves: list[Resolved] | None = None,
+    ) -> str:
+        """Have a run that FAILED, was PARKED or has DIVERGED go on. Of a failed one what failed last is open again;
+        what was recorded before stays recorded."""
+
+        async def decide(work: Work) -> str:
+            run = work.run
+            state = run.head.state
+            if state not in ("FAILED", "PARKED", "DIVERGED"):
+                raise RunEnded(
+                    "only a run that rests can be resumed",
+                    expected="FAILED, PARKED or DIVERGED",
+                    found=state,
+                    stream=work.stream,
+                )
+            resolved = {one.path for one in resolves or ()}
+            reopens = [path for path in run.frontier.failed_last() if path not in resolved] if state == "FAILED" else []
+            fields: dict[str, Any] = {
+                "run_id": run_id,
+                "resumed_by": principal.principal_id,
+                "rationale": rationale,
+                "accepts": accepts,
+                "reopens": reopens,
+                "frontier_digest": "0" * 64,
+                "resolves": resolves or [],
+                "resumed_at": self._clock.now(),
+            }
+            draft = RunResumption.made_of(fields)
+            frontier = digest_of_frontier(frontier_after(run.frontier, draft))
+            work.add(RunResumption.made_of({**fields, "frontier_digest": frontier}))
+            return run.head.state
+
+        return await self._table.change(run_id, decide)

@@ -1,0 +1,260 @@
+"""Tool calls inside a run.
+
+The journal has its own intent and answer; the call is a trace like every other. Three streams of thought meet here:
+
+1. Birth. The intent, the puts before it and the trace's first entries are one commit, in which the trace needs the
+   intent: a worker whose lease is over leaves neither, and nothing is sent. Where the intent stands already (a repeat,
+   a new attempt), the commit compares the owner instead.
+2. End. The effect is stored in any case; the answer goes with it, if the run still waits for it.
+3. A repeat of the operation has the same key and the same trace, whoever asks and on whichever gateway.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from app.core.errors import (
+    ArgumentsInvalid,
+    CallDenied,
+    CallInFlight,
+    InputMalformed,
+    InputTooLarge,
+    KeyMissing,
+    KeyReused,
+    RunLeaseLost,
+    RunPositionTaken,
+    SchemaViolation,
+    TgaError,
+    ToolNotFound,
+    ToolQuarantined,
+)
+from app.domain.addresses import RunOfCall
+from app.domain.clock import Clock
+from app.domain.identity import Principal
+from app.domain.ledger.plans import Plan
+from app.domain.runs.documents import RunAnswer, RunIntent
+from app.domain.runs.engine.artifacts import answer_of, tool_intent
+from app.domain.runs.engine.messages import PutAnswer, PutRequest, ThenTool
+from app.domain.runs.engine.ports import RunPorts
+from app.domain.runs.engine.putting import Putter, Putting, Stored
+from app.domain.runs.engine.table import Decide, RunTable
+from app.domain.runs.engine.work import Work
+from app.domain.runs.frontier import Begun
+from app.domain.runs.replay import Run
+from app.domain.tga.documents import ActionRequest, TraceId
+from app.domain.tga.execution import Answer
+from app.domain.tga.runtime import CheckedCall
+
+# The call is refused, now and whenever it is repeated: the program is told, and it stands in the journal. Everything
+# else may be different in a moment, and is not recorded.
+_REFUSED: Final = (
+    ToolNotFound,
+    ArgumentsInvalid,
+    KeyMissing,
+    KeyReused,
+    CallDenied,
+    ToolQuarantined,
+    SchemaViolation,
+    InputMalformed,
+    InputTooLarge,
+)
+
+
+class Calling:
+    def __init__(self, ports: RunPorts, table: RunTable, putting: Putting) -> None:
+        self._ports = ports
+        self._table = table
+        self._putting = putting
+
+    async def call(self, run_id: str, request: PutRequest, then: ThenTool, principal: Principal) -> PutAnswer:
+        """Put, then call the tool; the answer when it is there, `pending` when it takes longer than `wait_ms`."""
+        putter = Putter.of(request, principal)
+        loaded = await self._table.peek(run_id)
+        start, worker = loaded.start, loaded.run.worker
+        intent = tool_intent(then, start, request.attempt)
+
+        async def begin(work: Work) -> None:
+            missing, is_begun = await self._putting.not_yet_there(work, request)
+            stop = putter.reason_to_stop(work.require())
+            if stop is not None:
+                raise RunLeaseLost("the run is not this worker's any more", found=stop)
+            for document in missing:
+                await self._putting.add_put(work, document)
+            if not is_begun and not _is_begun(work.run, intent):
+                work.add(intent)
+
+        call = CheckedCall(
+            server_id=then.server_id,
+            tool_name=then.tool_name,
+            arguments=then.arguments,
+            idempotency_key=intent.request.idempotency_key,  # type: ignore[union-attr]  # a tool's
+            principal=start.principal,
+            intent=then.intent,
+            trace_id=TraceId(intent.request.trace_id),  # type: ignore[union-attr]  # a tool's
+            run=RunOfCall(
+                run_id=run_id,
+                procedure=start.procedure,
+                version=loaded.run.version,
+                path=then.path,
+                attempt=request.attempt,
+                worker=principal.principal_id if worker is None else worker[1],
+            ),
+            companion=RunCompanion(self._table, run_id, then.path, self._ports.clock, begin=begin),
+        )
+        try:
+            answer = await self._ports.tools.call(call, wait_ms=then.wait_ms)
+        except RunLeaseLost as error:
+            stored = Stored("STOP", request.after_seq, str(error.found or "LEASE_LOST"))
+            return await self._putting.answered(run_id, request, putter, stored)
+        except RunPositionTaken:
+            return await self._from_the_journal(run_id, request, then, putter)
+        except CallInFlight:
+            return await self._pending(run_id, request, call, "EXECUTING", None)
+        except _REFUSED as error:
+            await self._record_refusal(run_id, then, begin, intent, error)
+            return await self._from_the_journal(run_id, request, then, putter)
+        if not answer.is_final:
+            return await self._pending(run_id, request, call, answer.state, answer.waiting)
+        await self.ensure_answered(run_id, then.path, answer)
+        return await self._from_the_journal(run_id, request, then, putter)
+
+    async def _pending(
+        self, run_id: str, request: PutRequest, call: CheckedCall, state: str, waiting: str | None
+    ) -> PutAnswer:
+        head = (await self._table.peek(run_id)).run.head
+        result = {"status": "pending", "trace_id": call.trace_id, "state": state, "waiting": waiting}
+        news = await self._putting.load_news(run_id, request)
+        return PutAnswer("CONTINUE", head.sequence_number, None, news, result)
+
+    async def _from_the_journal(self, run_id: str, request: PutRequest, then: ThenTool, putter: Putter) -> PutAnswer:
+        """What is recorded of the operation: its answer is among the news."""
+        loaded = await self._ports.runs.load(run_id)
+        stop = putter.reason_to_stop(loaded)
+        number = loaded.run.head.sequence_number
+        if stop is not None:
+            return await self._putting.answered(run_id, request, putter, Stored("STOP", number, stop))
+        news = await self._putting.load_news(run_id, request)
+        is_there = any(
+            isinstance(news_of.artifact, RunAnswer) and news_of.artifact.path == then.path for news_of in news
+        )
+        if not is_there and then.path not in loaded.run.frontier.begun:
+            # Ended before what the worker says it has seen, or another operation stands there.
+            loaded.run.frontier.verify_next(then.path)
+        return PutAnswer("CONTINUE", number, None, news, {"status": "answered"})
+
+    async def _record_refusal(
+        self,
+        run_id: str,
+        then: ThenTool,
+        begin: Decide[None],
+        intent: RunIntent,
+        error: TgaError,
+    ) -> None:
+        """The call was refused before its trace began: intent and answer in one commit."""
+        told = {"type": error.code, "message": _told(error), "retryable": False}
+
+        async def decide(work: Work) -> None:
+            try:
+                await begin(work)
+            except RunLeaseLost:
+                return
+            if then.path in work.run.frontier.begun:
+                now = self._ports.clock.now()
+                work.add(answer_of(work.run, then.path, by="tool", by_id=intent.name, at=now, error=told))
+
+        await self._table.change(run_id, decide)
+
+    async def ensure_answered(self, run_id: str, path: str, answer: Answer) -> None:
+        """The trace is over; if its end and the run's answer did not go together, the answer follows now."""
+
+        async def decide(work: Work) -> None:
+            add_answer(work, path, answer, self._ports.clock)
+
+        loaded = await self._table.peek(run_id)
+        if path in loaded.run.frontier.begun:
+            await self._table.change(run_id, decide)
+
+    def companion_of(self, request: ActionRequest) -> RunCompanion | None:
+        """For a trace that is continued from the record: its end goes to the run it was made in."""
+        if request.run is None:
+            return None
+        return RunCompanion(self._table, request.run.run_id, request.run.path, self._ports.clock)
+
+
+class RunCompanion:
+    """What is committed with a call that is made inside a run: with its birth the intent, with its end the answer.
+
+    `begin` adds the intent, where a worker makes the call now; a trace that is continued from the record has its intent
+    there already.
+    """
+
+    __slots__ = ("_begin", "_clock", "_path", "_run_id", "_table")
+
+    def __init__(
+        self, table: RunTable, run_id: str, path: str, clock: Clock, *, begin: Decide[None] | None = None
+    ) -> None:
+        self._table = table
+        self._run_id = run_id
+        self._path = path
+        self._clock = clock
+        self._begin = begin
+
+    async def commit(self, plan: Plan, trace: Answer, *, is_birth: bool) -> None:
+        """Store the plan, which leaves the trace so, together with what the journal says of it."""
+
+        async def decide(work: Work) -> None:
+            if is_birth and self._begin is not None:
+                await self._begin(work)
+                work.must_fence = True
+                work.needed_by = [plan]
+            if trace.is_final:
+                add_answer(work, self._path, trace, self._clock)
+
+        if is_birth:
+            await self._table.change(self._run_id, decide)
+        else:
+            await self._table.change_after(self._run_id, plan, decide)
+
+
+def add_answer(work: Work, path: str, trace: Answer, clock: Clock) -> None:
+    """What became of the call, if the run has asked for it and not been answered."""
+    effect, decision, trace_id = trace.effect, trace.decision, trace.trace_id
+    run = work.run
+    begun = run.frontier.begun.get(path)
+    if begun is None or begun.kind != "tool" or run.head.state in ("COMPLETED", "CANCELLED"):
+        return
+    now = clock.now()
+    if effect is None:
+        why = (decision.rationale if decision is not None else None) or "the call was denied"
+        error: dict[str, Any] | None = {"type": CallDenied.code, "message": why[:1024], "retryable": False}
+        work.add(answer_of(run, path, by="tool", by_id=trace_id, at=now, error=error))
+        return
+    value = {"tier": "effect", "trace_id": trace_id, "tool_effect_digest": effect.digest()}
+    if effect.error is None:
+        work.add(answer_of(run, path, by="tool", by_id=trace_id, at=now, value=value))
+        return
+    # What is not known to have failed is never tried again under another key.
+    is_definite = effect.basis != "unknown"
+    error = {"type": effect.error.code, "message": (effect.error.message or "")[:1024], "retryable": is_definite}
+    outcome = "RETRY" if is_definite and _has_tries(run, path, begun) else "ERROR"
+    work.add(answer_of(run, path, by="tool", by_id=trace_id, at=now, value=value, error=error, outcome=outcome))
+
+
+def _is_begun(run: Run, intent: RunIntent) -> bool:
+    """Whether this very operation has begun; RunPositionTaken, when it is added, where another one has."""
+    begun = run.frontier.begun.get(intent.path)
+    return begun is not None and (begun.kind, begun.name, begun.input_digest) == (
+        intent.kind,
+        intent.name,
+        intent.input_digest,
+    )
+
+
+def _has_tries(run: Run, path: str, begun: Begun) -> bool:
+    return run.frontier.try_of(path) <= begun.retries
+
+
+def _told(error: TgaError) -> str:
+    return (
+        f"{error.what} (expected {error.expected}, found {error.found})"[:1024] if error.expected else error.what[:1024]
+    )

@@ -1,0 +1,208 @@
+"""The engine: every way in which a run is started, worked on, answered, looked at and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from app.core.errors import (
+    ArgumentsInvalid,
+    ProcedureNotFound,
+    RunNotFound,
+    RunValueTooLarge,
+    SchemaViolation,
+    SequenceGap,
+    StartDenied,
+    TgaError,
+)
+from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_SWEEP_MS
+from app.domain.identity import Principal
+from app.domain.runs.documents import Parent
+from app.domain.runs.engine.answering import Answering
+from app.domain.runs.engine.artifacts import answer_of, child_intent
+from app.domain.runs.engine.calling import Calling
+from app.domain.runs.engine.leasing import Leasing
+from app.domain.runs.engine.messages import PutAnswer, PutRequest, ThenChild, ThenTool
+from app.domain.runs.engine.ports import RunPorts
+from app.domain.runs.engine.putting import Putter, Putting, Stored
+from app.domain.runs.engine.starting import Starting, StartRequest, verify_same_run
+from app.domain.runs.engine.sweeping import EndedTraces, Sweeping
+from app.domain.runs.engine.table import RunTable, Watchers
+from app.domain.runs.engine.work import Work
+from app.domain.runs.ids import child_id_of, elapsed_ms
+from app.domain.runs.replay import Run
+
+# A child that is refused now is refused whenever it is started: the program is told, and it stands in the journal.
+_REFUSED_STARTS: Final = (ProcedureNotFound, StartDenied, ArgumentsInvalid, SchemaViolation, RunValueTooLarge)
+
+
+class RunEngine:
+    """Its parts are for callers to use: `starting`, `leasing`, `answering`, `sweeping`; puts of all kinds are here."""
+
+    def __init__(
+        self, ports: RunPorts, traces: EndedTraces, *, erase: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
+        # Set here for good.
+        self.ports = ports
+        self.watchers = Watchers()
+        self.table = RunTable(ports, self._changed)
+        self.starting = Starting(ports, self.table)
+        self.leasing = Leasing(ports, self.table)
+        self.putting = Putting(ports, self.table, self.watchers)
+        self.calling = Calling(ports, self.table, self.putting)
+        self.answering = Answering(ports, self.table)
+        self.sweeping = Sweeping(ports, self.table, traces, cancel=self._cancel_child, erase=erase)
+        # Runs that have changed here and were not announced yet: `_changed` adds, `_announce` takes all.
+        self._to_announce: set[str] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._swept = asyncio.Event()  # set when something may be due sooner than the sweep thinks
+
+    async def put(self, run_id: str, request: PutRequest, principal: Principal) -> PutAnswer:
+        """What a worker has done, and what it does then."""
+        then = request.then
+        if isinstance(then, ThenTool):
+            return await self.calling.call(run_id, request, then, principal)
+        if isinstance(then, ThenChild):
+            return await self._start_child(run_id, request, then, principal)
+        return await self.putting.put(run_id, request, principal)
+
+    async def until_due(self, milliseconds: float) -> None:
+        """Return after this long, or sooner when something else may be due."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(milliseconds / 1000):
+                await self._swept.wait()
+        self._swept.clear()
+
+    def heard(self, payload: str) -> None:
+        """Another gateway has changed these runs."""
+        run_ids = None if payload == "*" else payload.split("\n")
+        self.watchers.tell(run_ids)
+        self.leasing.kick()
+
+    def missed(self) -> None:
+        """Announcements may have been missed."""
+        self.heard("*")
+
+    async def close(self) -> None:
+        await self.leasing.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _start_child(self, run_id: str, request: PutRequest, then: ThenChild, principal: Principal) -> PutAnswer:
+        """Puts, the intent and the child's start in one commit; the child needs the intent."""
+        putter = Putter.of(request, principal)
+        parent = (await self.table.peek(run_id)).start
+        prefix = "" if "/" not in run_id else run_id.partition("/")[0] + "/"
+        child_id = then.run_id or child_id_of(run_id, then.path, then.try_number, tenant_prefix=prefix)
+        asked = StartRequest(
+            principal=parent.principal,
+            procedure=then.procedure,
+            version=then.version,
+            input=then.input,
+            run_id=child_id,
+            trigger="child",
+            trigger_id=run_id,
+            policy=then.policy,
+            tags=then.tags,
+        )
+        refusal: TgaError | None = None
+        version = then.version or "none"
+        try:
+            program = await self.starting.judged(asked)
+            version = program.version
+        except _REFUSED_STARTS as error:
+            refusal, program = error, None
+        intent = child_intent(then, run_id, request.attempt, child_run_id=child_id, version=version)
+        salt = self.ports.salts.new()
+
+        async def decide(work: Work) -> Stored:
+            missing, is_begun = await self.putting.not_yet_there(work, request)
+            stop = putter.reason_to_stop(work.require())
+            if is_begun and stop is None:
+                return Stored("CONTINUE", work.run.head.sequence_number)
+            if stop is not None:
+                return Stored("STOP", work.run.head.sequence_number, stop)
+            for document in missing:
+                await self.putting.add_put(work, document)
+            if then.path not in work.run.frontier.begun:
+                work.add(intent)
+            if program is None:
+                told = {"type": refusal.code if refusal else "", "message": str(refusal)[:1024], "retryable": False}
+                now = self.ports.clock.now()
+                work.add(answer_of(work.run, then.path, by="child", by_id=child_id, at=now, error=told))
+                return Stored("CONTINUE", work.run.head.sequence_number)
+            born = Work(None, child_id, executor_id=self.ports.executor_id(), clock=self.ports.clock)
+            born_of = Parent(run_id=run_id, path=then.path, intent_digest=intent.digest())
+            self.starting.add_start(born, self.starting.document(replace(asked, parent=born_of), program), salt)
+            work.needed_by = [born.plan()]
+            return Stored("CONTINUE", work.run.head.sequence_number)
+
+        try:
+            stored = await self.table.change(run_id, decide)
+        except SequenceGap:
+            # A run with the child's id exists: it is this one, if the same parent started it before.
+            found = await self.ports.runs.load(child_id)
+            told_by = found.start.parent
+            if told_by is None or (told_by.run_id, told_by.path) != (run_id, then.path):
+                verify_same_run(found, found.start.model_copy(update={"parent": None, "procedure": then.procedure}))
+                raise
+            head = (await self.table.peek(run_id)).run.head
+            stored = Stored("CONTINUE", head.sequence_number)
+        self.leasing.kick()
+        answer = await self.putting.answered(run_id, request, putter, stored)
+        result = None if answer.directive == "STOP" else {"status": "pending", "run_id": child_id}
+        return PutAnswer(answer.directive, answer.sequence_number, answer.reason, answer.news, result)
+
+    async def _cancel_child(self, run_id: str, parent_id: str) -> None:
+        with contextlib.suppress(RunNotFound):
+            why = f"run {parent_id} has ended"
+            await self.answering.cancel(run_id, parent_id, by_type="parent", rationale=why)
+
+    def _changed(self, work: Work) -> None:
+        """Something was stored here: wake who waits for it, and tell the others, once a tick."""
+        run = work.run
+        self.watchers.tell([work.run_id])
+        state, before = run.head.state, work.state_before
+        if state == "SCHEDULED" and before != "SCHEDULED":
+            self._offer(run.not_before)
+        elif state == "WAITING":
+            self._look_soon(run)
+        if state in ("COMPLETED", "CANCELLED", "FAILED") and before != state:
+            self._spawn(self._tell_relatives(work))
+        if state != before or work.has_news_for_others:
+            if not self._to_announce:
+                self._spawn(self._announce())
+            self._to_announce.add(work.run_id)
+
+    def _offer(self, not_before: str | None) -> None:
+        if not_before is None:
+            self.leasing.kick()
+        else:
+            self.leasing.kick_in(max(0, elapsed_ms(self.ports.clock.now(), not_before)) + 1)
+
+    def _look_soon(self, run: Run) -> None:
+        """What is due before the next sweep is looked for when it is due."""
+        now = self.ports.clock.now()
+        due = [begun.due_at for path in run.awaits if (begun := run.frontier.begun.get(path)) and begun.due_at]
+        if due and (left_ms := elapsed_ms(now, min(due))) < RUN_SWEEP_MS:
+            asyncio.get_running_loop().call_later(max(0, left_ms + 1) / 1000, self._swept.set)
+
+    async def _tell_relatives(self, work: Work) -> None:
+        if work.start.parent is not None or work.open_children:
+            with contextlib.suppress(TgaError):  # the sweep does it later
+                await self.sweeping.tell_relatives(work.require())
+
+    async def _announce(self) -> None:
+        await asyncio.sleep(RUN_ANNOUNCE_TICK_MS / 1000)
+        told, self._to_announce = self._to_announce, set()
+        with contextlib.suppress(TgaError):  # they look by themselves, only later
+            await self.ports.runs.announce(sorted(told))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

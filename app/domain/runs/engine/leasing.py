@@ -1,0 +1,229 @@
+"""Leases: which worker gets which run, and how it is known to live.
+
+Waiting workers stand here, in memory; the gateway has one query for ready runs in flight, whatever their number. It is
+asked when a run becomes ready here, when another gateway announces one, when one is due, and every few seconds besides.
+A run is held for a moment before its lease is recorded: a hold that is lost is a delay, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.core.errors import TgaError
+from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_READY_POLL_MS, STORE_ANSWER_MS
+from app.domain.clock import Clock
+from app.domain.identity import Principal
+from app.domain.runs.documents import RunError, WorkerName
+from app.domain.runs.engine.artifacts import is_of_worker
+from app.domain.runs.engine.journal import first_seq
+from app.domain.runs.engine.messages import Beat, BeatAnswer, BeatRequest, LeasedRun, LeaseRequest
+from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts
+from app.domain.runs.engine.table import RunTable
+from app.domain.runs.engine.work import Work
+from app.domain.runs.ids import elapsed_ms, later, owner_of
+from app.domain.runs.schedule import AT_WORK
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A worker that asks for runs. `given`: those that are held for it."""
+
+    tenant: str
+    programs: frozenset[tuple[str, str]]
+    slots: int
+    is_impatient: bool  # it wants to know at once, also that there is nothing
+    given: list[str] = field(default_factory=list)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Leasing:
+    def __init__(self, ports: RunPorts, table: RunTable) -> None:
+        # Set here for good.
+        self._ports = ports
+        self._clock = ports.clock
+        self._table = table
+        # In the order in which they came: `lease` adds and removes, `_distribute` gives.
+        self._waiting: list[_Waiter] = []
+        self._kicked = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    def kick(self) -> None:
+        """A run may have become ready."""
+        if self._waiting:
+            self._kicked.set()
+
+    def kick_in(self, milliseconds: float) -> None:
+        asyncio.get_running_loop().call_later(milliseconds / 1000, self.kick)
+
+    async def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._serving
+
+    async def lease(self, request: LeaseRequest, principal: Principal) -> list[LeasedRun]:
+        """Runs for this worker, as many as it has slots; [] when none is ready within `wait_ms`."""
+        ends_ms = self._clock.monotonic_ms() + request.wait_ms
+        programs = self._programs(principal.tenant, request)
+        await self._ports.runs.beat(request.worker, principal, request.name, programs)
+        waiter = _Waiter(principal.tenant, frozenset(programs), request.slots, is_impatient=not request.wait_ms)
+        self._waiting.append(waiter)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.get_running_loop().create_task(self._serve(), name="leases")
+        self._kicked.set()
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    left_ms = max(0.0, ends_ms - self._clock.monotonic_ms())
+                    async with asyncio.timeout(STORE_ANSWER_MS / 1000 if waiter.is_impatient else left_ms / 1000):
+                        await waiter.woken.wait()
+                waiter.woken.clear()
+                given, waiter.given = waiter.given, []
+                leased = await self._leased(given, request, principal)
+                if leased or self._clock.monotonic_ms() >= ends_ms:
+                    return leased
+        finally:
+            self._waiting.remove(waiter)  # a run that is held for it by now is free again in a few seconds
+
+    def _programs(self, tenant: str, request: LeaseRequest) -> list[tuple[str, str]]:
+        """What the worker can run, as (procedure, program)."""
+        programs = []
+        for offered in request.procedures:
+            programs.append((offered.name, f"{offered.version}@{offered.program_digest}"))
+            for other in self._ports.procedures.programs(tenant, offered.name, offered.accepts):
+                programs.append((offered.name, f"{other.version}@{other.program_digest}"))
+        return list(dict.fromkeys(programs))
+
+    async def _serve(self) -> None:
+        """The one query in flight."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RUN_READY_POLL_MS * (0.5 + self._clock.jitter() / 2) / 1000):
+                    await self._kicked.wait()
+            self._kicked.clear()
+            if not self._waiting:
+                continue
+            by_tenant: dict[str, list[_Waiter]] = defaultdict(list)
+            for waiter in self._waiting:
+                by_tenant[waiter.tenant].append(waiter)
+            for tenant, waiters in by_tenant.items():
+                with contextlib.suppress(TgaError):  # the store is away: the next look finds it
+                    await self._distribute(tenant, waiters)
+
+    async def _distribute(self, tenant: str, waiters: Sequence[_Waiter]) -> None:
+        programs = {program for waiter in waiters for program in waiter.programs}
+        slots = sum(waiter.slots - len(waiter.given) for waiter in waiters)
+        held = await self._ports.runs.hold_ready(tenant, sorted(programs), slots) if slots else ()
+        for run_id, procedure, program in held:
+            for waiter in waiters:
+                if len(waiter.given) < waiter.slots and (procedure, program) in waiter.programs:
+                    waiter.given.append(run_id)
+                    break
+        for waiter in waiters:  # whoever gets nothing waits on, or leaves when its time is over
+            if waiter.given or waiter.is_impatient:
+                waiter.woken.set()
+
+    async def _leased(self, run_ids: Sequence[str], request: LeaseRequest, principal: Principal) -> list[LeasedRun]:
+        """Record the leases, together where they can be; a run that cannot be leased now is another time's."""
+        answers = await asyncio.gather(
+            *(self._lease_one(run_id, request, principal) for run_id in run_ids), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, TgaError):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, LeasedRun)]
+
+    async def _lease_one(self, run_id: str, request: LeaseRequest, principal: Principal) -> LeasedRun | None:
+        lease = self._ports.new_lease()
+        owner = owner_of(lease)
+        name = WorkerName(principal_id=principal.principal_id, name=request.name)
+
+        async def decide(work: Work) -> LoadedRun | None:
+            loaded = work.require()
+            if loaded.run.head.state == "RUNNING" and loaded.owner == owner:
+                return loaded  # recorded; the answer was lost
+            if loaded.run.head.state != "SCHEDULED":
+                return None
+            work.lease(owner, request.worker, name, at=self._clock.now())
+            return loaded
+
+        loaded = await self._table.change(run_id, decide)
+        return None if loaded is None else await self.told(loaded, lease)
+
+    async def told(self, loaded: LoadedRun, lease: str) -> LeasedRun:
+        """What its worker is told of the run."""
+        run, start = loaded.run, loaded.start
+        salt = await self._ports.salts.load(run.run_id)
+        return LeasedRun(
+            run_id=run.run_id,
+            attempt=run.attempt,
+            lease=lease,
+            procedure=start.procedure,
+            version=run.version,
+            program_digest=run.program_digest,
+            input=start.input,
+            salt=salt.digests.hex(),
+            draw_salt=salt.draws.hex(),
+            sequence_number=run.head.sequence_number,
+            first_seq=await first_seq(self._ports, start),
+            policy=start.policy,
+            tenant=loaded.tenant,
+            started_at=start.started_at,
+            lease_ms=self._ports.lease_ms,
+        )
+
+    async def beat(self, request: BeatRequest, principal: Principal) -> list[BeatAnswer]:
+        """The worker lives, and has these runs. What it should have and does not name was lost on the way to it."""
+        known = await self._ports.runs.beat(request.worker, principal, request.name, ())
+        listed = {beat.run_id for beat in request.runs}
+        for run_id in known:
+            if run_id not in listed:
+                with contextlib.suppress(TgaError):
+                    await self._give_up(run_id, request.worker)
+        heads = await self._ports.runs.find_heads(sorted(listed), tenant=principal.tenant)
+        return [await self._beat(beat, heads.get(beat.run_id)) for beat in request.runs]
+
+    async def _beat(self, beat: Beat, head: HeadOfRun | None) -> BeatAnswer:
+        if head is None:
+            return BeatAnswer(beat.run_id, "STOP", "ENDED", 0)
+        if head.state != "RUNNING" or head.owner != owner_of(beat.lease):
+            self._table.forget(beat.run_id)
+            reason = "LEASE_LOST" if head.state in AT_WORK else "CANCELLED" if head.state == "CANCELLED" else "ENDED"
+            return BeatAnswer(beat.run_id, "STOP", reason, head.sequence_number)
+        news = []
+        if head.sequence_number > beat.after_seq > 0:
+            records = await self._ports.runs.load_records(beat.run_id, after=beat.after_seq, limit=RUN_PAGE_RECORDS_MAX)
+            news = [record for record in records if not is_of_worker(record.artifact, head.attempt)]
+        return BeatAnswer(beat.run_id, "CONTINUE", None, head.sequence_number, news)
+
+    async def _give_up(self, run_id: str, worker: str) -> None:
+        """A worker does not know of a run that was leased to it two beats ago: the answer of that lease was lost."""
+        beats_ms = 2 * self._ports.lease_ms // 3
+
+        async def decide(work: Work) -> None:
+            loaded, now = work.require(), self._clock.now()
+            is_its = loaded.run.head.state == "RUNNING" and loaded.worker == worker
+            if is_its and elapsed_ms(loaded.run.updated_at, now) >= beats_ms:
+                lose(work, "its worker does not know of the lease", now=now, clock=self._clock)
+
+        await self._table.change(run_id, decide)
+
+
+def lose(work: Work, reason: str, *, now: str, clock: Clock) -> None:
+    """The attempt is lost. After too many without a checkpoint in between the run is parked, and blocks nobody."""
+    run, policy = work.run, work.start.policy
+    if run.failures + 1 >= policy.park_after:
+        error = RunError(
+            type="RUN_PARKED",
+            message=f"{run.failures + 1} attempts in a row ended without a checkpoint; the last: {reason}",
+            retryable=True,
+        )
+        work.end("PARKED", by="gateway", by_id=work.executor_id, at=now, error=error)
+        return
+    pause_ms = 0 if run.failures == 0 else min(1_000 << min(run.failures - 1, 16), 60_000)
+    not_before = later(now, int(pause_ms * (0.5 + clock.jitter() / 2))) if pause_ms else None
+    work.end_attempt("LOST", at=now, reason=reason, not_before=not_before)

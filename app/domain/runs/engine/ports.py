@@ -1,0 +1,179 @@
+"""What the engine asks of the world: stored runs, salts, procedures, blobs, the policy, tools, time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from app.domain.clock import Clock
+from app.domain.identity import Principal
+from app.domain.ledger.plans import Ledger, Sealed
+from app.domain.runs.documents import RunStart
+from app.domain.runs.judging import StartSupervisor
+from app.domain.runs.procedures import ProgramLookup
+from app.domain.runs.replay import Run, RunRecord
+from app.domain.runs.values import Value
+from app.domain.tga.execution import Answer
+from app.domain.tga.runtime import CheckedCall
+
+
+@dataclass(slots=True)
+class LoadedRun:
+    """A run, read and verified. `run` is changed by whoever adds to it; what was read is then gone."""
+
+    run: Run
+    start: RunStart
+    owner: str | None
+    worker: str | None = None  # which process holds it, while it is RUNNING
+    updated_at: str = ""  # when its head last moved, by the store's clock
+
+    @property
+    def run_id(self) -> str:
+        return self.run.run_id
+
+    @property
+    def tenant(self) -> str:
+        return self.start.principal.tenant
+
+
+class HeadOfRun(NamedTuple):
+    owner: str | None
+    sequence_number: int
+    state: str
+    attempt: int
+
+
+class HeldRun(NamedTuple):
+    """A run that is ready, kept from others for a moment."""
+
+    run_id: str
+    procedure: str
+    program: str
+
+
+class DueRun(NamedTuple):
+    """A run that something is due for. `is_lost`: its worker was not heard of for too long. `held_until`: its row's
+    `due_at` now, by which a row that nobody has changed since is known."""
+
+    run_id: str
+    is_lost: bool
+    held_until: str
+
+
+class Due(NamedTuple):
+    runs: Sequence[DueRun]
+    next_ms: int | None  # until something else is due; None: nothing is
+
+
+class StoredRuns(Protocol):
+    """Runs in the store. Every read verifies what it reads."""
+
+    async def load(self, run_id: str) -> LoadedRun:
+        """From the newest execution checkpoint on; RunNotFound."""
+        ...
+
+    async def load_at(self, run_id: str, sequence_number: int) -> Run:
+        """The run as it stood after this entry."""
+        ...
+
+    async def load_records(self, run_id: str, *, after: int, limit: int) -> list[RunRecord]:
+        """In the order of the journal; no more than a page of bytes."""
+        ...
+
+    async def find_heads(self, run_ids: Sequence[str], *, tenant: str) -> dict[str, HeadOfRun]: ...
+
+    async def list_children(self, run_id: str) -> list[str]:
+        """Those that have not ended."""
+        ...
+
+    async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> list[HeldRun]:
+        """Runs of these (procedure, program) that are ready, in turn over them; nobody else is given them for a few
+        seconds."""
+        ...
+
+    async def hold_due(self, *, limit: int, worker_silent_ms: int | None) -> Due:
+        """Runs that something is due for, likewise. `worker_silent_ms` None: workers are not judged this time."""
+        ...
+
+    async def move_due(self, run_id: str, *, held_until: str, due_at: str | None) -> None:
+        """Nothing was due after all; look again then. A row that was changed since it was held stays as it is."""
+        ...
+
+    async def beat(
+        self, worker: str, principal: Principal, name: str, programs: Sequence[tuple[str, str]]
+    ) -> list[str]:
+        """The worker lives, and can run these (empty: as it said before); the runs that the store says it holds."""
+        ...
+
+    async def has_worker(self, tenant: str, procedure: str, program: str, *, within_ms: int) -> bool:
+        """Whether a living worker has asked for this program."""
+        ...
+
+    async def announce(self, run_ids: Sequence[str]) -> None:
+        """Tell the other gateways that these have changed. Nothing rests on it: they look by themselves, only later."""
+        ...
+
+
+class RunSalt(NamedTuple):
+    """`digests`: what input digests are keyed with, of a fork its source's. `draws`: random numbers and ids."""
+
+    digests: bytes
+    draws: bytes
+
+
+class Salts(Protocol):
+    """Sealed beside the ledger, from a run's birth to its erasure."""
+
+    def new(self, *, source: RunSalt | None = None) -> RunSalt: ...
+
+    def seal(self, run_id: str, salt: RunSalt) -> Sealed: ...
+
+    async def load(self, run_id: str) -> RunSalt: ...
+
+
+class Schemas(Protocol):
+    """JSON Schemas that programs have written: checked in bounded time, whatever is in them."""
+
+    def verify(self, schema: dict[str, Any]) -> None:
+        """SchemaViolation unless it is a schema that values can be held against."""
+        ...
+
+    def misfit(self, schema: dict[str, Any], value: Any) -> str | None:
+        """What does not fit, and where; None when all does."""
+        ...
+
+
+class ToolCalls(Protocol):
+    """Tool calls as every other caller makes them: admitted, judged, dispatched once."""
+
+    async def call(self, call: CheckedCall, *, wait_ms: int) -> Answer: ...
+
+
+class ValueStore(Protocol):
+    """Where values that are too large for the journal go."""
+
+    async def store(self, tenant: str, raw: bytes, *, media_type: str, serializer: str) -> Value: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunPorts:
+    """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs that nobody owns.
+    `new_lease`: a secret, between a worker and the gateways.
+
+    `lease_ms`: how long a worker may be silent before its runs are taken from it.
+    """
+
+    ledger: Ledger
+    runs: StoredRuns
+    salts: Salts
+    procedures: ProgramLookup
+    supervisor: StartSupervisor
+    tools: ToolCalls
+    values: ValueStore
+    schemas: Schemas
+    clock: Clock
+    executor_id: Callable[[], str]
+    new_lease: Callable[[], str]
+    lease_ms: int
+    ask_webhooks: Sequence[str] = ()

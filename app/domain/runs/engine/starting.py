@@ -1,0 +1,218 @@
+"""Starting runs: by a call, an event, a schedule, as a child, or as a fork of another run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.core.canonical import canonical_bytes
+from app.core.errors import (
+    ArgumentsInvalid,
+    ConcurrentExecution,
+    InvalidTransition,
+    OutcomeUnknown,
+    RunEnded,
+    RunIdTaken,
+    RunNotFound,
+    SequenceGap,
+)
+from app.core.limits import RUN_INLINE_BYTES_MAX
+from app.domain.identity import Principal
+from app.domain.runs.documents import ForkedFrom, Parent, RunPolicy, RunStart, Trigger, WorkerName
+from app.domain.runs.engine.artifacts import verify_size
+from app.domain.runs.engine.ports import LoadedRun, RunPorts, RunSalt
+from app.domain.runs.engine.table import RunTable
+from app.domain.runs.engine.work import Work
+from app.domain.runs.judging import judge_start
+from app.domain.runs.replay import Run
+from app.domain.runs.state import StateChanges
+from app.domain.runs.values import InlineValue, Value
+from app.domain.system.documents import ProcedureRegistration
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """Who starts what. `run_id` is qualified by its tenant; None: one is made."""
+
+    principal: Principal
+    procedure: str
+    input: Value
+    version: str | None = None
+    run_id: str | None = None
+    trigger: Literal["call", "schedule", "event", "child", "fork"] = "call"
+    trigger_id: str | None = None
+    policy: RunPolicy | None = None
+    tags: list[str] = field(default_factory=list)
+    parent: Parent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """`replayed`: the run was there already, started with the same procedure and input."""
+
+    run_id: str
+    state: str
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakenAtOnce:
+    """A worker that waits here for just this program gets the run with its start."""
+
+    owner: str
+    worker: str
+    name: WorkerName
+
+
+class Starting:
+    def __init__(self, ports: RunPorts, table: RunTable) -> None:
+        self._ports = ports
+        self._clock = ports.clock
+        self._table = table
+
+    async def value_of(self, tenant: str, given: Any) -> Value:
+        """A JSON value as the journal keeps it: in it, or beside it when it is large."""
+        raw = canonical_bytes(given)
+        if len(raw) <= RUN_INLINE_BYTES_MAX:
+            return InlineValue(tier="inline", value=given)
+        return await self._ports.values.store(tenant, raw, media_type="application/json", serializer="json")
+
+    async def start(self, request: StartRequest) -> Started:
+        """Start it once: the same id with the same procedure and input is the same run."""
+        program = await self.judged(request)
+        return await self.begin(self.document(request, program))
+
+    async def judged(self, request: StartRequest) -> ProcedureRegistration:
+        tenant = request.principal.tenant
+        verify_size(request.input, "the input")
+        program = await self._ports.procedures.find(tenant, request.procedure, version=request.version)
+        if program.input_schema is not None and isinstance(request.input, InlineValue):
+            misfit = self._ports.schemas.misfit(program.input_schema, request.input.value)
+            if misfit is not None:
+                raise ArgumentsInvalid(f"the input does not fit procedure {program.name}", expected=misfit)
+        given = request.input.value if isinstance(request.input, InlineValue) else None
+        trigger = Trigger(type=request.trigger, id=request.trigger_id)
+        await judge_start(self._ports.supervisor, request.principal, program, given, trigger)
+        return program
+
+    def document(self, request: StartRequest, program: ProcedureRegistration) -> RunStart:
+        return RunStart.made_of(
+            {
+                "run_id": request.run_id or self._clock.new_id(),
+                "principal": request.principal,
+                "procedure": program.name,
+                "version": program.version,
+                "program_digest": program.program_digest,
+                "input": request.input,
+                "started_at": self._clock.now(),
+                "trigger": {"type": request.trigger, "id": request.trigger_id},
+                "parent": request.parent,
+                "forked_from": None,
+                "policy": request.policy or policy_of(program),
+                "tags": request.tags,
+            }
+        )
+
+    async def begin(self, start: RunStart, *, taken: TakenAtOnce | None = None) -> Started:
+        salt = self._ports.salts.new()
+
+        async def decide(work: Work) -> None:
+            self.add_start(work, start, salt)
+            if taken is not None:
+                work.lease(taken.owner, taken.worker, taken.name, at=self._clock.now())
+
+        try:
+            await self._table.change(start.run_id, decide, is_birth=True)
+        except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
+            return await self._existing(start, error)
+        return Started(start.run_id, "SCHEDULED" if taken is None else "RUNNING", replayed=False)
+
+    def add_start(self, work: Work, start: RunStart, salt: RunSalt, *, source: Run | None = None) -> None:
+        work.add(start, source=source)
+        work.sealed = self._ports.salts.seal(start.run_id, salt)
+
+    async def _existing(self, start: RunStart, error: Exception) -> Started:
+        """The run that has this id, if it is this one."""
+        try:
+            found = await self._ports.runs.load(start.run_id)
+        except RunNotFound:
+            raise error from None  # it may still be on its way: the caller asks again
+        if found.start == start:
+            return Started(start.run_id, found.run.head.state, replayed=False)  # our own, whose answer was lost
+        verify_same_run(found, start)
+        return Started(start.run_id, found.run.head.state, replayed=True)
+
+    async def fork(
+        self,
+        source_id: str,
+        *,
+        at: int | None,
+        principal: Principal,
+        run_id: str | None = None,
+        state_change: StateChanges | None = None,
+        version: str | None = None,
+    ) -> Started:
+        """A run that goes on from an entry of another one's journal. Nothing of it is executed again."""
+        origin = await self._ports.runs.load(source_id)
+        last = origin.run.head.sequence_number
+        number = last if at is None else at
+        if not 1 <= number <= last:
+            raise RunEnded(f"run {source_id} has no entry {at}", expected=f"1 to {last}", found=at)
+        source = await self._ports.runs.load_at(source_id, number)
+        program = await self._ports.procedures.find(
+            principal.tenant, origin.start.procedure, version=version or source.version
+        )
+        given = origin.start.input.value if isinstance(origin.start.input, InlineValue) else None
+        await judge_start(self._ports.supervisor, principal, program, given, Trigger(type="fork", id=source_id))
+        is_same_version = version is None
+        start = RunStart.made_of(
+            {
+                **{name: value for name, value in origin.start.__dict__.items() if not name.startswith("schema")},
+                "run_id": run_id or self._clock.new_id(),
+                "principal": principal,
+                "version": source.version if is_same_version else program.version,
+                "program_digest": source.program_digest if is_same_version else program.program_digest,
+                "started_at": self._clock.now(),
+                "trigger": {"type": "fork", "id": source_id},
+                "parent": None,
+                "forked_from": ForkedFrom.made_of(
+                    {
+                        "run_id": source_id,
+                        "sequence_number": number,
+                        "entry_digest": source.head.entry_digest,
+                        "state_change": state_change or [],
+                    }
+                ),
+            }
+        )
+        salt = self._ports.salts.new(source=await self._ports.salts.load(source_id))
+
+        async def decide(work: Work) -> None:
+            self.add_start(work, start, salt, source=source)
+
+        try:
+            await self._table.change(start.run_id, decide, is_birth=True)
+        except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
+            return await self._existing(start, error)
+        return Started(start.run_id, "SCHEDULED", replayed=False)
+
+
+def policy_of(program: ProcedureRegistration) -> RunPolicy:
+    """As the procedure was registered; a child ends with its parent unless its start says otherwise."""
+    return RunPolicy.made_of({**program.policy.model_dump(), "on_parent_end": "cancel"})
+
+
+def verify_same_run(found: LoadedRun, start: RunStart) -> None:
+    """RunIdTaken unless a caller who starts this one may be told that it is the run that exists."""
+    was = found.start
+    is_same = (
+        was.principal.is_same_as(start.principal)
+        and (was.procedure, was.input, was.parent) == (start.procedure, start.input, start.parent)
+        and (was.forked_from == start.forked_from)
+    )
+    if not is_same:
+        raise RunIdTaken(
+            "a run with this id was started otherwise",
+            expected="the same procedure and input",
+            found="another procedure, input or starter",
+        )

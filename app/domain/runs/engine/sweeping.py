@@ -1,0 +1,205 @@
+"""What is due: timers, lost workers, deadlines, children and parents that were not told. Level-triggered: whatever a
+crash has left undone is found again by looking at where the run stands.
+
+| run | done |
+|---|---|
+| RUNNING: its worker is lost, or silent | LOST, and PARKED after too many in a row |
+| SCHEDULED, RUNNING, WAITING: its time is over | FAILED, RUN_TIMED_OUT |
+| WAITING: a sleep is over, a question or a wait for a signal has expired | its answer |
+| WAITING for a tool or a child that has ended | its answer |
+| ended: its parent was not told, its children were not | they are told |
+| COMPLETED, to be deleted | its payloads are erased |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from app.core.errors import RunNotFound, TgaError, TraceNotFound
+from app.core.limits import RUN_SWEEP_RUNS_MAX
+from app.domain.runs.documents import RunEnd, RunError, RunIntent
+from app.domain.runs.engine.artifacts import answer_of
+from app.domain.runs.engine.calling import add_answer
+from app.domain.runs.engine.leasing import lose
+from app.domain.runs.engine.ports import DueRun, LoadedRun, RunPorts
+from app.domain.runs.engine.putting import load_artifact
+from app.domain.runs.engine.table import RunTable
+from app.domain.runs.engine.work import Work
+from app.domain.runs.ids import elapsed_ms, later
+from app.domain.runs.requests import AskRequest, ChildRequest, ToolRequest
+from app.domain.runs.schedule import AT_WORK, schedule_of
+from app.domain.runs.transitions import RUN
+from app.domain.tga.execution import Answer
+
+logger = logging.getLogger("tga")
+
+
+class EndedTraces(Protocol):
+    async def load_answer(self, trace_id: str) -> Answer:
+        """What is recorded of the trace; TraceNotFound."""
+        ...
+
+
+class Sweeping:
+    def __init__(
+        self,
+        ports: RunPorts,
+        table: RunTable,
+        traces: EndedTraces,
+        *,
+        cancel: Callable[[str, str], Awaitable[Any]],
+        erase: Callable[[str], Awaitable[None]] | None,
+    ) -> None:
+        self._ports = ports
+        self._clock = ports.clock
+        self._table = table
+        self._traces = traces
+        self._cancel = cancel
+        self._erase = erase
+
+    async def sweep(self, *, judges_workers: bool) -> int | None:
+        """Do what is due; milliseconds until the next is, None when nothing will be by itself."""
+        silent_ms = self._ports.lease_ms if judges_workers else None
+        due = await self._ports.runs.hold_due(limit=RUN_SWEEP_RUNS_MAX, worker_silent_ms=silent_ms)
+        results = await asyncio.gather(*(self._do(one) for one in due.runs), return_exceptions=True)
+        for one, result in zip(due.runs, results, strict=True):
+            if isinstance(result, TgaError):
+                logger.info("run %s is due, and waits: %s", one.run_id, result)
+            elif isinstance(result, BaseException):
+                raise result
+        return 0 if len(due.runs) >= RUN_SWEEP_RUNS_MAX else due.next_ms
+
+    async def _do(self, due: DueRun) -> None:
+        self._table.forget(due.run_id)
+        loaded = await self._table.peek(due.run_id)
+        state = loaded.run.head.state
+        if state == "WAITING":
+            await self.answer_ended(due.run_id)
+        if state in AT_WORK:
+            await self._table.change(due.run_id, lambda work: self._decide(work, is_lost=due.is_lost))
+        else:
+            await self.tell_relatives(loaded)
+            if state == "COMPLETED" and loaded.start.policy.retention == "delete_on_success" and self._erase:
+                await self._erase(due.run_id)
+        # Whatever was appended has written the row anew, with what is due next; this one moves only a row that stands.
+        now_loaded = await self._table.peek(due.run_id)
+        await self._ports.runs.move_due(due.run_id, held_until=due.held_until, due_at=self._due_again(now_loaded))
+
+    def _due_again(self, loaded: LoadedRun) -> str | None:
+        state = loaded.run.head.state
+        if state not in AT_WORK:
+            return None
+        if state == "RUNNING":
+            silence = loaded.start.policy.checkpoint_timeout_ms
+            return None if silence is None else later(loaded.run.updated_at, silence)
+        return schedule_of(loaded.run, loaded.start, worker=loaded.worker, now=self._clock.now()).due_at
+
+    async def _decide(self, work: Work, *, is_lost: bool) -> None:
+        """What its state calls for now."""
+        run, policy, now = work.run, work.start.policy, self._clock.now()
+        if policy.timeout_ms is not None and later(run.started_at, policy.timeout_ms) <= now:
+            error = RunError(
+                type="RUN_TIMED_OUT", message=f"it took longer than {policy.timeout_ms} ms", retryable=False
+            )
+            work.end("FAILED", by="time", by_id="deadline", at=now, error=error)
+            return
+        if run.head.state == "RUNNING":
+            silence = policy.checkpoint_timeout_ms
+            calls_a_tool = any(begun.kind == "tool" for begun in run.frontier.begun.values())
+            if is_lost:
+                lose(work, "its worker was not heard of", now=now, clock=self._clock)
+            elif silence is not None and elapsed_ms(run.updated_at, now) >= silence and not calls_a_tool:
+                lose(work, f"no checkpoint came for {silence} ms", now=now, clock=self._clock)
+        await self.answer_due(work, now)
+
+    async def answer_due(self, work: Work, now: str) -> None:
+        """Sleeps that are over, questions and waits that have expired."""
+        for path, begun in list(work.run.frontier.begun.items()):
+            if begun.due_at is None or begun.due_at > now or work.run.head.state not in AT_WORK:
+                continue
+            if begun.kind == "sleep":
+                value = {"tier": "inline", "value": None}
+                work.add(answer_of(work.run, path, by="timer", by_id="sleep", at=now, value=value))
+                continue
+            default = None
+            if begun.kind == "ask":
+                intent = await load_artifact(self._ports, work.run_id, begun.sequence_number, RunIntent)
+                default = intent.request.default if isinstance(intent.request, AskRequest) else None
+            if default is not None:
+                work.add(answer_of(work.run, path, by="timer", by_id="default", at=now, value=default))
+            else:
+                error = {"type": "TIMEOUT", "message": f"nobody answered until {begun.due_at}", "retryable": False}
+                work.add(answer_of(work.run, path, by="timer", by_id="expiry", at=now, error=error, outcome="TIMEOUT"))
+
+    async def answer_ended(self, run_id: str) -> None:
+        """Tools and children that a waiting run awaits, and that have ended without its being told."""
+        loaded = await self._table.peek(run_id)
+        for path in list(loaded.run.awaits):
+            begun = loaded.run.frontier.begun.get(path)
+            if begun is None or begun.kind not in ("tool", "child"):
+                continue
+            intent = await load_artifact(self._ports, run_id, begun.sequence_number, RunIntent)
+            if isinstance(intent.request, ToolRequest):
+                try:
+                    answer = await self._traces.load_answer(intent.request.trace_id)
+                except TraceNotFound:
+                    continue
+                if answer.is_final:
+                    await self._table.change(run_id, _answering(path, answer, self._clock))
+            elif isinstance(intent.request, ChildRequest):
+                try:
+                    child = await self._ports.runs.load(intent.request.child_run_id)
+                except RunNotFound:
+                    continue
+                await self.tell_parent(child)
+
+    async def tell_relatives(self, ended: LoadedRun) -> None:
+        """A run has ended: its parent has its answer, its children have nobody who waits for them."""
+        await self.tell_parent(ended)
+        if ended.run.head.state in RUN.terminal_states:
+            for child_id in await self._ports.runs.list_children(ended.run_id):
+                child = await self._ports.runs.load(child_id)
+                if child.start.policy.on_parent_end == "cancel":
+                    await self._cancel(child_id, ended.run_id)
+
+    async def tell_parent(self, child: LoadedRun) -> None:
+        parent = child.start.parent
+        state = child.run.head.state
+        if parent is None or state not in ("COMPLETED", "FAILED", "CANCELLED"):
+            return
+        records = await self._ports.runs.load_records(child.run_id, after=child.run.head.sequence_number - 1, limit=1)
+        end = records[0].artifact if records else None
+        error = None
+        if state != "COMPLETED":
+            told = end.error if isinstance(end, RunEnd) and end.error is not None else None
+            error = {
+                "type": told.type if told else f"RUN_{state}",
+                "message": told.message if told else f"the child is {state}",
+                "retryable": False,
+            }
+        value = {"tier": "run", "run_id": child.run_id, "entry_digest": child.run.head.entry_digest}
+
+        async def decide(work: Work) -> None:
+            begun = work.run.frontier.begun.get(parent.path)
+            if begun is None or begun.intent_digest != parent.intent_digest:
+                return
+            if work.run.head.state not in RUN.terminal_states:
+                now = self._clock.now()
+                work.add(
+                    answer_of(work.run, parent.path, by="child", by_id=child.run_id, at=now, value=value, error=error)
+                )
+
+        try:
+            await self._table.change(parent.run_id, decide)
+        except RunNotFound:
+            return
+
+
+def _answering(path: str, answer: Answer, clock: Any) -> Callable[[Work], Awaitable[None]]:
+    async def decide(work: Work) -> None:
+        add_answer(work, path, answer, clock)
+
+    return decide

@@ -1,0 +1,143 @@
+"""A run as people and programs look at it. Looking changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from app.core.limits import RUN_PAGE_RECORDS_MAX
+from app.domain.runs.documents import RunAnswer, RunCheckpoint, RunEnd, RunIntent, RunStart
+from app.domain.runs.engine.ports import LoadedRun, RunPorts
+from app.domain.runs.paths import ROOT, place_of
+from app.domain.runs.replay import Run, RunRecord
+from app.domain.runs.waiting import waiting_for
+
+_STATUS: Final = {
+    "SCHEDULED": "running",
+    "RUNNING": "running",
+    "WAITING": "waiting",
+    "FAILED": "failed",
+    "PARKED": "parked",
+    "DIVERGED": "diverged",
+    "COMPLETED": "completed",
+    "CANCELLED": "cancelled",
+}
+
+
+@dataclass(slots=True)
+class StepView:
+    """One operation of the program itself. `tries`: how often it was performed."""
+
+    path: str
+    kind: str
+    name: str
+    status: str = "in_progress"
+    tries: int = 1
+    attempt: int = 0
+    value: Any = None
+    error: Any = None
+    started_at: str | None = None
+    duration_ms: int | None = None
+
+
+@dataclass(slots=True)
+class RunView:
+    """`awaits`: what it waits for. `notice`: what somebody should do, where that is known."""
+
+    loaded: LoadedRun
+    status: str
+    waiting: str | None
+    awaits: list[dict[str, Any]]
+    end: RunEnd | None
+    notice: str | None
+    steps: list[StepView] = field(default_factory=list)
+    steps_left_out: bool = False
+
+
+async def view(ports: RunPorts, run_id: str) -> RunView:
+    loaded = await ports.runs.load(run_id)
+    run, start = loaded.run, loaded.start
+    last = run.head.sequence_number
+    after = max(0, last - RUN_PAGE_RECORDS_MAX)
+    records = await ports.runs.load_records(run_id, after=after, limit=RUN_PAGE_RECORDS_MAX)
+    seen = records[-1].entry.sequence_number if records else after
+    while seen < last:  # a page ends early where values are large
+        more = await ports.runs.load_records(run_id, after=seen, limit=RUN_PAGE_RECORDS_MAX)
+        if not more:
+            break
+        records += more
+        seen = more[-1].entry.sequence_number
+    waiting = waiting_for(run)
+    return RunView(
+        loaded,
+        status_of(run, waiting),
+        waiting,
+        awaits_of(run),
+        next((one.artifact for one in reversed(records) if isinstance(one.artifact, RunEnd)), None)
+        if run.head.state not in ("SCHEDULED", "RUNNING", "WAITING")
+        else None,
+        await _notice(ports, run, start),
+        steps_of(records),
+        after > 0,
+    )
+
+
+def status_of(run: Run, waiting: str | None) -> str:
+    return "waiting_for_human" if waiting == "person" else _STATUS[run.head.state]
+
+
+def awaits_of(run: Run) -> list[dict[str, Any]]:
+    """What has begun and others can end, the awaited first."""
+    return [
+        {
+            "path": path,
+            "kind": begun.kind,
+            "name": begun.name,
+            "due_at": begun.due_at,
+            "intent_digest": begun.intent_digest,
+            "is_awaited": path in run.awaits,
+        }
+        for path, begun in sorted(run.frontier.begun.items(), key=lambda item: item[0] not in run.awaits)
+    ]
+
+
+def steps_of(records: list[RunRecord]) -> list[StepView]:
+    """The operations of the program's own scope, in their order."""
+    steps: dict[str, StepView] = {}
+    for record in records:
+        said = record.artifact
+        if isinstance(said, RunIntent | RunCheckpoint | RunAnswer) and place_of(said.path).scope == ROOT:
+            _note(steps, said)
+    return list(steps.values())
+
+
+def _note(steps: dict[str, StepView], said: RunIntent | RunCheckpoint | RunAnswer) -> None:
+    if isinstance(said, RunIntent):
+        step = steps.setdefault(said.path, StepView(said.path, said.kind, said.name))
+        step.status, step.tries, step.attempt = "in_progress", said.try_number, said.attempt
+        return
+    if isinstance(said, RunCheckpoint):
+        step = steps.setdefault(said.path, StepView(said.path, said.kind, said.name))
+        step.tries, step.attempt = said.try_number, said.attempt
+        step.started_at, step.duration_ms = said.started_at, said.duration_ms
+    elif said.path not in steps:
+        return
+    else:
+        step = steps[said.path]
+    step.status = {"OK": "completed", "RETRY": "retrying", "INTERRUPTED": "interrupted"}.get(said.outcome, "failed")
+    step.value = None if said.value is None else said.value.to_json()
+    step.error = None if said.error is None else said.error.to_json()
+
+
+async def _notice(ports: RunPorts, run: Run, start: RunStart) -> str | None:
+    state = run.head.state
+    if state == "SCHEDULED":
+        program = f"{run.version}@{run.program_digest}"
+        within_ms = ports.lease_ms
+        if not await ports.runs.has_worker(start.principal.tenant, start.procedure, program, within_ms=within_ms):
+            return f"no worker for {start.procedure} {run.version}: start one, or one that accepts this version"
+    if state == "PARKED":
+        return "attempts end without a checkpoint: look at the worker's log, then retry or cancel it"
+    if state == "DIVERGED":
+        return "the program is not the one that wrote the journal: deploy the old one, accept this one, or fork"
+    return None

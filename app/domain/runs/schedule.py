@@ -1,0 +1,80 @@
+"""What the scheduler keeps of a run: one row, which follows from the folded journal, so that it can be made anew.
+
+| state | `due_at` is when |
+|---|---|
+| SCHEDULED | a worker may have it |
+| RUNNING | its worker has been silent for too long, if it says after how long that is |
+| WAITING | the first of what it waits for is over, or is looked at again |
+| PARKED, DIVERGED | never: somebody acts |
+| FAILED, COMPLETED, CANCELLED | its parent is told, its children are, or its payloads are erased |
+
+`deadline_at` is the end of the whole run, in the states in which it is at work.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from app.core.limits import RUN_RECHECK_MAX_MS, RUN_RECHECK_MS
+from app.domain.ledger.plans import OpenAsk, ScheduleRow
+from app.domain.runs.documents import RunStart
+from app.domain.runs.ids import elapsed_ms, later
+from app.domain.runs.replay import Run
+from app.domain.runs.transitions import RUN
+
+AT_WORK: Final = ("SCHEDULED", "RUNNING", "WAITING")
+
+
+def schedule_of(run: Run, start: RunStart, *, worker: str | None, now: str) -> ScheduleRow:
+    """The row of a run that stands so. `worker`: which process holds it; nobody knows after a rebuild."""
+    policy, state = start.policy, run.head.state
+    is_at_work = state in AT_WORK
+    deadline = None if policy.timeout_ms is None or not is_at_work else later(run.started_at, policy.timeout_ms)
+    return ScheduleRow(
+        procedure=start.procedure,
+        program=f"{run.version}@{run.program_digest}",
+        created_at=start.started_at,
+        attempt=run.attempt,
+        failures=run.failures,
+        worker=worker if state == "RUNNING" else None,
+        due_at=_due_at(run, start, now),
+        parent=None if start.parent is None else RUN.stream(start.parent.run_id),
+        deadline_at=deadline,
+        asks=[
+            OpenAsk(path, begun.sequence_number, begun.due_at)
+            for path, begun in run.frontier.begun.items()
+            if begun.kind == "ask"
+        ]
+        if is_at_work
+        else [],
+    )
+
+
+def _due_at(run: Run, start: RunStart, now: str) -> str | None:
+    policy = start.policy
+    match run.head.state:
+        case "SCHEDULED":
+            return run.not_before or now
+        case "RUNNING":
+            silence = policy.checkpoint_timeout_ms
+            return None if silence is None else later(now, silence)
+        case "WAITING":
+            return min((_over_at(run, path, now) for path in run.awaits), default=None, key=lambda at: at or "9")
+        case "COMPLETED" | "CANCELLED" | "FAILED" if start.parent is not None:
+            return now  # until the parent is told
+        case "COMPLETED":
+            return now if policy.retention == "delete_on_success" else None
+        case _:
+            return None
+
+
+def _over_at(run: Run, path: str, now: str) -> str | None:
+    begun = run.frontier.begun.get(path)
+    if begun is None:
+        return now
+    if begun.kind in ("tool", "child"):
+        # Whoever ends it tells the run. If that one died in between, looking finds it: the longer it takes, the less
+        # often, so that waiting costs nothing.
+        waited = elapsed_ms(run.updated_at, now)
+        return later(now, min(max(RUN_RECHECK_MS, waited), RUN_RECHECK_MAX_MS))
+    return begun.due_at

@@ -1,0 +1,106 @@
+"""What every way in shares for runs: their ids with and without the tenant, who sees one, and records as callers get
+them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from app.config import qualify
+from app.core.errors import RunNotFound, TgaError
+from app.domain.identity import Principal
+from app.domain.ledger.queries import Visibility
+from app.domain.runs.documents import RunAnswer, RunEnd
+from app.domain.runs.engine.journal import JournalRecord
+from app.domain.runs.replay import RunRecord
+from app.domain.runs.transitions import RUN
+from app.domain.runs.values import ChildValue, EffectValue
+from app.domain.tga.documents import TraceId
+from app.domain.tga.execution import answer_of
+from app.edge.permissions import Action, may, require, scope_of
+from app.edge.services import Services
+
+_OWN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,95}")
+
+
+def qualified(principal: Principal, own_id: str) -> str:
+    """The run's id on the log; RunNotFound for what can be none."""
+    if _OWN_ID.fullmatch(own_id) is None:
+        raise RunNotFound("no such run", expected="letters, digits and . _ : -, at most 96")
+    return qualify(principal.tenant, own_id)
+
+
+def own_run_id(tenant: str, run_id: str) -> str:
+    """What the tenant calls its run."""
+    return run_id.removeprefix(f"{tenant}/")
+
+
+async def run_seen_by(services: Services, principal: Principal, own_id: str, action: Action = "read_run") -> str:
+    """The run's id on the log, if this principal may see it; else RunNotFound, whether it exists or not."""
+    require(principal, action)
+    run_id = qualified(principal, own_id)
+    if not await services.queries.is_visible(RUN.stream(run_id), scope_of(principal)):
+        raise RunNotFound("no such run")
+    return run_id
+
+
+async def run_read_by(services: Services, principal: Principal, own_id: str) -> str:
+    """As `run_seen_by`, for the journal: a worker reads those of its whole tenant, because it may be leased any."""
+    if may(principal, "work"):
+        return await run_of_worker(services, principal, own_id)
+    return await run_seen_by(services, principal, own_id)
+
+
+async def run_of_worker(services: Services, principal: Principal, own_id: str) -> str:
+    """The run's id on the log, for a worker: it works for everybody of its tenant."""
+    require(principal, "work")
+    run_id = qualified(principal, own_id)
+    if not await services.queries.is_visible(RUN.stream(run_id), Visibility(principal.tenant, None)):
+        raise RunNotFound("no such run")
+    return run_id
+
+
+async def shown_records(services: Services, tenant: str, records: Iterable[RunRecord]) -> list[dict[str, Any]]:
+    return await shown_journal(
+        services, tenant, [JournalRecord(record.entry.sequence_number, record) for record in records]
+    )
+
+
+async def shown_journal(services: Services, tenant: str, records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
+    """Records as workers read them: what the artifact says, with its number; values of tools and children joined."""
+    shown = []
+    for number, record in records:
+        said = {} if record.artifact is None else record.artifact.to_json()
+        for left_out in ("schema_id", "schema_version"):
+            said.pop(left_out, None)
+        said.update(
+            run_id=own_run_id(tenant, record.entry.run_id),
+            sequence_number=number,
+            artifact_type=record.entry.artifact_type,
+            artifact_digest=record.entry.artifact_digest,
+            recorded_at=record.entry.recorded_at,
+        )
+        if isinstance(record.artifact, RunAnswer):
+            said["joined"] = await _joined(services, record.artifact)
+        shown.append(said)
+    return shown
+
+
+async def _joined(services: Services, answer: RunAnswer) -> Any:
+    """What a tool or a child has returned, which stands on its own stream."""
+    value = answer.value
+    try:
+        if isinstance(value, EffectValue):
+            effect = answer_of(await services.traces.load_trace(TraceId(value.trace_id))).effect
+            return None if effect is None or effect.output is None else effect.output.to_json()
+        if isinstance(value, ChildValue):
+            child = await services.runs.ports.runs.load(value.run_id)
+            last = await services.runs.ports.runs.load_records(
+                value.run_id, after=child.run.head.sequence_number - 1, limit=1
+            )
+            end = last[0].artifact if last else None
+            return end.output.to_json() if isinstance(end, RunEnd) and end.output is not None else None
+    except TgaError:
+        return None  # erased since, or broken: what the journal says of it stands
+    return None

@@ -1,0 +1,92 @@
+"""The engine of runs, wired to this gateway's store, tools, policy and blobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from app.core.errors import RunValueTooLarge, ShuttingDown, TgaError
+from app.core.limits import RUN_SWEEP_MS
+from app.domain.runs.engine.engine import RunEngine
+from app.domain.runs.values import Value
+from app.domain.tga.documents import ActionRequest, TraceId
+from app.domain.tga.execution import Answer, answer_of
+from app.domain.tga.ports import Companion
+from app.domain.tga.runtime import CheckedCall
+from app.edge.calls import Calls
+from app.postgres.listener import Listener
+from app.postgres.traces import PostgresTraces
+
+RUNS_CHANNEL = "tga_runs"
+
+
+class EngineLink:
+    """The runtime of traces is made before the engine that rests on it: this is where it finds the engine later."""
+
+    def __init__(self) -> None:
+        self.engine: RunEngine | None = None
+
+    def companion_of(self, request: ActionRequest) -> Companion | None:
+        return None if self.engine is None else self.engine.calling.companion_of(request)
+
+
+class EndedTracesOf:
+    """What is recorded of traces that a run waits for."""
+
+    def __init__(self, traces: PostgresTraces) -> None:
+        self._traces = traces
+
+    async def load_answer(self, trace_id: str) -> Answer:
+        return answer_of(await self._traces.load_trace(TraceId(trace_id)))
+
+
+class CallsOfRuns:
+    """Tool calls of runs go the way of all calls: `calls` is set when the edge is there."""
+
+    def __init__(self) -> None:
+        self.calls: Calls | None = None
+
+    async def call(self, call: CheckedCall, *, wait_ms: int) -> Answer:
+        if self.calls is None:
+            raise ShuttingDown("the gateway is not serving yet")
+        return await self.calls.in_line(call, wait_ms=wait_ms)
+
+
+class RunSweep:
+    """Does what is due. Workers are judged only when this gateway could have heard them for as long as they may be
+    silent."""
+
+    def __init__(self, engine: RunEngine) -> None:
+        self._engine = engine
+        self._hears_since_ms: float | None = None  # since when heartbeats reach the store, as far as is known here
+
+    async def once(self) -> None:
+        """All that is due now and soon; returns when nothing is for a while."""
+        ports, next_ms = self._engine.ports, 0
+        try:
+            while next_ms < RUN_SWEEP_MS:
+                await self._engine.until_due(next_ms)
+                now_ms = ports.clock.monotonic_ms()
+                if self._hears_since_ms is None:
+                    self._hears_since_ms = now_ms
+                judges = now_ms - self._hears_since_ms >= ports.lease_ms
+                found_ms = await self._engine.sweeping.sweep(judges_workers=judges)
+                next_ms = RUN_SWEEP_MS if found_ms is None else found_ms
+        except TgaError:
+            self._hears_since_ms = None
+            raise
+
+
+class InlineOnly:
+    """Values that are too large for the journal are for their sender to store."""
+
+    async def store(self, tenant: str, raw: bytes, *, media_type: str, serializer: str) -> Value:
+        raise RunValueTooLarge("the value is too large for the journal", found=f"{len(raw)} bytes")
+
+
+@contextlib.asynccontextmanager
+async def listening(engine: RunEngine, url: str) -> AsyncIterator[None]:
+    """Hear what other gateways announce of runs."""
+    listener = Listener(url, RUNS_CHANNEL, heard=engine.heard, changed=engine.missed)
+    async with await listener.open():
+        yield
