@@ -5,17 +5,21 @@
 Python's standard library and the JSON Schema files; nothing of the gateway, nothing of the generator. Its own RFC
 8785 writer, transition table, fold, and an interpreter of those schema keywords that the schemas use: any other
 keyword is an error, so that nothing is passed over. Limits: text is trusted to be strict JSON (unique keys, no lone
-surrogates), and integers are written as they are read, so they must be safe ones.
+surrogates), and integers are written as they are read, so they must be safe ones. Vectors of runs, beside VECTORS_FILE,
+are judged by tools/verify.py, which is as foreign to the gateway as this file.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import collections
 import hashlib
+import importlib.util
 import json
 import re
 import sys
+import types
 from pathlib import Path
 from typing import Any, cast
 
@@ -367,6 +371,66 @@ def judged(schemas: Schemas, section: str, vector: Any) -> Any:
     return {"ok": True, "state": state and state["state"], "execution_state": state}
 
 
+_ED25519 = (".hazmat.primitives.asymmetric", ".hazmat.primitives.asymmetric.ed25519")
+
+
+def load_verifier() -> Any:
+    """tools/verify.py as a module. It verifies signatures with `cryptography`, which may be absent: runs have none."""
+    if importlib.util.find_spec("cryptography") is None:
+        for name in ("", ".exceptions", ".hazmat", ".hazmat.primitives", *_ED25519):
+            absent = sys.modules[f"cryptography{name}"] = types.ModuleType(f"cryptography{name}")
+            vars(absent).update(InvalidSignature=ValueError, Ed25519PublicKey=None)
+    spec = importlib.util.spec_from_file_location("verify", ROOT / "tools" / "verify.py")
+    if spec is None or spec.loader is None:
+        raise SystemExit("tools/verify.py cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def judged_run(verifier: Any, schemas: dict[str, Any], vector: Any) -> Any:
+    """What tools/verify.py says of a run vector, in the form of its `expect`."""
+    streams = verifier.Streams(schemas, True, None, collections.Counter())
+    for record in vector["records"]:
+        origin = (record["artifact"] or {}).get("forked_from")
+        if isinstance(origin, dict):
+            streams.origins[f"run:{origin['run_id']}", origin["sequence_number"]] = None
+    places: dict[tuple[str, int], int] = {}
+    for place, record in enumerate(vector["records"], start=1):
+        body = {field: value for field, value in record["entry"].items() if field != "entry_digest"}
+        raw, payload = (canonical(part).encode() for part in (body, record["artifact"]))
+        number = record["entry"]["sequence_number"]
+        places.setdefault((record["stream"], number), place)
+        try:
+            streams.append(record["stream"], number, raw, payload)
+        except verifier.Wrong as wrong:
+            return {"error": wrong.code, "at": place}
+    for found in streams.end_covered():
+        return {"error": found.code, "at": places[found.stream, found.sequence_number]}
+    return {"ok": True, "states": {stream: known["state"] for stream, known in streams.known.items()}}
+
+
+def check_runs(path: Path, directory: Path) -> tuple[int, int]:
+    """How many vectors of runs pass, and how many fail."""
+    document, verifier = json.loads(path.read_text("utf-8")), load_verifier()
+    schemas = {
+        file.name.removesuffix(".schema.json"): json.loads(file.read_text("utf-8"))
+        for file in directory.glob("*.schema.json")
+    }
+    counts, failed = {"positive": 0, "negative": 0}, 0
+    for vector in document["run_vectors"]:
+        expected = vector["expect"]
+        counts["negative" if "error" in expected else "positive"] += 1
+        found = judged_run(verifier, schemas, vector)
+        if found != expected:
+            failed += 1
+            print(f"run_vectors: {vector['name']}: expected {json.dumps(expected)}, found {json.dumps(found)}")
+    if counts != document["counts"] or counts["negative"] <= counts["positive"]:
+        failed += 1
+        print(f"counts of runs: the header says {document['counts']}, the file holds {counts}")
+    return len(document["run_vectors"]) - failed, failed
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Judge the conformance vectors without the gateway's code.")
     vectors = ROOT / "test_vectors" / "tga" / "state_transition_vectors.json"
@@ -390,6 +454,9 @@ def main(arguments: list[str]) -> int:
     if counts != document["counts"] or counts["negative"] <= counts["positive"]:
         failed += 1
         print(f"counts: the header says {document['counts']}, the file holds {counts}")
+    runs = options.vectors.with_name("run_vectors.json")
+    if runs.is_file():
+        passed, failed = (a + b for a, b in zip((passed, failed), check_runs(runs, options.schemas), strict=True))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

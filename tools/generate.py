@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from expected_schema import FILE as EXPECTED_SCHEMA
 from expected_schema import render as render_expected_schema
 from vectors import render as render_vectors
+from vectors.runs import render as render_run_vectors
 
 from app.api.catalogue import render_errors
 from app.core.chain import StreamKind
@@ -114,6 +115,7 @@ FILES: Final[dict[str, Callable[[], str]]] = {
     "docs/errors.md": render_errors,
     "docs/state-machine-of-runs.md": render_state_machine_of_runs,
     "docs/state-machine.md": render_state_machine,
+    "test_vectors/tga/run_vectors.json": render_run_vectors,
     "test_vectors/tga/state_transition_vectors.json": render_vectors,
     "tools/verify.py": render_verifier,
 }
