@@ -49,8 +49,8 @@ class RunEngine:
         self.ports = ports
         self.watchers = Watchers()
         self.table = RunTable(ports, self._changed)
-        self.starting = Starting(ports, self.table)
         self.leasing = Leasing(ports, self.table)
+        self.starting = Starting(ports, self.table, self.leasing)
         self.putting = Putting(ports, self.table, self.watchers)
         self.calling = Calling(ports, self.table, self.putting)
         self.answering = Answering(ports, self.table)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from app.core.errors import TgaError
@@ -30,14 +30,33 @@ from app.domain.runs.schedule import AT_WORK
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A worker that asks for runs. `given`: those that are held for it."""
+    """A worker that asks for runs. `given`: those that are held for it. `started`: those that are leased to it
+    already, with their starts."""
 
     tenant: str
     programs: frozenset[tuple[str, str]]
     slots: int
+    worker: str
+    name: WorkerName
     is_impatient: bool  # it wants to know at once, also that there is nothing
     given: list[str] = field(default_factory=list)
+    started: list[tuple[str, str]] = field(default_factory=list)  # run, lease
+    reserved: int = 0  # starts that are on their way to it
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def free(self) -> int:
+        return max(0, self.slots - len(self.given) - len(self.started) - self.reserved)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A place for a run that is about to start. `run_id` is set when it has."""
+
+    lease: str
+    worker: str
+    name: WorkerName
+    run_id: str | None = None
 
 
 class Leasing:
@@ -70,7 +89,14 @@ class Leasing:
         ends_ms = self._clock.monotonic_ms() + request.wait_ms
         programs = self._programs(principal.tenant, request)
         await self._ports.runs.beat(request.worker, principal, request.name, programs)
-        waiter = _Waiter(principal.tenant, frozenset(programs), request.slots, is_impatient=not request.wait_ms)
+        waiter = _Waiter(
+            principal.tenant,
+            frozenset(programs),
+            request.slots,
+            request.worker,
+            WorkerName(principal_id=principal.principal_id, name=request.name),
+            is_impatient=not request.wait_ms,
+        )
         self._waiting.append(waiter)
         if self._serving is None or self._serving.done():
             self._serving = asyncio.get_running_loop().create_task(self._serve(), name="leases")
@@ -83,11 +109,42 @@ class Leasing:
                         await waiter.woken.wait()
                 waiter.woken.clear()
                 given, waiter.given = waiter.given, []
+                started, waiter.started = waiter.started, []
                 leased = await self._leased(given, request, principal)
+                leased += [await self._told_of(run_id, lease) for run_id, lease in started]
+                if waiter.reserved and self._clock.monotonic_ms() < ends_ms + STORE_ANSWER_MS and not leased:
+                    continue  # a start is on its way
                 if leased or self._clock.monotonic_ms() >= ends_ms:
                     return leased
         finally:
             self._waiting.remove(waiter)  # a run that is held for it by now is free again in a few seconds
+
+    @contextlib.asynccontextmanager
+    async def reserved(self, tenant: str, procedure: str, program: str) -> AsyncIterator[Reservation | None]:
+        """A worker that waits here for just this program, if there is one: it gets the run with its start."""
+        waiter = next(
+            (
+                one
+                for one in self._waiting
+                if one.tenant == tenant and one.free and (procedure, program) in one.programs
+            ),
+            None,
+        )
+        if waiter is None:
+            yield None
+            return
+        reservation = Reservation(self._ports.new_lease(), waiter.worker, waiter.name)
+        waiter.reserved += 1
+        try:
+            yield reservation
+        finally:
+            waiter.reserved -= 1
+            if reservation.run_id is not None:
+                waiter.started.append((reservation.run_id, reservation.lease))
+            waiter.woken.set()
+
+    async def _told_of(self, run_id: str, lease: str) -> LeasedRun:
+        return await self.told(await self._table.peek(run_id), lease)
 
     def _programs(self, tenant: str, request: LeaseRequest) -> list[tuple[str, str]]:
         """What the worker can run, as (procedure, program)."""
@@ -116,11 +173,11 @@ class Leasing:
 
     async def _distribute(self, tenant: str, waiters: Sequence[_Waiter]) -> None:
         programs = {program for waiter in waiters for program in waiter.programs}
-        slots = sum(waiter.slots - len(waiter.given) for waiter in waiters)
+        slots = sum(waiter.free for waiter in waiters)
         held = await self._ports.runs.hold_ready(tenant, sorted(programs), slots) if slots else ()
         for run_id, procedure, program in held:
             for waiter in waiters:
-                if len(waiter.given) < waiter.slots and (procedure, program) in waiter.programs:
+                if waiter.free > 0 and (procedure, program) in waiter.programs:
                     waiter.given.append(run_id)
                     break
         for waiter in waiters:  # whoever gets nothing waits on, or leaves when its time is over

@@ -26,7 +26,7 @@ class LoadedRun:
     start: RunStart
     owner: str | None
     worker: str | None = None  # which process holds it, while it is RUNNING
-    updated_at: str = ""  # when its head last moved, by the store's clock
+    state_bytes: int | None = None  # of the program's state, at most; None: not looked at yet
 
     @property
     def run_id(self) -> str:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
@@ -43,7 +44,7 @@ from app.domain.runs.engine.messages import (
 from app.domain.runs.engine.ports import LoadedRun, RunPorts
 from app.domain.runs.engine.table import RunTable, Watchers
 from app.domain.runs.engine.work import Work
-from app.domain.runs.ids import later, owner_of
+from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.replay import Run, RunRecord
 from app.domain.runs.requests import AskRequest
 from app.domain.runs.schedule import AT_WORK
@@ -84,6 +85,7 @@ class Stored:
     sequence_number: int
     reason: str | None = None
     state: str | None = None
+    due_ms: int | None = None  # until the first of what it waits for is over by itself
 
 
 class Putting:
@@ -128,9 +130,12 @@ class Putting:
                 return Stored("STOP", work.run.head.sequence_number, stop)
             for document in missing:
                 await self.add_put(work, document)
+            if holds:
+                await answer_due(self._ports, work, self._clock.now())
             directive = self._add_then(work, request, holds=holds)
             state = work.run.head.state if directive in ("DONE", "SUSPENDED") else None
-            return Stored(directive, work.run.head.sequence_number, None, state)
+            due_ms = self._due_in_ms(work.run) if directive == "HOLD" else None
+            return Stored(directive, work.run.head.sequence_number, None, state, due_ms)
 
         return await self._table.change(run_id, decide)
 
@@ -188,6 +193,10 @@ class Putting:
             return "CONTINUE"
         return "DONE"
 
+    def _due_in_ms(self, run: Run) -> int | None:
+        due = [begun.due_at for begun in run.frontier.begun.values() if begun.due_at is not None]
+        return max(0, elapsed_ms(self._clock.now(), min(due))) if due else None
+
     async def _held(self, run_id: str, request: PutRequest, putter: Putter, then: ThenSuspend) -> Stored:
         """Wait a while for what the run would be suspended for: cheaper than a suspension and a lease if it comes."""
         ends_ms = self._clock.monotonic_ms() + then.wait_ms
@@ -198,11 +207,11 @@ class Putting:
                 stored = await self._store(run_id, request, putter, holds=left_ms > 0)
                 if stored.directive != "HOLD":
                     return stored
-                try:
+                if stored.due_ms is not None:
+                    left_ms = min(left_ms, stored.due_ms + 1)
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(left_ms, 0) / 1000):
                         await changed.wait()
-                except TimeoutError:
-                    pass
 
     async def record_fenced(self, run_id: str, putter: Putter) -> None:
         """A worker whose attempt is over has come back; told once for each attempt. Nothing rests on it."""
@@ -235,6 +244,26 @@ def fail(work: Work, error: RunError, *, by_id: str, clock: Clock) -> None:
         work.end_attempt("FAILED", at=now, error=error, not_before=not_before)
     else:
         work.end("FAILED", by="worker", by_id=by_id, at=now, error=error)
+
+
+async def answer_due(ports: RunPorts, work: Work, now: str) -> None:
+    """Sleeps that are over, questions and waits that have expired."""
+    for path, begun in list(work.run.frontier.begun.items()):
+        if begun.due_at is None or begun.due_at > now or work.run.head.state not in AT_WORK:
+            continue
+        if begun.kind == "sleep":
+            value = {"tier": "inline", "value": None}
+            work.add(answer_of(work.run, path, by="timer", by_id="sleep", at=now, value=value))
+            continue
+        default = None
+        if begun.kind == "ask":
+            intent = await load_artifact(ports, work.run_id, begun.sequence_number, RunIntent)
+            default = intent.request.default if isinstance(intent.request, AskRequest) else None
+        if default is not None:
+            work.add(answer_of(work.run, path, by="timer", by_id="default", at=now, value=default))
+        else:
+            error = {"type": "TIMEOUT", "message": f"nobody answered until {begun.due_at}", "retryable": False}
+            work.add(answer_of(work.run, path, by="timer", by_id="expiry", at=now, error=error, outcome="TIMEOUT"))
 
 
 async def load_artifact(ports: RunPorts, run_id: str, sequence_number: int, kind: type[D]) -> D:

@@ -18,11 +18,13 @@ from app.core.errors import (
 )
 from app.core.limits import RUN_INLINE_BYTES_MAX
 from app.domain.identity import Principal
-from app.domain.runs.documents import ForkedFrom, Parent, RunPolicy, RunStart, Trigger, WorkerName
+from app.domain.runs.documents import ForkedFrom, Parent, RunPolicy, RunStart, Trigger
 from app.domain.runs.engine.artifacts import verify_size
+from app.domain.runs.engine.leasing import Leasing
 from app.domain.runs.engine.ports import LoadedRun, RunPorts, RunSalt
 from app.domain.runs.engine.table import RunTable
 from app.domain.runs.engine.work import Work
+from app.domain.runs.ids import owner_of
 from app.domain.runs.judging import judge_start
 from app.domain.runs.replay import Run
 from app.domain.runs.state import StateChanges
@@ -55,20 +57,12 @@ class Started:
     replayed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TakenAtOnce:
-    """A worker that waits here for just this program gets the run with its start."""
-
-    owner: str
-    worker: str
-    name: WorkerName
-
-
 class Starting:
-    def __init__(self, ports: RunPorts, table: RunTable) -> None:
+    def __init__(self, ports: RunPorts, table: RunTable, leasing: Leasing) -> None:
         self._ports = ports
         self._clock = ports.clock
         self._table = table
+        self._leasing = leasing
 
     async def value_of(self, tenant: str, given: Any) -> Value:
         """A JSON value as the journal keeps it: in it, or beside it when it is large."""
@@ -113,19 +107,24 @@ class Starting:
             }
         )
 
-    async def begin(self, start: RunStart, *, taken: TakenAtOnce | None = None) -> Started:
-        salt = self._ports.salts.new()
+    async def begin(self, start: RunStart) -> Started:
+        """Store its start; a worker that waits here for it gets it in the same commit."""
+        salt, tenant = self._ports.salts.new(), start.principal.tenant
+        async with self._leasing.reserved(tenant, start.procedure, f"{start.version}@{start.program_digest}") as place:
 
-        async def decide(work: Work) -> None:
-            self.add_start(work, start, salt)
-            if taken is not None:
-                work.lease(taken.owner, taken.worker, taken.name, at=self._clock.now())
+            async def decide(work: Work) -> None:
+                self.add_start(work, start, salt)
+                if place is not None:
+                    work.lease(owner_of(place.lease), place.worker, place.name, at=self._clock.now())
 
-        try:
-            await self._table.change(start.run_id, decide, is_birth=True)
-        except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
-            return await self._existing(start, error)
-        return Started(start.run_id, "SCHEDULED" if taken is None else "RUNNING", replayed=False)
+            try:
+                await self._table.change(start.run_id, decide, is_birth=True)
+            except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
+                return await self._existing(start, error)
+            if place is None:
+                return Started(start.run_id, "SCHEDULED", replayed=False)
+            place.run_id = start.run_id
+            return Started(start.run_id, "RUNNING", replayed=False)
 
     def add_start(self, work: Work, start: RunStart, salt: RunSalt, *, source: Run | None = None) -> None:
         work.add(start, source=source)

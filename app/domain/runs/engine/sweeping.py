@@ -25,11 +25,11 @@ from app.domain.runs.engine.artifacts import answer_of
 from app.domain.runs.engine.calling import add_answer
 from app.domain.runs.engine.leasing import lose
 from app.domain.runs.engine.ports import DueRun, LoadedRun, RunPorts
-from app.domain.runs.engine.putting import load_artifact
+from app.domain.runs.engine.putting import answer_due, load_artifact
 from app.domain.runs.engine.table import RunTable
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later
-from app.domain.runs.requests import AskRequest, ChildRequest, ToolRequest
+from app.domain.runs.requests import ChildRequest, ToolRequest
 from app.domain.runs.schedule import AT_WORK, schedule_of
 from app.domain.runs.transitions import RUN
 from app.domain.tga.execution import Answer
@@ -109,30 +109,11 @@ class Sweeping:
         if run.head.state == "RUNNING":
             silence = policy.checkpoint_timeout_ms
             calls_a_tool = any(begun.kind == "tool" for begun in run.frontier.begun.values())
-            if is_lost:
+            if is_lost or work.require().worker is None:
                 lose(work, "its worker was not heard of", now=now, clock=self._clock)
             elif silence is not None and elapsed_ms(run.updated_at, now) >= silence and not calls_a_tool:
                 lose(work, f"no checkpoint came for {silence} ms", now=now, clock=self._clock)
-        await self.answer_due(work, now)
-
-    async def answer_due(self, work: Work, now: str) -> None:
-        """Sleeps that are over, questions and waits that have expired."""
-        for path, begun in list(work.run.frontier.begun.items()):
-            if begun.due_at is None or begun.due_at > now or work.run.head.state not in AT_WORK:
-                continue
-            if begun.kind == "sleep":
-                value = {"tier": "inline", "value": None}
-                work.add(answer_of(work.run, path, by="timer", by_id="sleep", at=now, value=value))
-                continue
-            default = None
-            if begun.kind == "ask":
-                intent = await load_artifact(self._ports, work.run_id, begun.sequence_number, RunIntent)
-                default = intent.request.default if isinstance(intent.request, AskRequest) else None
-            if default is not None:
-                work.add(answer_of(work.run, path, by="timer", by_id="default", at=now, value=default))
-            else:
-                error = {"type": "TIMEOUT", "message": f"nobody answered until {begun.due_at}", "retryable": False}
-                work.add(answer_of(work.run, path, by="timer", by_id="expiry", at=now, error=error, outcome="TIMEOUT"))
+        await answer_due(self._ports, work, now)
 
     async def answer_ended(self, run_id: str) -> None:
         """Tools and children that a waiting run awaits, and that have ended without its being told."""

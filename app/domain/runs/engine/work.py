@@ -9,13 +9,14 @@ from app.core.canonical import canonical_bytes
 from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import InputTooLarge, InvalidTransition
-from app.core.limits import RUN_CHECKPOINT_EVERY_ENTRIES, RUN_ENTRIES_MAX
+from app.core.limits import RUN_CHECKPOINT_EVERY_ENTRIES, RUN_ENTRIES_MAX, RUN_STATE_BYTES_MAX
 from app.domain.clock import Clock
 from app.domain.ledger.plans import BlobUse, Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.runs.documents import (
     Divergence,
     RunAnswer,
     RunAttempt,
+    RunCheckpoint,
     RunDocument,
     RunEnd,
     RunError,
@@ -98,6 +99,8 @@ class Work:
             if not isinstance(artifact, RunStart):
                 raise InvalidTransition("a run begins with its start", found=artifact.artifact_type)
             self.loaded = LoadedRun(run, artifact, None)
+        if isinstance(artifact, RunCheckpoint) and artifact.state_change:
+            self._verify_state_size(artifact)
         self._entries.append(planned)
         self.has_news_for_others |= isinstance(artifact, RunAnswer)
         self._blobs += [
@@ -212,6 +215,23 @@ class Work:
             schedule=schedule,
             blobs=self._blobs,
         )
+
+    def _verify_state_size(self, checkpoint: RunCheckpoint) -> None:
+        """InputTooLarge when the state has grown too large. Measured seldom: what changes add is at most their size."""
+        loaded = self.require()
+        added = sum(len(canonical_bytes(change.to_json())) for change in checkpoint.state_change)
+        if loaded.state_bytes is None or loaded.state_bytes + added > RUN_STATE_BYTES_MAX:
+            loaded.state_bytes = len(canonical_bytes(loaded.run.state))
+        else:
+            loaded.state_bytes += added
+        if loaded.state_bytes > RUN_STATE_BYTES_MAX:
+            raise InputTooLarge(
+                "the run's state is too large",
+                expected=f"at most {RUN_STATE_BYTES_MAX} bytes",
+                found=loaded.state_bytes,
+                remedy="Keep large values as artifacts, and in the state what names them.",
+                stream=self.stream,
+            )
 
     def _concerns_a_person(self, artifact: RunIntent | RunAnswer) -> bool:
         if isinstance(artifact, RunIntent):
