@@ -31,6 +31,7 @@ NOUNS: Final = {
     "traces": "One trace a call: what was asked for, decided, sent and answered, and what people do about it.",
     "tools": "The registered tool servers and their tools, with their pins.",
     "procedures": "Programs that runs can be started of.",
+    "blobs": "Large values of runs, by their SHA-256.",
     "events": "What happens, as it happens, as server-sent events.",
     "log": "The verifiable log: signed tree heads, and proofs that an entry is in it.",
     "keys": "The public keys that signatures of this gateway are checked with.",

@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +27,8 @@ from app.core.limits import (
     APPROVAL_TIMEOUT_MS,
     APPROVAL_TIMEOUT_MS_MAX,
     APPROVAL_TIMEOUT_MS_MIN,
+    BLOB_BYTES_DEFAULT,
+    BLOB_BYTES_MAX,
     CALL_ATTEMPTS_MAX,
     CALL_TIMEOUT_MS_MAX,
     CONFIGURED_LIMIT_MAX,
@@ -148,6 +151,20 @@ def _distinct_headers(headers: dict[str, Any]) -> dict[str, Any]:
     return headers
 
 
+def _object_store_url(written: str) -> str:
+    expected = "s3://bucket[/prefix], gs://bucket[/prefix], az://container[/prefix] or file:///folder"
+    try:
+        url = urlsplit(written)
+        is_fit = (url.scheme in ("s3", "gs", "az") and bool(url.netloc)) or (
+            url.scheme == "file" and not url.netloc and len(url.path) > 1
+        )
+    except ValueError:
+        is_fit = False
+    if not is_fit or any(sign in written for sign in "@?#\\ ") or not written.isprintable() or ".." in written:
+        raise _unfit(expected)
+    return written
+
+
 def _pointers(pointers: list[str]) -> list[str]:
     steps = sorted(split_pointer(pointer) for pointer in pointers)
     for one, other in pairwise(steps):
@@ -193,6 +210,7 @@ ToolName = Annotated[Name, AfterValidator(_tool_name)]
 BaseUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_base_url)]
 PlainQueryUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_url_with_query)]
 QueryUrl = Annotated[PlainQueryUrl, Field(repr=False)]
+ObjectStoreUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_object_store_url)]
 KeysUrl = Annotated[str, Field(max_length=URL_CHARS_MAX), AfterValidator(_keys_url)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 ConfigPath = Annotated[Path, PlainValidator(_path)]
@@ -353,6 +371,13 @@ class McpConfig(_Table):
     allowed_origins: Annotated[list[PageOrigin], Field(max_length=MCP_ALLOWED_MAX)] = []
 
 
+class BlobsConfig(_Table):
+    """`[blobs]`: large values of runs. `url`: the object store; left out, the folder `blobs` in the home directory."""
+
+    url: ObjectStoreUrl | None = None
+    max_bytes: Annotated[int, Field(ge=1, le=BLOB_BYTES_MAX)] = BLOB_BYTES_DEFAULT
+
+
 class Config(_Table):
     """All of `tga.toml`, checked. Paths in it are complete."""
 
@@ -365,6 +390,7 @@ class Config(_Table):
     log: LogConfig = LogConfig()
     mcp: McpConfig = McpConfig()
     runs: RunsConfig = RunsConfig()
+    blobs: BlobsConfig = BlobsConfig()
     _path: Path = PrivateAttr(default=Path("tga.toml"))
 
     def model_post_init(self, context: Any) -> None:

@@ -531,6 +531,36 @@ class RunTierInvalid(TgaError):
     remedy = "A transient value is recomputed: `resume: recompute`."
 
 
+class BlobNotFound(TgaError):
+    code = "BLOB_NOT_FOUND"
+    meaning = "The tenant has no blob with this digest; it may have been collected because no entry referred to it."
+    remedy = "Check the digest, 64 lowercase hex digits; upload the bytes with PUT /v1/blobs/{sha256}."
+
+
+class BlobMismatch(TgaError):
+    code = "BLOB_MISMATCH"
+    meaning = "The bytes that were sent do not hash to the digest under which they were to be stored."
+    remedy = "Nothing was stored. Send the bytes again as they are, under their own SHA-256."
+
+
+class BlobDamaged(TgaError):
+    code = "BLOB_DAMAGED"
+    meaning = "What the object store holds is not what the blob's digest says; nothing of it was served."
+    remedy = "Restore the object from a backup of the object store, and find out who changed it."
+
+
+class BlobGoing(TgaError):
+    code = "BLOB_GOING"
+    meaning = "The blob was unused for long and is being deleted this moment; the upload comes too early."
+    remedy = "Send the same upload again."
+
+
+class BlobStoreUnavailable(TgaError):
+    code = "BLOB_STORE_UNAVAILABLE"
+    meaning = "The object store for blobs does not answer, or refuses the gateway."
+    remedy = "Check that it can be reached, and [blobs] url and the credentials in the gateway's environment."
+
+
 ALL_ERRORS: tuple[type[TgaError], ...] = (
     InvalidTransition,
     SequenceGap,
@@ -604,5 +634,10 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunAnswerInvalid,
     RunValueTooLarge,
     RunTierInvalid,
+    BlobNotFound,
+    BlobMismatch,
+    BlobDamaged,
+    BlobGoing,
+    BlobStoreUnavailable,
 )
 BY_CODE: dict[str, type[TgaError]] = {error.code: error for error in ALL_ERRORS}

@@ -342,3 +342,23 @@ RUN_SWEEP_RUNS_MAX: Final = 200
 RUN_READY_POLL_MS: Final = 5_000
 RUN_HOLD_MS: Final = 5_000
 RUN_ANNOUNCE_TICK_MS: Final = 5
+
+# Blobs. What is uploaded or read goes through in pieces; a part of an upload is as large as S3 wants it at least.
+BLOB_BYTES_DEFAULT: Final = 268_435_456
+BLOB_BYTES_MAX: Final = 5_368_709_120
+BLOB_PART_BYTES: Final = 5_242_880
+BLOB_PARTS_AT_ONCE: Final = 2
+BLOB_PIECE_BYTES: Final = 262_144  # of a folder, and of what is sent to a client
+BLOB_RANGE_BYTES: Final = 4_194_304  # asked of an object store at once
+BLOB_TRANSFERS_MAX: Final = 16  # uploads and downloads at the same time, in one gateway
+BLOB_SEND_WAIT_MS: Final = 30_000  # without the client taking anything
+BLOB_BODY_BYTES_MIN: Final = 262_144  # of an upload within BODY_WAIT_MS: slower ones hold a place for nothing
+BLOB_GOING_WAIT_MS: Final = 2_000  # for collection to end, before an upload is told to come back
+# Collection. What nobody has touched for a day and no entry refers to goes. A deletion that was begun and not ended is
+# begun again after a while: much later than any request to the object store can still be under way.
+BLOB_IDLE_MS: Final = 86_400_000
+BLOB_RETRY_MS: Final = 900_000
+BLOB_DELETE_WITHIN_MS: Final = 300_000
+BLOB_STORE_TIMEOUT_MS: Final = 60_000
+BLOBS_COLLECTED_AT_ONCE: Final = 100
+BLOBS_COLLECT_EVERY_MS: Final = 60_000

@@ -30,6 +30,7 @@ logger = logging.getLogger("tga")
 # Probes are answered also when the gateway is full, or about to stop.
 _WATCHED: Final = frozenset({"/healthz", "/readyz"})
 _ENDLESS: Final = "/events"
+_LARGE: Final = "/v1/blobs/"  # their HEAD is a route of its own, which reads nothing
 
 
 class GatewayMiddleware:
@@ -43,7 +44,7 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             return
         path = scope["path"]
-        if scope["method"] == "HEAD" and not path.endswith(_ENDLESS):
+        if scope["method"] == "HEAD" and not path.endswith(_ENDLESS) and not path.startswith(_LARGE):
             # The same answer as to GET; the protocol leaves its body out. The copy keeps it knowing that.
             scope = {**scope, "method": "GET"}
         try:
@@ -85,7 +86,7 @@ class GatewayMiddleware:
 
 def problem_is_ours(error: TgaError) -> bool:
     """Whether an operator should know: the store is not what it should be, or cannot be reached."""
-    return error.code.startswith(("STORE_", "STATE_CHECKSUM"))
+    return error.code.startswith(("STORE_", "STATE_CHECKSUM", "BLOB_STORE_", "BLOB_DAMAGED"))
 
 
 def add_exception_handlers(app: FastAPI) -> None:

@@ -27,6 +27,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.RouteNotFound: 404,
     errors.AccessNotFound: 404,
     errors.ProcedureNotFound: 404,
+    errors.BlobNotFound: 404,
     errors.MethodNotAllowed: 405,
     errors.RequestTimeout: 408,
     errors.CallInFlight: 409,
@@ -54,6 +55,8 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ChecksumMismatch: 409,
     errors.RecoveryFailed: 409,
     errors.SecretMissing: 409,
+    errors.RunBlobMissing: 409,
+    errors.BlobDamaged: 409,
     errors.TraceErased: 410,
     errors.RunErased: 410,
     errors.InputTooLarge: 413,
@@ -65,6 +68,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.KeyReused: 422,
     errors.KeyReserved: 422,
     errors.SignatureInvalid: 422,
+    errors.BlobMismatch: 422,
     errors.RateLimited: 429,
     errors.TooManyInFlight: 429,
     errors.HeadersTooLarge: 431,
@@ -77,10 +81,18 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ShuttingDown: 503,
     errors.StoreUnfit: 503,
     errors.LogForked: 503,
+    errors.BlobGoing: 503,
+    errors.BlobStoreUnavailable: 503,
 }
 # Details of these are about the store and its host: they go to the log, not to callers.
 _OF_THE_STORE: Final = frozenset(
-    {errors.StoreUnavailable, errors.OutcomeUnknown, errors.StoreUnfit, errors.LockAcquireFailed}
+    {
+        errors.StoreUnavailable,
+        errors.OutcomeUnknown,
+        errors.StoreUnfit,
+        errors.LockAcquireFailed,
+        errors.BlobStoreUnavailable,
+    }
 )
 # For these the same request, with the same key, may succeed later: who may come back is told when.
 RETRY_AFTER_S: Final[dict[type[TgaError], int]] = {
@@ -96,6 +108,8 @@ RETRY_AFTER_S: Final[dict[type[TgaError], int]] = {
     errors.OutcomeUnknown: 2,
     errors.GatewayBusy: 1,
     errors.ShuttingDown: 2,
+    errors.BlobGoing: 1,
+    errors.BlobStoreUnavailable: 2,
 }
 
 

@@ -25,6 +25,7 @@ from app.core.errors import (
     TooManyInFlight,
 )
 from app.core.limits import (
+    BLOB_BODY_BYTES_MIN,
     BODY_WAIT_MS,
     CONNECTIONS_MAX,
     DISCARDED_BYTES_MAX,
@@ -37,6 +38,7 @@ from app.core.limits import (
 from app.edge.problems import problem
 
 _VERSIONS = ("1.1", "1.0")
+LONG_BODY: Final = "tga.long_body"  # in the scope, set by a route: its body may take longer, while it keeps coming
 TRANSPORT: Final = "tga.transport"  # in the scope: for code that must know whether its answer arrived
 _HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
@@ -74,6 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_arriving = False  # a message has begun and is not whole
         self._has_headers = False  # of that message
         self._head_bytes = 0  # received while headers were incomplete
+        self._body_bytes = 0  # of a body, since its time was last looked at
         self._idle_bytes = 0  # received since the last byte of a body: trailers, and what stands between chunks
         self._discarded_bytes = 0
         self._discarded_at = 0.0  # when something was, last
@@ -139,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._answer_first  # type: ignore[assignment]
         self._has_headers = True
-        self._head_bytes = self._idle_bytes = 0
+        self._head_bytes = self._idle_bytes = self._body_bytes = 0
         # Drop trailers: the parser reports them like headers, but the request was authenticated without them.
         self.headers = []
         if self._arrival is not None:
@@ -147,6 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
+        self._body_bytes += len(body)
         if self.cycle.response_complete:
             self._discarded_bytes += len(body)
             if self._discarded_bytes > DISCARDED_BYTES_MAX:
@@ -204,12 +208,24 @@ class BoundedProtocol(HttpToolsProtocol):
         wait_ms = self.body_wait_ms if self._has_headers else self.headers_wait_ms
         if self.flow.read_paused:
             self._watch(wait_ms)  # the gateway has paused reading; the client is not slow
+        elif self._is_long_and_coming():
+            self._body_bytes = 0
+            self._watch(wait_ms)
         elif not self._is_arriving or (self._has_headers and self.cycle.response_complete):
             self._is_over = True
             self._hang_up()  # nothing was asked, or all of it is answered
         else:
             part = "body" if self._has_headers else "request line and headers"
             self._refuse(RequestTimeout(f"the {part} did not arrive in time", expected=f"within {wait_ms} ms"))
+
+    def _is_long_and_coming(self) -> bool:
+        return (
+            self._is_arriving
+            and self._has_headers
+            and not self.cycle.response_complete
+            and LONG_BODY in self.scope
+            and self._body_bytes >= BLOB_BODY_BYTES_MIN
+        )
 
     def _verify_framing(self) -> None:
         """What others on the way may read differently is refused (RFC 9112, 3.2 and 6.1): no host or several, and a

@@ -18,6 +18,7 @@ from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.queries import Feed, StreamQueries
 from app.domain.log.condition import LogCondition
+from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.procedures import Procedures
 from app.domain.system.log import KnownKey
@@ -79,6 +80,7 @@ class Services:
     admission: Admission
     clock: Clock
     log: Log
+    blobs: Blobs
     store: Store | None = None
     signing_keys: Callable[[], Mapping[str, KnownKey]] = dict
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,8 +1,8 @@
 """What a gateway does without being asked, while it serves.
 
 It recovers what has no living executor, lets requests expire, reads on in the system streams, follows the policy file,
-announces what waits and sequences the log. Each of these is a task of its own: one that fails says so, tries again, and
-stops none of the others. The store being away is no reason to end.
+announces what waits, sequences the log and deletes blobs that nothing refers to. Each of these is a task of its own:
+one that fails says so, tries again, and stops none of the others. The store being away is no reason to end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from rich.console import Console
 
 from app.core.digest import Digest
 from app.core.errors import ConcurrentExecution, TgaError
-from app.core.limits import LOG_ROUND_MS, RUN_SWEEP_MS, SWEEP_EVERY_MS
+from app.core.limits import (
+    BLOBS_COLLECT_EVERY_MS,
+    BLOBS_COLLECTED_AT_ONCE,
+    LOG_ROUND_MS,
+    RUN_SWEEP_MS,
+    SWEEP_EVERY_MS,
+)
 from app.domain.system.policies import record_policy
 from app.gateway.policy_file import live_misfits
 from app.gateway.recovery_report import tell_recovered
@@ -55,6 +61,7 @@ class BackgroundWork:
             self.repeat("webhooks", self._gateway.webhooks.run, SWEEP_EVERY_MS),
             self.repeat("notices to webhooks", self._gateway.notices.tell, SWEEP_EVERY_MS),
             self.repeat("the log", self._gateway.sequencer.run, LOG_ROUND_MS),
+            self.repeat("collection of blobs", self.collect_blobs, BLOBS_COLLECT_EVERY_MS),
         ]
 
     async def repeat(self, name: str, work: Callable[[], Awaitable[object]], every_ms: int) -> None:
@@ -85,6 +92,11 @@ class BackgroundWork:
                     self._reported.add(result.trace_id)
                 if self._stopping.is_set():
                     break
+
+    async def collect_blobs(self) -> None:
+        """As long as there is much to collect, without a pause."""
+        while await self._gateway.blobs.collect() == BLOBS_COLLECTED_AT_ONCE and not self._stopping.is_set():
+            pass
 
     async def expire(self) -> None:
         expired = await self._gateway.runtime.expire_all()

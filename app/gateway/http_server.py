@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.api import (
     actions,
     approvals,
+    blobs,
     events,
     health,
     keys,
@@ -62,7 +63,7 @@ def build_app(services: Services) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, procedures, runs, worker, health):
+    for noun in (actions, blobs, procedures, runs, worker, health):
         app.include_router(noun.router(services))
     reading = services.for_reading()
     for noun in (traces, events, approvals, log, servers, keys):

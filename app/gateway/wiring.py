@@ -13,12 +13,14 @@ from functools import partial
 from app.clock import SystemClock
 from app.config import Config, load_config
 from app.config.answer_schema import BoundedSchemas
+from app.connectors.blobs import open_object_store
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices
 from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
 from app.core.errors import SettingInvalid, StoreUnfit
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
+from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.procedures import Procedures
@@ -46,6 +48,7 @@ from app.mcp_server.origins import Origins
 from app.mcp_server.server import McpEndpoint
 from app.mcp_server.tool_visibility import ToolVisibility
 from app.postgres.api_keys import PostgresAccess
+from app.postgres.blobs import PostgresBlobRows
 from app.postgres.database import Database, open_database
 from app.postgres.guards import verify_guards
 from app.postgres.ledger import PostgresLedger
@@ -80,6 +83,7 @@ class Gateway:
     clock: Clock
     services: Services
     mcp: McpEndpoint
+    blobs: Blobs
     database: Database
 
 
@@ -104,6 +108,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     keyring = Keyring.open(settings.keys)
     log_signer = LogSigner.open(settings.keys, origin=config.log.origin)
     clock = SystemClock()
+    objects = open_object_store(config.blobs.url, folder=settings.home / "blobs")
     async with AsyncExitStack() as stack:
         registry = Registry.from_config(config)
         stack.push_async_callback(registry.close)
@@ -154,6 +159,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             stack.push_async_callback(tokens.close)
         webhooks = _webhooks(config, sessions, traces, keyring, clock)
         stack.push_async_callback(webhooks.close)
+        blobs = Blobs(PostgresBlobRows(sessions), objects, clock, size_bytes_max=config.blobs.max_bytes)
         sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
         procedures = Procedures(system.log, clock)
         calls = CallsOfRuns()
@@ -188,6 +194,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             admission=Admission(config.limits),
             clock=clock,
             log=sequencer,
+            blobs=blobs,
             store=database,
             signing_keys=partial(_own_keys, system.log),
         )
@@ -217,6 +224,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 hold_ms=config.mcp.hold_ms,
                 task_after_ms=config.mcp.task_after_ms,
             ),
+            blobs=blobs,
             database=database,
         )
 

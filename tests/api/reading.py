@@ -17,10 +17,12 @@ from fastapi import FastAPI
 from app.api import events
 from app.clock import SystemClock
 from app.config import LimitsConfig, load_config
+from app.connectors.blobs import FolderStore
 from app.connectors.registry import Registry
 from app.core.errors import Unauthenticated
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Plan
+from app.domain.runs.blobs import Blobs
 from app.domain.runs.procedures import Procedures
 from app.domain.system.log import SystemLog
 from app.domain.system.pins import Pins
@@ -29,6 +31,7 @@ from app.edge.admission import Admission
 from app.edge.middleware import GatewayMiddleware, add_exception_handlers
 from app.edge.services import Log, Services
 from app.gateway.http_server import serve_http
+from app.postgres.blobs import PostgresBlobRows
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
@@ -240,6 +243,7 @@ class World:
                     admission=Admission(limits),
                     clock=clock,
                     log=self.log,
+                    blobs=Blobs(PostgresBlobRows(self.sessions), FolderStore(self.folder / "blobs"), clock),
                 )
                 yield services, tokens, client
         finally:

@@ -246,6 +246,7 @@ async def open_front(
         admission=parts.get("admission", Admission(limits or ROOMY)),
         clock=SystemClock(),
         log=parts.get("log", QuietLog()),
+        blobs=parts.get("blobs", cast("Any", None)),
     )
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(
