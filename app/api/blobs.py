@@ -49,7 +49,7 @@ _PARAMETER: Final = {
     "schema": {"type": "string", "pattern": f"^{_SHA256.pattern}$"},
     "example": _EXAMPLE,
 }
-_BYTES: Final[dict[str, Any]] = {_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+_BYTES: Final[dict[str, Any]] = {_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "abc"}}
 
 
 class StoredBlob(BaseModel):
