@@ -50,6 +50,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.lean
 	$(BIN)/python -m bench.tool_call
 	$(BIN)/python -m bench.recovery
+	$(BIN)/python -m bench.runs
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.mcp
 	$(BIN)/python -m bench.sequencer

@@ -159,6 +159,9 @@ class PostgresRuns:
         )
         return [HeldRun(RUN.identity_of(row["stream"]), row["procedure"], row["program"]) for row in rows]
 
+    async def unhold_ready(self, run_ids: Sequence[str]) -> None:
+        await self._sessions.fetch("SELECT tga.unhold_ready_runs($1)", [RUN.stream(run_id) for run_id in run_ids])
+
     async def hold_due(self, *, limit: int, worker_silent_ms: int | None) -> Due:
         rows = await self._sessions.fetch(
             "SELECT * FROM tga.hold_due_runs($1, $2, $3)", limit, RUN_HOLD_MS, worker_silent_ms

@@ -95,6 +95,19 @@ BEGIN
 END
 $$;
 
+-- Runs that were held, and that nobody is there for after all: they are ready again.
+CREATE FUNCTION tga.unhold_ready_runs(streams text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, tga, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    UPDATE runs r SET due_at = statement_timestamp()
+      FROM unnest(streams) AS u(stream) JOIN heads h ON h.stream = u.stream
+     WHERE r.stream_no = h.stream_no AND r.state = 'SCHEDULED';
+END
+$$;
+
 -- Runs for which something is due, kept from others likewise: a timer, a deadline, or a worker that was silent for
 -- `silent_ms` (null: workers are not looked at). The last row, without a stream, says how long nothing else is due.
 CREATE FUNCTION tga.hold_due_runs(at_most integer, hold_ms integer, silent_ms integer)
@@ -193,6 +206,7 @@ $$;
 
 GRANT SELECT ON tga.workers, tga.run_requests TO tga_gateway;
 REVOKE ALL ON FUNCTION
-    tga.hold_ready_runs, tga.hold_due_runs, tga.move_due_run, tga.beat_worker, tga.write_run_rows FROM PUBLIC;
+    tga.hold_ready_runs, tga.unhold_ready_runs, tga.hold_due_runs, tga.move_due_run, tga.beat_worker,
+    tga.write_run_rows FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    tga.hold_ready_runs, tga.hold_due_runs, tga.move_due_run, tga.beat_worker TO tga_gateway;
+    tga.hold_ready_runs, tga.unhold_ready_runs, tga.hold_due_runs, tga.move_due_run, tga.beat_worker TO tga_gateway;

@@ -42,11 +42,12 @@ class _Waiter:
     given: list[str] = field(default_factory=list)
     started: list[tuple[str, str]] = field(default_factory=list)  # run, lease
     reserved: int = 0  # starts that are on their way to it
+    is_here: bool = True
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def free(self) -> int:
-        return max(0, self.slots - len(self.given) - len(self.started) - self.reserved)
+        return max(0, self.slots - len(self.given) - len(self.started) - self.reserved) if self.is_here else 0
 
 
 @dataclass(slots=True)
@@ -108,15 +109,19 @@ class Leasing:
                     async with asyncio.timeout(STORE_ANSWER_MS / 1000 if waiter.is_impatient else left_ms / 1000):
                         await waiter.woken.wait()
                 waiter.woken.clear()
+                waiter.is_here = False  # while its runs are leased it gets no others: it may be gone afterwards
                 given, waiter.given = waiter.given, []
-                started, waiter.started = waiter.started, []
                 leased = await self._leased(given, request, principal)
-                leased += [await self._told_of(run_id, lease) for run_id, lease in started]
-                if waiter.reserved and self._clock.monotonic_ms() < ends_ms + STORE_ANSWER_MS and not leased:
-                    continue  # a start is on its way
+                while waiter.reserved:  # a start is on its way to it
+                    await waiter.woken.wait()
+                    waiter.woken.clear()
+                leased += [await self._told_of(run_id, lease) for run_id, lease in waiter.started]
+                waiter.started = []
                 if leased or self._clock.monotonic_ms() >= ends_ms:
                     return leased
+                waiter.is_here = True
         finally:
+            waiter.is_here = False
             self._waiting.remove(waiter)  # a run that is held for it by now is free again in a few seconds
 
     @contextlib.asynccontextmanager
@@ -175,11 +180,17 @@ class Leasing:
         programs = {program for waiter in waiters for program in waiter.programs}
         slots = sum(waiter.free for waiter in waiters)
         held = await self._ports.runs.hold_ready(tenant, sorted(programs), slots) if slots else ()
+        left_over = []
         for run_id, procedure, program in held:
             for waiter in waiters:
                 if waiter.free > 0 and (procedure, program) in waiter.programs:
                     waiter.given.append(run_id)
                     break
+            else:
+                left_over.append(run_id)  # whoever it was for has got another meanwhile, or is gone
+        if left_over:
+            await self._ports.runs.unhold_ready(left_over)
+            self._kicked.set()
         for waiter in waiters:  # whoever gets nothing waits on, or leaves when its time is over
             if waiter.given or waiter.is_impatient:
                 waiter.woken.set()

@@ -92,6 +92,10 @@ class StoredRuns(Protocol):
         seconds."""
         ...
 
+    async def unhold_ready(self, run_ids: Sequence[str]) -> None:
+        """Nobody is there for these after all."""
+        ...
+
     async def hold_due(self, *, limit: int, worker_silent_ms: int | None) -> Due:
         """Runs that something is due for, likewise. `worker_silent_ms` None: workers are not judged this time."""
         ...
