@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator
 
-from app.core.errors import RunValueTooLarge, ShuttingDown, TgaError
+from app.core.digest import Digest
+from app.core.errors import ShuttingDown, TgaError
 from app.core.limits import RUN_SWEEP_MS
+from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
-from app.domain.runs.values import Value
+from app.domain.runs.values import ArtifactValue, BlobReference, Value
 from app.domain.tga.documents import ActionRequest, TraceId
 from app.domain.tga.execution import Answer, answer_of
 from app.domain.tga.ports import Companion
@@ -77,11 +80,21 @@ class RunSweep:
             raise
 
 
-class InlineOnly:
-    """Values that are too large for the journal are for their sender to store."""
+class JournalValues:
+    """Values that are too large for the journal, as blobs."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
 
     async def store(self, tenant: str, raw: bytes, *, media_type: str, serializer: str) -> Value:
-        raise RunValueTooLarge("the value is too large for the journal", found=f"{len(raw)} bytes")
+        sha256 = hashlib.sha256(raw).hexdigest()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield raw
+
+        await self._blobs.put(tenant, Digest(sha256), pieces(), stated_bytes=len(raw))
+        reference = {"sha256": sha256, "size_bytes": len(raw), "media_type": media_type, "serializer": serializer}
+        return ArtifactValue(tier="artifact", ref=BlobReference.made_of(reference))
 
 
 @contextlib.asynccontextmanager

@@ -40,7 +40,7 @@ from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
-from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, InlineOnly, listening
+from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, JournalValues, listening
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
@@ -171,7 +171,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 procedures=procedures,
                 supervisor=policy,
                 tools=calls,
-                values=InlineOnly(),
+                values=JournalValues(blobs),
                 schemas=BoundedSchemas(),
                 clock=clock,
                 executor_id=traces.executor_id,
