@@ -533,6 +533,7 @@ class Bundle:
         with (self.folder / "manifest.json").open("rb") as file:
             said = parse(file.read(SMALL_BYTES_MAX + 1), SMALL_BYTES_MAX)
         chosen = [said["filter"][name] for name in ("tenant", "trace_id", "since", "until")]
+        chosen.append(said["filter"].get("run_id"))
         is_known = said["format"] == "tga-bundle/1" and said["complete"] is (set(chosen) == {None})
         types = [type(said["created_at"]), type(said["tree"]["size"])]
         is_typed = types == [str, int] and {type(found) for found in chosen} <= {str, type(None)}

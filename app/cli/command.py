@@ -45,7 +45,7 @@ COMMANDS: Final = (
     (
         "receipt",
         "receipt",
-        "Print the proof that a trace's last entry is in the log, with the signed tree head.",
+        "Print the proof that the last entry of a trace or run is in the log, with the signed tree head.",
     ),
     ("erase", "erasing", "Remove the payloads of a finished trace, for ever."),
     ("init", "init", "Write a commented tga.toml and policy.cedar into TGA_HOME, to start from."),

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from app.cli.bundle_files import own_schemas
 from app.cli.installation import VERIFIER, own_command
-from app.cli.running import AsJson, checked_trace_id, context_of, run
+from app.cli.running import AsJson, checked_run_id, checked_trace_id, context_of, refuse, run
 from app.cli.showing import counted, output, print_json
 from app.clock import SystemClock
 from app.core.errors import BundleInvalid, SettingInvalid, StoreUnfit, TgaError
@@ -67,20 +67,29 @@ def export_bundle_command(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the bundle.")],
     since: Annotated[
-        str | None, typer.Option(help="Only traces that began then or later.", metavar="TIME", callback=_moment)
+        str | None,
+        typer.Option(help="Only streams that began then or later.", metavar="TIME", callback=_moment),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(help="Only traces that began before.", metavar="TIME", callback=_moment)
+        str | None, typer.Option(help="Only streams that began before.", metavar="TIME", callback=_moment)
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only what is this tenant's; of the others, digests.")] = None,
     trace_id: Annotated[
         str | None, typer.Option("--trace", metavar="ID", help="Only this trace.", callback=checked_trace_id)
     ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="ID", help="Only this run, and the traces and runs that it names.", callback=checked_run_id
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish an export that was interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a bundle of the ledger that anyone can verify offline: entries, artifacts, proofs, heads, keys, schemas."""
-    wanted = Filter(since=since, until=until, tenant=tenant, trace_id=trace_id)
+    if trace_id is not None and run_id is not None:
+        refuse("name a trace or a run, not both")
+    wanted = Filter(since=since, until=until, tenant=tenant, trace_id=trace_id, run_id=run_id)
     run(export_command(context_of(context).settings, folder, wanted=wanted, resume=resume, as_json=as_json))
 
 
@@ -260,7 +269,7 @@ def _tell(folder: Path, manifest: Manifest, *, unexplained: int, as_json: bool) 
     wrote = counted(entries, "entry", "entries")
     output.print(f"Wrote {wrote} to {folder}: a {kind} bundle, up to tree size {manifest.tree_size:,}.")
     if unexplained:
-        erased = counted(unexplained, "trace was", "traces were")
+        erased = counted(unexplained, "stream was", "streams were")
         output.print(
             f"[bold red]✗[/] {erased} erased after the head that this bundle goes up to: it will "
             "not verify. Run `tga serve`, so that the log goes on, and export again into another folder."

@@ -1,4 +1,4 @@
-"""`tga receipt`: proof that a trace's last entry is in the log, as text that any C2SP verifier reads."""
+"""`tga receipt`: proof that the last entry of a trace or run is in the log, as text that any C2SP verifier reads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 import typer
 
-from app.cli.running import TraceArgument, context_of, run
-from app.core.errors import NotYetLogged, TraceNotFound
+from app.cli.running import StreamArgument, context_of, run, stream_of
+from app.core.errors import NotYetLogged, RunNotFound, TraceNotFound
 from app.core.limits import RECEIPT_POLL_MS, RECEIPT_WAIT_MS
 from app.core.note import TlogProof
-from app.domain.tga.transitions import TRACE
+from app.domain.runs.transitions import RUN
 from app.postgres.database import open_database
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
@@ -22,8 +22,10 @@ def add_to(application: typer.Typer) -> None:
     application.command("receipt")(receipt_command)
 
 
-def receipt_command(context: typer.Context, trace_id: TraceArgument) -> None:
-    """Print the proof that a trace's last entry is in the log, with the signed tree head. Keep it elsewhere.
+def receipt_command(context: typer.Context, trace_id: StreamArgument) -> None:
+    """Print the proof that the last entry of a trace or run is in the log, with the signed tree head.
+
+    Keep it elsewhere: it shows later what became of the log.
 
     The entry is in it: `tga verify --receipt FILE --key PUB` judges it alone.
     """
@@ -32,7 +34,7 @@ def receipt_command(context: typer.Context, trace_id: TraceArgument) -> None:
 
 async def show_receipt(settings: Settings, trace_id: str) -> bool:
     """Print the receipt, from the store itself. Keep it elsewhere: its head shows later what became of the log."""
-    stream = TRACE.stream(trace_id)
+    stream = stream_of(trace_id)
     async with (
         open_database(settings.home, settings.database_url, make=False) as database,
         await Sessions.open(database.gateway_url, sessions_max=1) as sessions,
@@ -40,7 +42,7 @@ async def show_receipt(settings: Settings, trace_id: str) -> bool:
         tree = PostgresTree(sessions)
         last = await tree.last_sequence_number(stream)
         if last is None:
-            raise TraceNotFound("nothing is stored about it", stream=stream)
+            raise (RunNotFound if RUN.has(stream) else TraceNotFound)("nothing is stored about it", stream=stream)
         for _ in range(RECEIPT_WAIT_MS // RECEIPT_POLL_MS):
             place = await tree.place_of(stream, last)
             if place is not None:
@@ -49,4 +51,4 @@ async def show_receipt(settings: Settings, trace_id: str) -> bool:
                 sys.stdout.write(TlogProof(place.index, hashes, place.signed.note, entry).to_text())
                 return True
             await asyncio.sleep(RECEIPT_POLL_MS / 1000)
-    raise NotYetLogged("no signed head covers the trace's last entry yet", stream=stream)
+    raise NotYetLogged("no signed head covers the last entry yet", stream=stream)

@@ -41,6 +41,7 @@ from app.core.errors import (
     ToolNotFound,
     TooManyInFlight,
 )
+from app.domain.runs.transitions import RUN
 from app.domain.tga.transitions import TRACE
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ _UNREACHABLE: Final = (
 )
 _TRACE_ID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
+_RUN_ID: Final = re.compile("([!-.0-~]{1,128}/)?[A-Za-z0-9][A-Za-z0-9._:-]{0,95}")
+
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -87,6 +90,33 @@ def checked_trace_id(text: str | None) -> str | None:
     return bare
 
 
+def checked_stream_id(text: str | None) -> str | None:
+    """A trace's id as it is; a run's with `run:` before it, which tells the two apart."""
+    if text is None or not RUN.has(text):
+        return checked_trace_id(text)
+    if not _RUN_ID.fullmatch(RUN.identity_of(text)):
+        raise typer.BadParameter("a run is written run:ID, as `tga runs` shows it")
+    return text
+
+
+def checked_run_id(text: str | None) -> str | None:
+    bare = None if text is None else (RUN.identity_of(text) if RUN.has(text) else text)
+    if bare is not None and not _RUN_ID.fullmatch(bare):
+        raise typer.BadParameter("a run's id is as `tga runs` shows it")
+    return bare
+
+
+def stream_of(checked_id: str) -> str:
+    """The stream that `checked_stream_id` has let pass."""
+    return checked_id if RUN.has(checked_id) else TRACE.stream(checked_id)
+
+
+StreamArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The trace, or run:ID for a run.", callback=checked_stream_id)
+]
+MaybeStream = Annotated[
+    str | None, typer.Argument(metavar="[ID]", help="One trace, or run:ID for a run.", callback=checked_stream_id)
+]
 TraceArgument = Annotated[str, typer.Argument(metavar="ID", help="The trace.", callback=checked_trace_id)]
 MaybeTrace = Annotated[str | None, typer.Argument(metavar="[ID]", help="One trace.", callback=checked_trace_id)]
 ServerArgument = Annotated[str, typer.Argument(metavar="SERVER", help="A server of the configuration file.")]

@@ -14,17 +14,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from app.cli.concerned_call import ConcernedCall
 from app.cli.held_heads import load_held
-from app.cli.running import AsJson, MaybeTrace, context_of, refuse, run
+from app.cli.running import AsJson, MaybeStream, context_of, refuse, run, stream_of
 from app.cli.showing import counted, printable
 from app.cli.verify_bundle import show_epoch, verify_bundle_command
 from app.cli.verify_receipt import verify_receipt_command
-from app.core.errors import StoreUnfit, TgaError, TraceNotFound
+from app.core.errors import RunNotFound, StoreUnfit, TgaError, TraceNotFound
 from app.core.note import VerifierKey, open_note
 from app.domain.ledger.checks import Epoch, Report
 from app.domain.ledger.verification import verify_ledger
 from app.domain.log.epochs import is_lost, keys_for, origins_of, verify_former
 from app.domain.log.forensics import Diagnosis, HeldHead, Unlogged, examine_tree, find_unlogged
 from app.domain.log.heads import fits
+from app.domain.runs.transitions import RUN
 from app.domain.runs.verification import stream_checks
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
@@ -51,7 +52,7 @@ def add_to(application: typer.Typer) -> None:
 
 def verify_command(
     context: typer.Context,
-    trace_id: MaybeTrace = None,
+    trace_id: MaybeStream = None,
     everything: Annotated[bool, typer.Option("--all", help="Every stream, and the tree over them.")] = False,
     file: Annotated[Path | None, typer.Option("--file", help="An exported bundle; needs no database.")] = None,
     receipt: Annotated[
@@ -74,7 +75,7 @@ def verify_command(
     """
     heads = head or []
     if (trace_id is not None) + everything + (file is not None) + (receipt is not None) != 1:
-        refuse("name one trace, or say --all, --file or --receipt")
+        refuse("name one trace or run, or say --all, --file or --receipt")
     if receipt is not None:
         if key is None or heads:
             refuse("--receipt needs --key: the log's public key, from somewhere else than the receipt")
@@ -100,7 +101,7 @@ async def verify(
     """True when everything that was looked at is sound. Without a trace the tree is compared too: with the heads in
     these files (signed notes or receipts), with what the signer remembers (unless that is not wanted), and with the
     stored heads."""
-    stream = None if trace_id is None else TRACE.stream(trace_id)
+    stream = None if trace_id is None else stream_of(trace_id)
     out: _Out = _Json() if as_json else _Words()
     report, broken, diagnosis = Report(), _Broken(), None
     kinds = stream_checks(unseals=Unsealer.find(settings.keys))
@@ -137,7 +138,7 @@ async def verify(
                 report.findings += 1
                 report.broken_streams += error.stream not in broken.first_entries
     if stream is not None and report.streams == 0:
-        raise TraceNotFound("nothing is stored about it", stream=stream)
+        raise (RunNotFound if RUN.has(stream) else TraceNotFound)("nothing is stored about it", stream=stream)
     out.end(report, diagnosis, epochs)
     return report.findings == 0 and (diagnosis is None or diagnosis.is_sound)
 

@@ -12,7 +12,10 @@ from app.core.errors import NoteInvalid, ProofInvalid, SettingInvalid, TgaError
 from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import leaf_hash, verify_inclusion
 from app.core.note import TlogProof, TreeHead, open_note
+from app.domain.ledger.documents import LogEntry
 from app.domain.log.heads import fits
+from app.domain.runs.documents import RunLogEntry
+from app.domain.runs.transitions import RUN
 from app.domain.tga.documents import ExecutionLogEntry
 
 
@@ -22,7 +25,7 @@ async def verify_receipt_command(path: Path, key: str, *, as_json: bool = False)
     try:
         head = TreeHead.from_text(open_note(proof.note, keys, fits))
         verify_inclusion(leaf_hash(proof.extra), index=proof.index, size=head.size, proof=proof.hashes, root=head.root)
-        entry = ExecutionLogEntry.from_body_bytes(proof.extra)
+        entry = _entry(proof.extra)
     except TgaError as error:
         _show_wrong(error, as_json=as_json)
         return False
@@ -31,7 +34,7 @@ async def verify_receipt_command(path: Path, key: str, *, as_json: bool = False)
         "origin": head.origin,
         "tree_size": head.size,
         "leaf_index": proof.index,
-        "trace_id": entry.trace_id,
+        entry.kind.id_field: entry.identity,
         "entry": parse_object(proof.extra),
     }
     if as_json:
@@ -39,7 +42,7 @@ async def verify_receipt_command(path: Path, key: str, *, as_json: bool = False)
         return True
     output.print("[green]✓[/] The log's key signed that this entry is in the log.")
     for label, value in (
-        ("trace", entry.trace_id),
+        (entry.kind.name, entry.identity),
         ("entry", f"{entry.sequence_number}: {entry.from_state} to {entry.to_state}, {entry.artifact_type}"),
         ("artifact", f"{entry.artifact_digest} (sha256 of its bytes)"),
         ("recorded", entry.recorded_at),
@@ -48,6 +51,12 @@ async def verify_receipt_command(path: Path, key: str, *, as_json: bool = False)
         output.print(f"    {label:<9}{value}", markup=False)
     output.print("What it cannot tell: what the artifact says, and whether anything came after this entry.")
     return True
+
+
+def _entry(raw: bytes) -> LogEntry:
+    """As its schema says: of a run, or of a trace."""
+    is_run = parse_object(raw).get("schema_id") == RUN.entry_schema_id
+    return (RunLogEntry if is_run else ExecutionLogEntry).from_body_bytes(raw)
 
 
 def _read(path: Path) -> TlogProof:

@@ -1,8 +1,8 @@
 """What a bundle is made of, read from one snapshot in flat memory, in the order of the tree.
 
-An export that is one tenant's (or one trace's) shows nothing of other tenants but what its proofs need: of the default
-tenant's system stream, where the gateways' own keys and the log's epochs are announced, the entries up to the last of
-these, and of their artifacts these alone.
+An export that is one tenant's (one trace's, one run's) shows nothing of other tenants but what its proofs need: of the
+default tenant's system stream, where the gateways' own keys and the log's epochs are announced, the entries up to the
+last of these, and of their artifacts these alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from app.core.errors import ChecksumMismatch, StoreUnfit, TgaError, TraceNotFound
+from app.core.errors import ChecksumMismatch, RunNotFound, StoreUnfit, TgaError, TraceNotFound
 from app.core.limits import (
     BUNDLE_PARTIAL_HEADS_MAX,
     EXPORT_COVER_POLL_MS,
@@ -29,6 +29,8 @@ from app.core.note import VerifierKey, read_note
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.log.bundle import EntryLine, Filter, HeadLine
 from app.domain.log.heads import SignedHead
+from app.domain.runs.naming import named_streams
+from app.domain.runs.transitions import RUN
 from app.domain.system.documents import SYSTEM, SigningKey
 from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Connection, Sessions
@@ -53,8 +55,8 @@ SELECT s.first_index + i AS leaf_index, coalesce(l.stream, s.stream, n.stream, '
 # A stream is wanted whole, of whatever kind: by its birth, which says when it began, and its head, which says whose.
 _WANTED: Final = """
    AND (l.stream = ANY ($3) OR l.stream = $7 AND s.sequence_number + i <= $8
-        OR $4::text IS NULL AND $6::text IS NULL AND l.stream >= 'system:' AND l.stream < 'system;'
-        OR NOT (l.stream >= 'system:' AND l.stream < 'system;') AND ($6::text IS NULL OR l.stream = $6)
+        OR $4::text IS NULL AND $6::text[] IS NULL AND l.stream >= 'system:' AND l.stream < 'system;'
+        OR NOT (l.stream >= 'system:' AND l.stream < 'system;') AND ($6::text[] IS NULL OR l.stream = ANY ($6))
            AND ($4::text IS NULL OR l.tenant = $4)
            AND ($5::text[] IS NULL OR EXISTS (
                SELECT FROM tga.links f
@@ -98,23 +100,37 @@ SELECT r.stream FROM tga.erasures r
 _ARE_ERASURES_COVERED: Final = f"""
 SELECT NOT EXISTS ({_ERASED_AFTER.format(size="(SELECT max(t.size) FROM tga.tree_heads t)")}) AS are_covered
 """  # noqa: S608 - only our own words
+# Of a run: its birth, and the intents. They name other streams.
+_NAMING: Final = """
+SELECT e.artifact FROM tga.records e
+ WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1)
+   AND e.artifact_type IN ('run_start', 'run_intent') AND e.artifact IS NOT NULL
+ ORDER BY e.sequence_number
+"""
 _TENANT: Final = "SELECT tenant FROM tga.heads WHERE stream = $1 AND sequence_number > 0"
 
 
 class PostgresExport:
     """One export: the tree up to one signed head, as far as `wanted` goes. Everything is read in one snapshot.
 
-    `wanted` names the tenant of a trace, too, when a trace is asked for. `unexplained`: traces whose payloads are
+    `wanted` names the tenant, too, when a trace or a run is asked for. `unexplained`: streams whose payloads are
     missing while no entry that the head covers says that they were erased.
     """
 
     def __init__(
-        self, connection: Connection, wanted: Filter, signed: SignedHead, gateway_keys: frozenset[int], erased: set[str]
+        self,
+        connection: Connection,
+        wanted: Filter,
+        signed: SignedHead,
+        gateway_keys: frozenset[int],
+        erased: set[str],
+        streams: Sequence[str] | None = None,
     ) -> None:
         self._connection = connection
         self._proofs = None if wanted.is_everything else Proofs(PostgresTree(connection), signed.head.size)
         self._gateway_keys = gateway_keys  # where the default tenant's system stream has them
         self._erased_after_head = erased
+        self._streams = streams  # those alone, and the system streams that they rest on
         self.wanted = wanted
         self.signed = signed
         self.unexplained: set[str] = set()
@@ -140,9 +156,8 @@ class PostgresExport:
         conditions: list[Any] = []
         if not wanted.is_everything:
             times = None if wanted.since is None and wanted.until is None else [wanted.since, wanted.until]
-            stream = None if wanted.trace_id is None else TRACE.stream(wanted.trace_id)
             shown_until = max(self._gateway_keys, default=0) if self._shows_keys_alone else 0
-            conditions = [self._systems or [], wanted.tenant, times, stream, _DEFAULT_SYSTEM, shown_until]
+            conditions = [self._systems or [], wanted.tenant, times, self._streams, _DEFAULT_SYSTEM, shown_until]
         statement = _ROWS.format(filter=_WANTED if conditions else "")
         async for row in self._rows(statement, *arguments, *conditions):
             if row["entry"] is None:
@@ -248,16 +263,42 @@ async def open_export(sessions: Sessions, wanted: Filter, *, size: int | None = 
                 expected=None if size is None else f"one of size {size}",
                 remedy="Run `tga serve`: a head follows the first entry within a second.",
             )
-        if wanted.trace_id is not None:
-            row = await connection.fetchrow(_TENANT, TRACE.stream(wanted.trace_id))
-            if row is None or wanted.tenant not in (None, row["tenant"]):
-                raise TraceNotFound("nothing is stored about it", stream=TRACE.stream(wanted.trace_id))
-            wanted = replace(wanted, tenant=row["tenant"])
+        streams = await _asked_for(connection, wanted)
+        if streams is not None:
+            wanted = replace(wanted, tenant=await _tenant_of(connection, wanted.tenant, streams[0]))
         signed = SignedHead.from_note(note)
         keys = await connection.fetch(_KEYS, _DEFAULT_SYSTEM, signed.head.size)
         gateway_keys = frozenset(row["sequence_number"] for row in keys if row["is_covered"] and _is_everyones(row))
         erased = {row["stream"] for row in await connection.fetch(_ERASED_AFTER.format(size="$1"), signed.head.size)}
-        yield PostgresExport(connection, wanted, signed, gateway_keys, erased)
+        yield PostgresExport(connection, wanted, signed, gateway_keys, erased, streams)
+
+
+async def _tenant_of(connection: Connection, tenant: str | None, stream: str) -> str:
+    row = await connection.fetchrow(_TENANT, stream)
+    if row is None or tenant not in (None, row["tenant"]):
+        raise (RunNotFound if RUN.has(stream) else TraceNotFound)("nothing is stored about it", stream=stream)
+    return str(row["tenant"])
+
+
+async def _asked_for(connection: Connection, wanted: Filter) -> list[str] | None:
+    """The trace; or the run, and after it all that its verification rests on. None: neither is asked for."""
+    if wanted.run_id is not None:
+        return await _with_named(connection, RUN.stream(wanted.run_id))
+    return None if wanted.trace_id is None else [TRACE.stream(wanted.trace_id)]
+
+
+async def _with_named(connection: Connection, first: str) -> list[str]:
+    """A run; the traces and children that its intents name, and the run that it was forked from; and so on for these.
+    What an erased run named is gone with its payloads."""
+    found = dict.fromkeys([first])
+    ahead = [first]
+    while ahead:
+        async for row in connection.cursor(_NAMING, ahead.pop(), prefetch=EXPORT_PAGE_ENTRIES):
+            for stream in named_streams(row["artifact"]):
+                if stream not in found:
+                    found[stream] = None
+                    ahead += [stream] if RUN.has(stream) else []
+    return list(found)
 
 
 def _signing_key(row: asyncpg.Record) -> SigningKey | None:

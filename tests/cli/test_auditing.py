@@ -10,8 +10,11 @@ import asyncpg
 import pytest
 
 from app.core.note import TlogProof
+from app.postgres.ledger import PostgresLedger
+from app.postgres.sessions import Sessions
 from tests.attacker import disarm
 from tests.cli.world import World, trace_of
+from tests.runs.samples import small, store
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +90,41 @@ def test_the_receipt_over_http_is_the_same_and_carries_its_entry(world: World, p
     listed = world.json("trace", paid)
     entry = json.loads(TlogProof.from_text(receipt.read_text()).extra)
     assert (entry["trace_id"], entry["sequence_number"]) == (paid, listed["sequence_number"])
+
+
+def test_a_run_is_verified_exported_and_has_its_receipt_by_the_same_commands(
+    world: World, tmp_path: Path, key: str
+) -> None:
+    asyncio.run(_store_run(world.admin_url))
+    told = world.tga("verify", "run:small")
+    assert told.returncode == 0, told
+    assert "1 stream," in told.stdout
+    path = tmp_path / "receipt"
+    path.write_text(world.tga("receipt", "run:small").stdout)
+    judged = world.tga("verify", "--receipt", str(path), "--key", key)
+    assert judged.returncode == 0, judged
+    assert "RUNNING to COMPLETED, run_end" in judged.stdout
+    document = json.loads(world.tga("verify", "--receipt", str(path), "--key", key, "--json").stdout)
+    assert (document["sound"], document["run_id"]) == (True, "small")
+    bundle = tmp_path / "bundle"
+    assert world.tga("export", str(bundle), "--run", "small").returncode == 0
+    assert world.tga("verify", "--file", str(bundle), "--key", key).returncode == 0
+    for arguments in (
+        ("verify", "run:none"),
+        ("receipt", "run:none"),
+        ("export", str(tmp_path / "b"), "--run", "none"),
+    ):
+        missing = world.tga(*arguments)
+        assert missing.returncode not in (0, 2), missing
+        assert "RUN_NOT_FOUND" in missing.stderr
+    assert world.tga("verify", "run:no run").returncode == 2
+    both = world.tga("export", str(tmp_path / "c"), "--run", "small", "--trace", "01970000-0000-7000-8000-000000000010")
+    assert both.returncode == 2
+
+
+async def _store_run(url: str) -> None:
+    async with await Sessions.open(url) as sessions:
+        await store(PostgresLedger(sessions), small())
 
 
 def test_a_finding_in_a_bundle_names_tool_caller_and_key_in_words_too(

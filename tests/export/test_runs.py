@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from app.core.errors import RunNotFound
+from app.domain.log.bundle import Filter, Manifest
 from app.postgres.ledger import PostgresLedger
+from tests.export.changing import lines_of, write_lines
 from tests.export.world import World, judge, judge_alone, run_alone, run_ledger
 from tests.runs import samples
 from tests.runs.test_verification import DEFECTS, unchecked
@@ -69,3 +72,64 @@ async def test_what_a_run_says_of_missing_or_other_streams_is_found_by_both(worl
         findings = found(tmp_path / "bundle", world.verifier_key).findings
         assert set(findings) == expected
         assert len(findings) == len(expected)
+
+
+def streams_in(bundle: Path) -> set[str]:
+    return {str(line["stream"]) for line in lines_of(bundle, "entries.jsonl")} - {"system:default"}
+
+
+@pytest.mark.parametrize(
+    ("run_id", "brings"),
+    [
+        ("small", set()),
+        ("with-tool", {f"trace:{samples.sample_trace_id()}"}),
+        ("parent", {"run:child"}),
+        ("child", set()),
+        ("fork-of-fork", {"run:fork", "run:small"}),
+    ],
+)
+async def test_the_bundle_of_a_run_brings_what_its_verification_rests_on_and_no_more(
+    run_id: str, brings: set[str], world: World, tmp_path: Path
+) -> None:
+    await run_ledger(world)
+    await world.export(tmp_path / "bundle", Filter(run_id=run_id))
+    assert streams_in(tmp_path / "bundle") == {f"run:{run_id}"} | brings
+    manifest = Manifest.from_bytes((tmp_path / "bundle" / "manifest.json").read_bytes())
+    assert (manifest.filter, manifest.complete) == (Filter(tenant="default", run_id=run_id), False)
+    verdict = judge(tmp_path / "bundle", world.verifier_key)
+    assert verdict.is_sound, verdict.findings
+    assert verdict.report is not None
+    assert (verdict.report.streams.references_unknown, verdict.report.streams.runs_unfolded) == (0, 0)
+    assert not any("runs" in sentence or "forks" in sentence for sentence in verdict.report.unknown)
+    assert judge_alone(tmp_path / "bundle", world.verifier_key).is_sound
+
+
+async def test_a_bundle_without_runs_says_nothing_of_them_and_no_foreign_run_is_exported(
+    world: World, tmp_path: Path
+) -> None:
+    await run_ledger(world)
+    await world.export(tmp_path / "bundle", Filter(tenant="default"))
+    assert b"run_id" not in (tmp_path / "bundle" / "manifest.json").read_bytes()
+    for wanted in (Filter(run_id="nothing"), Filter(run_id="small", tenant="acme")):
+        with pytest.raises(RunNotFound):
+            await world.export(tmp_path / "none", wanted)
+
+
+async def test_what_a_part_does_not_hold_is_said_to_be_unknown_and_not_wrong(world: World, tmp_path: Path) -> None:
+    """As if somebody had left streams out of the bundle of a run: it proves less, and says so."""
+    await run_ledger(world)
+    for run_id, missing, words in (("parent", "run:child", "their streams"), ("fork", "run:small", "forks go on from")):
+        bundle = tmp_path / run_id
+        await world.export(bundle, Filter(run_id=run_id))
+        kept = [line for line in lines_of(bundle, "entries.jsonl") if line["stream"] != missing]
+        write_lines(bundle, "entries.jsonl", kept)
+        verdict = judge(bundle, world.verifier_key)
+        assert verdict.is_sound, verdict.findings
+        assert verdict.report is not None
+        assert any(words in sentence for sentence in verdict.report.unknown)
+        assert judge_alone(bundle, world.verifier_key).is_sound
+        _, said = run_alone(bundle, world.verifier_key.to_text())
+        counted = said["checked"]
+        unknown = counted.get("answers that a partial bundle cannot show", 0)
+        unfolded = counted.get("runs that could not be folded", 0)
+        assert (unknown, unfolded) == ((2, 0) if run_id == "parent" else (0, 1))

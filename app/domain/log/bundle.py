@@ -6,11 +6,11 @@
     keys.json        the log's verifier keys, for convenience: trust comes from the key that the reader brings
     schemas/         the JSON Schemas of all documents
 
-A complete bundle holds every leaf of its tree, so that a reader rebuilds the tree. A partial one (a tenant, a trace,
-a time) holds whole traces and the system streams they rest on, and every line proves that it is in the tree. The bundle
-of a tenant, or of a trace, holds no other tenant's artifacts: of the default tenant's system stream it holds the
-entries up to the last key of a gateway or epoch of the log, and of their artifacts these alone. The rest stands as
-digests.
+A complete bundle holds every leaf of its tree, so that a reader rebuilds the tree. A partial one (a tenant, a trace, a
+run, a time) holds whole streams and the system streams they rest on, and every line proves that it is in the tree. The
+bundle of a tenant, of a trace or of a run holds no other tenant's artifacts: of the default tenant's system stream it
+holds the entries up to the last key of a gateway or epoch of the log, and of their artifacts these alone. The rest
+stands as digests.
 
 System entries that were appended after the last head stand at the end, without a leaf index. They tell what the log is
 about to say; no signature covers them, so a verifier rests nothing on them.
@@ -123,12 +123,14 @@ class HeadLine:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which traces: those that began from `since` on and before `until`, of this tenant, or this one. None: all."""
+    """Which streams: those that began from `since` on and before `until`, of this tenant, this trace, or this run with
+    all that it names: traces of its tools, its children, the runs that it was forked from. None: all."""
 
     since: str | None = None
     until: str | None = None
     tenant: str | None = None
     trace_id: str | None = None
+    run_id: str | None = None
 
     @property
     def is_everything(self) -> bool:
@@ -174,6 +176,7 @@ class Manifest:
                 "until": self.filter.until,
                 "tenant": self.filter.tenant,
                 "trace_id": self.filter.trace_id,
+                **({} if self.filter.run_id is None else {"run_id": self.filter.run_id}),
             },
             "origin": self.origin,
             "tree": {"size": self.tree_size, "root": _base64(self.tree_root)},
@@ -198,12 +201,13 @@ class Manifest:
                     "until": str() | None as until,
                     "tenant": str() | None as tenant,
                     "trace_id": str() | None as trace_id,
+                    **others,
                 },
                 "origin": str(origin),
                 "tree": {"size": size, "root": str(root)},
                 "files": dict(files),
-            } if _is_count(size) and len(files) <= BUNDLE_FILES_MAX:
-                wanted = Filter(since, until, tenant, trace_id)
+            } if _is_count(size) and len(files) <= BUNDLE_FILES_MAX and _is_text_or_absent(others.get("run_id")):
+                wanted = Filter(since, until, tenant, trace_id, others.get("run_id"))  # type: ignore[arg-type]
                 if wanted.is_everything != complete:
                     raise BundleInvalid("a bundle is complete when nothing is filtered out, always and only")
                 facts = {name: _facts(found) for name, found in files.items()}
@@ -238,6 +242,10 @@ def _parsed(raw: bytes, what: str, bytes_max: int) -> dict[str, JsonValue]:
 def _verify_fields(body: dict[str, JsonValue], needed: set[str], allowed: set[str]) -> None:
     if not needed <= body.keys() or not body.keys() <= needed | allowed:
         raise BundleInvalid("a line has other fields than it should", expected=", ".join(sorted(needed)))
+
+
+def _is_text_or_absent(value: object) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _is_count(value: object) -> bool:
