@@ -13,6 +13,7 @@ from app import __version__
 from app.api.contracts import load_contracts, recorded
 from app.api.documents import Shape
 from app.core import errors
+from app.domain.addresses import OWN_RUN_ID_PATTERN
 from app.edge.problems import PROBLEM_SCHEMA, documented
 
 TITLE: Final = "TGA Gateway"
@@ -31,6 +32,8 @@ NOUNS: Final = {
     "traces": "One trace a call: what was asked for, decided, sent and answered, and what people do about it.",
     "tools": "The registered tool servers and their tools, with their pins.",
     "procedures": "Programs that runs can be started of.",
+    "runs": "Durable programs: start them, look at them, answer what they ask, end them, have them go on.",
+    "worker": "The worker protocol: how a program in any language executes runs (docs/worker-protocol.md).",
     "blobs": "Large values of runs, by their SHA-256.",
     "events": "What happens, as it happens, as server-sent events.",
     "log": "The verifiable log: signed tree heads, and proofs that an entry is in it.",
@@ -42,7 +45,10 @@ _TRACE: Final = "0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"
 _TOOL_CALL: Final = "0197c2a4-5f10-7e1b-8a40-6c2d9e7f5b22"
 _DIGEST: Final = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _NAME: Final = {"type": "string", "minLength": 1, "maxLength": 128}
-_IN_PATH: Final = {"trace_id": {"type": "string", "format": "uuid", "description": "UUIDv7"}}
+_IN_PATH: Final = {
+    "trace_id": {"type": "string", "format": "uuid", "description": "UUIDv7"},
+    "run_id": {"type": "string", "pattern": OWN_RUN_ID_PATTERN},
+}
 _DECISION: Final[dict[str, Any]] = {
     "type": ["object", "null"],
     "properties": {

@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openapi import request_body
+from app.api.run_documents import OwnRunId, RunDescribed, RunStarted, RunStateDocument
 from app.api.traces import json_answer
 from app.core import errors
-from app.core.errors import InputMalformed, RunEnded
+from app.core.errors import InputMalformed
 from app.core.limits import RUN_TAGS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Name, Part, Sha256, Text
-from app.domain.runs.documents import Accepted, Resolved, RunPolicy
+from app.domain.runs.documents import Accepted, ForkedFrom, Resolved, RunPolicy
 from app.domain.runs.engine.starting import StartRequest
 from app.domain.runs.engine.viewing import RunView, view
 from app.domain.runs.procedures import PolicySaid
@@ -59,7 +60,7 @@ class StartBody(Part):
     procedure: Name
     version: Name | None = None
     input: Annotated[Any, Field(description="Any JSON value.")] = None
-    run_id: Name | None = None
+    run_id: OwnRunId | None = None
     policy: PolicySaid | None = None
     tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)] = Field(default_factory=list)
 
@@ -89,7 +90,7 @@ class ForkBody(Part):
     """`at`: after which entry; without it after the last."""
 
     at: Annotated[int, Field(ge=1)] | None = None
-    run_id: Name | None = None
+    run_id: OwnRunId | None = None
     version: Name | None = None
     state_change: StateChanges = Field(default_factory=list)
 
@@ -103,7 +104,10 @@ def router(services: Services) -> APIRouter:
         operation_id="start_run",
         summary="Start a run of a procedure; the same id with the same input is the same run",
         response_model=None,
-        responses=documented(*OF_RUNS, errors.ProcedureNotFound, errors.StartDenied, errors.ArgumentsInvalid),
+        responses={
+            200: {"model": RunStarted},
+            **documented(*OF_RUNS, errors.ProcedureNotFound, errors.StartDenied, errors.ArgumentsInvalid),
+        },
         openapi_extra=request_body(StartBody, {"procedure": "onboard", "input": {"email": "a@example.org"}}),
     )
     async def start(request: Request) -> Response:
@@ -134,8 +138,8 @@ def router(services: Services) -> APIRouter:
         operation_id="get_run",
         summary="Where a run stands, what it waits for, and its steps",
         response_model=None,
-        responses=documented(*OF_RUNS),
-        openapi_extra=documented_parameters(in_path=("run_id",)),
+        responses={200: {"model": RunDescribed}, **documented(*OF_RUNS)},
+        openapi_extra=documented_parameters("run_id"),
     )
     async def one_run(request: Request) -> Response:
         async with services.admitted(request) as principal:
@@ -148,8 +152,8 @@ def router(services: Services) -> APIRouter:
         operation_id="get_run_state",
         summary="The state that the program keeps, now or after an entry of the journal",
         response_model=None,
-        responses=documented(*OF_RUNS),
-        openapi_extra=documented_parameters("at", in_path=("run_id",)),
+        responses={200: {"model": RunStateDocument}, **documented(*OF_RUNS)},
+        openapi_extra=documented_parameters("run_id", "at"),
     )
     async def state(request: Request) -> Response:
         async with services.admitted(request) as principal:
@@ -159,7 +163,7 @@ def router(services: Services) -> APIRouter:
                 at = number_in(given, "at")
                 last = (await engine.ports.runs.load(run_id)).run.head.sequence_number
                 if not 1 <= at <= last:
-                    raise RunEnded(f"the run has no entry {at}", expected=f"1 to {last}", found=at)
+                    raise InputMalformed(f"the run has no entry {at}", expected=f"1 to {last}", found=at)
                 run = await engine.ports.runs.load_at(run_id, at)
             else:
                 run = (await engine.ports.runs.load(run_id)).run
@@ -177,7 +181,7 @@ def router(services: Services) -> APIRouter:
         operation_id="signal_run",
         summary="Answer a question of the run, or send it a signal",
         response_model=None,
-        responses=documented(*OF_RUNS),
+        responses={200: {"model": RunDescribed}, **documented(*OF_RUNS)},
         openapi_extra=request_body(SignalBody, {"path": "3", "answer": True}, in_path=("run_id",)),
     )
     async def signal(request: Request) -> Response:
@@ -206,7 +210,7 @@ def router(services: Services) -> APIRouter:
         operation_id="cancel_run",
         summary="End a run now; its worker is told at its next contact",
         response_model=None,
-        responses=documented(*OF_RUNS),
+        responses={200: {"model": RunDescribed}, **documented(*OF_RUNS)},
         openapi_extra=request_body(CancelBody, {"rationale": "the order was withdrawn"}, in_path=("run_id",)),
     )
     async def cancel(request: Request) -> Response:
@@ -223,7 +227,7 @@ def router(services: Services) -> APIRouter:
         operation_id="retry_run",
         summary="Have a run that failed, was parked or has diverged go on",
         response_model=None,
-        responses=documented(*OF_RUNS),
+        responses={200: {"model": RunDescribed}, **documented(*OF_RUNS)},
         openapi_extra=request_body(RetryBody, {"rationale": "the server is up again"}, in_path=("run_id",)),
     )
     async def retry(request: Request) -> Response:
@@ -248,7 +252,7 @@ def router(services: Services) -> APIRouter:
         operation_id="fork_run",
         summary="Start a run that goes on from an entry of this one's journal",
         response_model=None,
-        responses=documented(*OF_RUNS, errors.ProcedureNotFound, errors.StartDenied),
+        responses={200: {"model": RunStarted}, **documented(*OF_RUNS, errors.ProcedureNotFound, errors.StartDenied)},
         openapi_extra=request_body(ForkBody, {"at": 12}, in_path=("run_id",)),
     )
     async def fork(request: Request) -> Response:
@@ -265,7 +269,8 @@ def router(services: Services) -> APIRouter:
                 state_change=body.state_change,
                 version=body.version,
             )
-            return json_answer(await _shown(services, principal.tenant, started.run_id))
+            document = await _shown(services, principal.tenant, started.run_id)
+            return json_answer({**document, "replayed": started.replayed})
 
     return routes
 
@@ -308,7 +313,11 @@ def shown(seen: RunView, tenant: str) -> dict[str, Any]:
         "updated_at": run.updated_at,
         "trigger": start.trigger.to_json(),
         "parent": None if start.parent is None else own_run_id(tenant, start.parent.run_id),
-        "forked_from": None if start.forked_from is None else start.forked_from.to_json(),
+        "forked_from": _fork(start.forked_from, tenant),
         "policy": start.policy.to_json(),
         "tags": start.tags,
     }
+
+
+def _fork(origin: ForkedFrom | None, tenant: str) -> dict[str, Any] | None:
+    return None if origin is None else {**origin.to_json(), "run_id": own_run_id(tenant, origin.run_id)}

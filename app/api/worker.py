@@ -11,12 +11,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openapi import request_body
+from app.api.run_documents import (
+    BeatAnswered,
+    BeatsAnswered,
+    JournalPage,
+    LeaseAnswered,
+    OperationRecords,
+    PutAnswered,
+)
 from app.api.traces import json_answer
 from app.config import qualify
 from app.core import errors
 from app.core.canonical import parse_object
-from app.core.errors import InputMalformed, InputTooLarge
-from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_PUT_BYTES_MAX
+from app.core.errors import InputMalformed, InputTooLarge, SchemaViolation
+from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_PUT_BYTES_MAX, SAFE_INTEGER_MAX
+from app.domain.identity import Principal
 from app.domain.runs.engine.journal import first_seq, load_journal
 from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest, PutRequest, ThenChild, ThenTool
 from app.domain.runs.paths import place_of
@@ -58,7 +67,7 @@ def router(services: Services) -> APIRouter:
         operation_id="lease_runs",
         summary="Get runs to work on; waits for one up to wait_ms",
         response_model=None,
-        responses=documented(*_OF_RUNS, errors.ProcedureNotFound),
+        responses={200: {"model": LeaseAnswered}, **documented(*_OF_RUNS, errors.ProcedureNotFound)},
         openapi_extra=request_body(LeaseRequest, _LEASE),
     )
     async def lease(request: Request) -> Response:
@@ -74,7 +83,7 @@ def router(services: Services) -> APIRouter:
         operation_id="beat",
         summary="Say that the worker lives and which runs it holds",
         response_model=None,
-        responses=documented(*_OF_RUNS),
+        responses={200: {"model": BeatsAnswered}, **documented(*_OF_RUNS)},
         openapi_extra=request_body(BeatRequest, _BEAT),
     )
     async def beat(request: Request) -> Response:
@@ -101,16 +110,17 @@ def router(services: Services) -> APIRouter:
         operation_id="beat_for_a_run",
         summary="As /v1/worker/heartbeat, for a worker that has one run",
         response_model=None,
-        responses=documented(*_OF_RUNS),
+        responses={200: {"model": BeatAnswered}, **documented(*_OF_RUNS)},
         openapi_extra=request_body(BeatRequest, _BEAT, in_path=("run_id",)),
     )
     async def beat_for_a_run(request: Request) -> Response:
-        body = await read_body(request.scope, request.receive, BeatRequest)
-        own_id = request.path_params["run_id"]
-        if [one.run_id for one in body.runs] != [own_id]:
-            raise InputMalformed("the heartbeat of one run names this one", expected=own_id)
         async with services.admitted(request) as principal:
+            own_id = request.path_params["run_id"]
             run_id = await run_of_worker(services, principal, own_id)
+            parameters(request)
+            body = await read_body(request.scope, request.receive, BeatRequest)
+            if [one.run_id for one in body.runs] != [own_id]:
+                raise InputMalformed("the heartbeat of one run names this one", expected=own_id)
             runs = [one.model_copy(update={"run_id": run_id}) for one in body.runs]
             (answer,) = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
             news = await shown_records(services, principal.tenant, answer.news)
@@ -121,7 +131,7 @@ def router(services: Services) -> APIRouter:
         operation_id="put_checkpoints",
         summary="Record what the worker has done, and what it does then; STOP is a 200",
         response_model=None,
-        responses=documented(*_OF_RUNS, errors.ToolNotFound, errors.GatewayBusy),
+        responses={200: {"model": PutAnswered}, **documented(*_OF_RUNS, errors.ToolNotFound, errors.GatewayBusy)},
         openapi_extra=request_body(PutRequest, _PUT, in_path=("run_id",)),
     )
     async def put(request: Request) -> Response:
@@ -129,7 +139,7 @@ def router(services: Services) -> APIRouter:
             run_id = await run_of_worker(services, principal, request.path_params["run_id"])
             parameters(request)
             body = await _read_puts(request)
-            answer = await services.runs.put(run_id, _qualified(body, principal.tenant), principal)
+            answer = await services.runs.put(run_id, _qualified(body, principal), principal)
             result = answer.result
             if result is not None and "run_id" in result:
                 result = {**result, "run_id": own_run_id(principal.tenant, result["run_id"])}
@@ -148,8 +158,8 @@ def router(services: Services) -> APIRouter:
         operation_id="list_checkpoints",
         summary="A page of the run's journal, in its order; of a fork its source's comes first",
         response_model=None,
-        responses=documented(*_OF_RUNS),
-        openapi_extra=documented_parameters("after_seq", "limit", in_path=("run_id",)),
+        responses={200: {"model": JournalPage}, **documented(*_OF_RUNS)},
+        openapi_extra=documented_parameters("run_id", "after_number", "limit"),
     )
     async def journal(request: Request) -> Response:
         async with services.admitted(request) as principal:
@@ -168,8 +178,8 @@ def router(services: Services) -> APIRouter:
         operation_id="load_checkpoint",
         summary="What the journal has of one operation: its intents, checkpoints and answers, in their order",
         response_model=None,
-        responses=documented(*_OF_RUNS),
-        openapi_extra=documented_parameters(in_path=("run_id", "path")),
+        responses={200: {"model": OperationRecords}, **documented(*_OF_RUNS)},
+        openapi_extra=documented_parameters("run_id", "path"),
     )
     async def one_operation(request: Request) -> Response:
         async with services.admitted(request) as principal:
@@ -195,13 +205,15 @@ async def _read_puts(request: Request) -> PutRequest:
     return checked(PutRequest, parse_object(raw))
 
 
-def _qualified(body: PutRequest, tenant: str) -> PutRequest:
+def _qualified(body: PutRequest, principal: Principal) -> PutRequest:
     """Servers and runs as the log names them."""
     then = body.then
     if isinstance(then, ThenTool):
-        then = then.model_copy(update={"server_id": qualify(tenant, then.server_id)})
+        then = then.model_copy(update={"server_id": qualify(principal.tenant, then.server_id)})
     elif isinstance(then, ThenChild) and then.run_id is not None:
-        then = then.model_copy(update={"run_id": qualify(tenant, then.run_id)})
+        if "/" in then.run_id:
+            raise SchemaViolation("the body at /then/run_id", expected="an id without /", found=then.run_id[:64])
+        then = then.model_copy(update={"run_id": qualified(principal, then.run_id)})
     return body.model_copy(update={"then": then})
 
 
@@ -209,8 +221,9 @@ def _position(given: str | None, first: int) -> int:
     """After which number of the journal; a fork's begins below 0."""
     if given is None:
         return first
-    if re.fullmatch(r"0|-?[1-9][0-9]{0,15}", given) is None:
-        raise InputMalformed("after_seq", expected="a whole number", found=given[:32])
+    if re.fullmatch(r"0|-?[1-9][0-9]{0,15}", given) is None or abs(int(given)) > SAFE_INTEGER_MAX:
+        expected = f"a whole number, -{SAFE_INTEGER_MAX} to {SAFE_INTEGER_MAX}"
+        raise InputMalformed("after_seq", expected=expected, found=given[:32])
     return max(first, int(given))
 
 

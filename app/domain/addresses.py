@@ -13,6 +13,8 @@ _NUMBER: Final = "[1-9][0-9]{0,6}"
 # Keys of tool calls that runs make: `run:{run_id}/{path}`, with `/r{n}` at a later try.
 RUN_KEY_PREFIX: Final = "run:"
 PATH_PATTERN: Final = rf"^{_NUMBER}((:{_NUMBER})?\.{_NUMBER})*$"
+# What a tenant calls its run. The log's id of a run outside the default tenant begins with the tenant and a /.
+OWN_RUN_ID_PATTERN: Final = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,95}$"
 
 RunId = Annotated[
     str,

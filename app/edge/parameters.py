@@ -11,7 +11,15 @@ from starlette.requests import Request
 
 from app.config.wording import listed, shown
 from app.core.errors import InputMalformed, TraceNotFound
-from app.core.limits import LIST_ITEMS_DEFAULT, LIST_ITEMS_MAX, NAME_CHARS_MAX, QUERY_PARAMETERS_MAX, SAFE_INTEGER_MAX
+from app.core.limits import (
+    LIST_ITEMS_DEFAULT,
+    LIST_ITEMS_MAX,
+    NAME_CHARS_MAX,
+    QUERY_PARAMETERS_MAX,
+    RUN_PATH_CHARS_MAX,
+    SAFE_INTEGER_MAX,
+)
+from app.domain.addresses import OWN_RUN_ID_PATTERN, PATH_PATTERN
 from app.domain.identity import Principal
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
@@ -130,6 +138,26 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "schema": {"type": "string", "format": "uuid", "pattern": f"^{_TRACE_ID.pattern}$"},
         "example": "019b76da-a800-7000-8000-000000000001",
     },
+    "run_id": {
+        "name": "run_id",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "pattern": OWN_RUN_ID_PATTERN},
+        "example": "order-7",
+    },
+    "path": {
+        "name": "path",
+        "in": "path",
+        "required": True,
+        "description": "The address of an operation.",
+        "schema": {"type": "string", "pattern": PATH_PATTERN, "maxLength": RUN_PATH_CHARS_MAX},
+        "example": "3",
+    },
+    "after_number": _query(
+        "after_seq",
+        "Only records after this number; the journal of a fork begins below 0.",
+        {"type": "integer", "minimum": -SAFE_INTEGER_MAX, "maximum": SAFE_INTEGER_MAX},
+    ),
     "at": _query("at", "After which entry of the journal; without it after the last.", _NUMBER_SCHEMA),
     "limit": _query(
         "limit",

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from app.config import qualify
 from app.core.errors import RunNotFound, TgaError
+from app.domain.addresses import OWN_RUN_ID_PATTERN
 from app.domain.identity import Principal
 from app.domain.ledger.queries import Visibility
 from app.domain.runs.documents import RunAnswer, RunEnd
@@ -21,7 +22,7 @@ from app.domain.tga.execution import answer_of
 from app.edge.permissions import Action, may, require, scope_of
 from app.edge.services import Services
 
-_OWN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,95}")
+_OWN_ID: Final = re.compile(OWN_RUN_ID_PATTERN)
 
 
 def qualified(principal: Principal, own_id: str) -> str:

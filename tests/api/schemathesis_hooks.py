@@ -38,9 +38,13 @@ def before_call(context: schemathesis.HookContext, case: Case[Any], kwargs: dict
         case.path_parameters["trace_id"] = _FINISHED[turn % len(_FINISHED)]
     if case.meta.generation.mode != GenerationMode.POSITIVE:
         return
+    if "/worker/lease" in label and isinstance(case.body, dict):
+        case.body["wait_ms"] = turn % 50  # nothing becomes ready while it waits
     if turn % 5 == 4:
         return  # as it was made: an id that nobody has
-    if "trace_id" in case.path_parameters and not label.endswith("/events"):
+    if "/runs" in label or "/worker/" in label:
+        _use_known_run(label, case, turn)
+    elif "trace_id" in case.path_parameters and not label.endswith("/events"):
         of = "held" if label.endswith("/resolve") and turn % 3 == 0 else "traces"
         known = _known[of][turn % len(_known[of])]
         case.path_parameters["trace_id"] = known["trace_id"]
@@ -66,6 +70,35 @@ def before_call(context: schemathesis.HookContext, case: Case[Any], kwargs: dict
         if turn % 16 > 4:
             case.headers.pop("Idempotency-Key", None)
             case.body["idempotency_key"] = f"outside-{turn}"
+
+
+def _use_known_run(label: str, case: Case[Any], turn: int) -> None:
+    """Ids, leases and questions that there are."""
+    runs = _known["runs"]
+    body: dict[str, Any] = case.body if isinstance(case.body, dict) else {}
+    leased = runs["leased"][turn % len(runs["leased"])]
+    if isinstance(body.get("then"), dict) and "wait_ms" in body["then"]:
+        body["then"]["wait_ms"] = turn % 50
+    if label == "POST /v1/runs":
+        body.update(procedure="onboard", version="1")
+    elif label.startswith("POST /v1/worker/"):
+        body.update(runs["worker"])
+        if "lease" in label and turn % 2:
+            body["procedures"] = [runs["program"]]
+    elif label.endswith("/heartbeat"):
+        case.path_parameters["run_id"] = leased["run_id"]
+        body.update(runs["worker"], runs=[{"run_id": leased["run_id"], "lease": leased["lease"]}])
+    elif label == "POST /v1/runs/{run_id}/checkpoints":
+        case.path_parameters["run_id"] = leased["run_id"]
+        body.update(lease=leased["lease"], attempt=1)
+        if turn % 2:
+            body.update(after_seq=leased["sequence_number"], puts=[])
+    else:
+        of = "failed" if label.endswith(("/retry", "/fork")) else "waiting"
+        case.path_parameters["run_id"] = runs[of][turn % len(runs[of])]
+        if label.endswith("/signals") and turn % 3:
+            body.clear()
+            body.update({"path": "1", "answer": True} if turn % 3 == 1 else {"name": "paid", "value": turn})
 
 
 @schemathesis.hook

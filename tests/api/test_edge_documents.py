@@ -125,7 +125,5 @@ async def test_every_error_that_a_request_can_meet_has_a_status() -> None:
         "NOTE_INVALID",
         "PROOF_INVALID",
         "BUNDLE_INVALID",
-        # Until workers have routes:
-        *("RUN_POSITION_TAKEN", "RUN_POSITION_GAP", "RUN_ANSWER_UNASKED", "RUN_BLOB_MISSING"),
     }
     assert {error.code for error in ALL_ERRORS if error not in STATUS} <= local

@@ -39,6 +39,19 @@ ROUTES = {
     "POST /v1/traces/{trace_id}/withdraw",
     "GET /v1/events",
     "GET /v1/approvals",
+    "POST /v1/runs",
+    "GET /v1/runs/{run_id}",
+    "GET /v1/runs/{run_id}/state",
+    "GET /v1/runs/{run_id}/checkpoints",
+    "GET /v1/runs/{run_id}/checkpoints/{path}",
+    "POST /v1/runs/{run_id}/signals",
+    "POST /v1/runs/{run_id}/cancel",
+    "POST /v1/runs/{run_id}/fork",
+    "POST /v1/runs/{run_id}/retry",
+    "POST /v1/runs/{run_id}/heartbeat",
+    "POST /v1/runs/{run_id}/checkpoints",
+    "POST /v1/worker/lease",
+    "POST /v1/worker/heartbeat",
     "GET /v1/servers",
     "GET /v1/tools",
     "POST /v1/tools/{server_id}/{tool_name}/pin",
@@ -53,8 +66,7 @@ NEVER_OVER_HTTP = {
     errors.KeyClaimed.code,  # answered from the trace that has the key
     errors.ApprovalNotExpired.code,  # of the sweep
     errors.TraceUnfinished.code,  # of `tga erase`
-    errors.StartDenied.code,  # until runs have routes
-    errors.RunBlobMissing.code,  # likewise
+    errors.RunLeaseLost.code,  # a worker is told STOP, with 200
 }
 UNKNOWN = "0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"
 
@@ -70,6 +82,8 @@ class Outside:
     def _prepare(self) -> None:
         config = self.world.config.read_text().replace("timeout_ms = 5000", "timeout_ms = 500")
         self.world.config.write_text(config + "\n[limits]\nrequests_per_second = 100000\nburst = 100000\n")
+        start = '@id("start") permit(principal, action == Action::"start", resource);'
+        self.world.policy.write_text(f"{self.world.policy.read_text()}\n{start}\n")
         self.world.start()
         self.session = requests.Session()
         self.session.headers["Authorization"] = f"Bearer {self.world.admin_key()}"
@@ -107,8 +121,43 @@ class Outside:
                 for n, one in enumerate(described(pending))
                 for trace in (one, described([*finished, held])[n % 4])
             ],
+            "runs": self._runs(),
             "tools": [tool for tool in self.get("/v1/tools").json()["items"] if tool["server_id"] == "bank"],
         }
+
+    def _runs(self) -> dict[str, Any]:
+        """Runs that are ready, leased, waiting for an answer, failed and completed."""
+        program = {"name": "onboard", "version": "1", "program_digest": "ab" * 32}
+        self._post("/v1/procedures", program)
+        worker = {"worker": "outside-1", "name": "outside"}
+        leased: list[dict[str, Any]] = []
+        for n in range(24):
+            self._post("/v1/runs", {"procedure": "onboard", "input": n, "run_id": f"leased-{n}"})
+        while len(leased) < 24:
+            ask = {**worker, "procedures": [program], "slots": 24, "wait_ms": 5_000}
+            leased += self._post("/v1/worker/lease", ask)["runs"]
+        question = {"form": "approve", "message": "Pay?", "answer_schema": {"type": "boolean"}}
+        asked = {"type": "ask", "path": "1", "name": "pay?", "input_digest": "ab" * 32, "request": question}
+        for n, run in enumerate(leased[:18]):
+            put: dict[str, Any] = {"lease": run["lease"], "attempt": 1, "after_seq": run["sequence_number"]}
+            if n < 12:
+                put |= {"puts": [asked], "then": {"type": "suspend", "awaits": ["1"]}}
+            else:
+                error = {"type": "Broken", "message": "broken", "retryable": False}
+                put |= {"then": {"type": "fail", "error": error}}
+            self._post(f"/v1/runs/{run['run_id']}/checkpoints", put)
+        return {
+            "waiting": [run["run_id"] for run in leased[:12]],
+            "failed": [run["run_id"] for run in leased[12:18]],
+            "leased": leased[18:],
+            "worker": worker,
+            "program": program,
+        }
+
+    def _post(self, path: str, body: Any) -> Any:
+        answer = self.session.post(self.world.url + path, json=body, timeout=HANG_S)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
     def close(self) -> None:
         self.session.close()

@@ -1,5 +1,5 @@
--- Which run goes to which worker, and what is due. Everything here is of the moment: it follows from the streams of runs,
--- and is written without a flush where losing it only means a delay.
+-- Which run goes to which worker, and what is due. Everything here is of the moment: it follows from the streams of
+-- runs, and is written without a flush where losing it only means a delay.
 
 -- A gateway that does what is due keeps the row from the others for a moment.
 ALTER TABLE tga.runs ADD COLUMN held_until timestamptz;
@@ -177,8 +177,8 @@ BEGIN
 END
 $$;
 
--- A worker lives. Its id is its principal's for good: another one is told that it is taken (no row at all). The runs that
--- it holds, as far as is recorded.
+-- A worker lives. Its id is its principal's for good: another one is told that it is taken (no row at all). The runs
+-- that it holds, as far as is recorded.
 CREATE FUNCTION tga.beat_worker(
     of_worker text, of_tenant text, of_principal text, named text, can_run text[]
 ) RETURNS TABLE (stream text)
