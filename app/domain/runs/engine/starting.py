@@ -136,7 +136,7 @@ class Starting:
             found = await self._ports.runs.load(start.run_id)
         except RunNotFound:
             raise error from None  # it may still be on its way: the caller asks again
-        if found.start == start:
+        if isinstance(error, OutcomeUnknown) and found.start == start:
             return Started(start.run_id, found.run.head.state, replayed=False)  # our own, whose answer was lost
         verify_same_run(found, start)
         return Started(start.run_id, found.run.head.state, replayed=True)

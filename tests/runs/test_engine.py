@@ -1,0 +1,410 @@
+"""The engine on PostgreSQL, without the edge: what each request leaves on the record, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.core.errors import (
+    ArgumentsInvalid,
+    ProcedureNotFound,
+    RunAnswerInvalid,
+    RunAnswerUnasked,
+    RunEnded,
+    RunIdTaken,
+    RunNotFound,
+    RunPositionGap,
+    RunPositionTaken,
+    RunTierInvalid,
+    RunValueTooLarge,
+)
+from app.domain.identity import Principal
+from app.domain.runs.documents import Accepted, Resolved, RunPolicy
+from app.domain.runs.engine.messages import BeatRequest, LeasedRun
+from app.domain.runs.engine.viewing import view
+from app.domain.runs.procedures import ProcedureSaid
+from app.domain.runs.values import InlineValue
+from app.postgres.database import Database
+from tests.runs.engines import AGENT, NOW, PROGRAM, WORKER, Engine, open_engine, step
+
+PERSON = Principal(principal_id="ada", tenant="default", roles=["supervisor"])
+DONE: dict[str, Any] = {"type": "complete", "output": {"tier": "inline", "value": "done"}}
+OPERATION = {"input_digest": PROGRAM, "name": "it"}
+
+
+@pytest.fixture
+async def engine(database: Database) -> AsyncIterator[Engine]:
+    async with open_engine(database.gateway_url, lease_ms=500) as opened:
+        yield opened
+
+
+def inline(value: Any) -> InlineValue:
+    return InlineValue(tier="inline", value=value)
+
+
+def policy(**changed: Any) -> RunPolicy:
+    usual: dict[str, Any] = {
+        "timeout_ms": None,
+        "checkpoint_timeout_ms": None,
+        "retry": {"retries": 0, "first_ms": 1, "max_ms": 1},
+        "park_after": 5,
+        "on_parent_end": "cancel",
+        "retention": "keep",
+    }
+    return RunPolicy.made_of({**usual, **changed})
+
+
+def sleep(path: str, wakes_at: str = NOW) -> dict[str, Any]:
+    return {"type": "sleep", "path": path, "wakes_at": wakes_at, **OPERATION}
+
+
+def ask(path: str, **request: Any) -> dict[str, Any]:
+    asked = {"form": "approve", "message": "Pay?", "answer_schema": {"type": "boolean"}, **request}
+    return {"type": "ask", "path": path, "request": asked, **OPERATION}
+
+
+def suspend(*awaits: str, **more: Any) -> dict[str, Any]:
+    return {"type": "suspend", "awaits": list(awaits), **more}
+
+
+async def leased(engine: Engine, run_id: str = "r", **more: Any) -> LeasedRun:
+    await engine.start(run_id, **more)
+    (run,) = await engine.lease()
+    return run
+
+
+async def again(engine: Engine) -> LeasedRun:
+    (run,) = await engine.lease(wait_ms=30_000)
+    return run
+
+
+async def state_of(engine: Engine, run_id: str = "r") -> str:
+    return (await engine.engine.ports.runs.load(run_id)).run.head.state
+
+
+async def types_of(engine: Engine, run_id: str = "r") -> list[str]:
+    records = await engine.engine.ports.runs.load_records(run_id, after=0, limit=1_000)
+    return [record.entry.artifact_type.removeprefix("run_") for record in records]
+
+
+async def sweep_until(engine: Engine, run_id: str, *states: str) -> None:
+    """Look for what is due until the run is there. Workers are judged as a gateway would that hears them."""
+    async with asyncio.timeout(120):
+        while await state_of(engine, run_id) not in states:
+            await engine.engine.sweeping.sweep(judges_workers=True)
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_is_started_once_for_its_id_and_input(engine: Engine) -> None:
+    assert not (await engine.start("r", {"n": 1})).replayed
+    assert (await engine.start("r", {"n": 1})).replayed
+    with pytest.raises(RunIdTaken):
+        await engine.start("r", {"n": 2})
+    results = await asyncio.gather(*(engine.start("many", 7) for _ in range(20)))
+    assert [result.replayed for result in results].count(False) == 1
+    assert await types_of(engine, "many") == ["start"]
+
+
+async def test_nobody_starts_what_nobody_has_registered(engine: Engine) -> None:
+    with pytest.raises(ProcedureNotFound):
+        await engine.start("r", version="9")
+    with pytest.raises(RunNotFound):
+        await engine.engine.ports.runs.load("r")
+
+
+async def test_the_input_fits_what_was_registered(engine: Engine) -> None:
+    schema = {"type": "object", "required": ["email"]}
+    said = ProcedureSaid(name="onboard", version="2", program_digest="b" * 64, input_schema=schema)
+    await engine.procedures.register(said, WORKER)
+    with pytest.raises(ArgumentsInvalid, match="email"):
+        await engine.start("r", {"mail": 1}, version="2")
+    assert (await engine.start("r", {"email": "a"}, version="2")).state == "SCHEDULED"
+
+
+async def test_a_step_is_put_once_however_often_it_is_sent(engine: Engine) -> None:
+    run = await leased(engine)
+    puts = (step("1"), step("2", state_change=[{"op": "set", "at": "/n", "to": 7}]))
+    for _ in range(3):
+        answer = await engine.put(run, 2, *puts, then={**DONE, "positions": 2})
+        assert (answer.directive, answer.result) == ("DONE", {"state": "COMPLETED"})
+    assert await types_of(engine) == ["start", "attempt", "checkpoint", "checkpoint", "end"]
+    assert (await engine.engine.ports.runs.load("r")).run.state == {"n": 7}
+
+
+async def test_another_operation_at_a_taken_address_is_refused_and_so_is_a_gap(engine: Engine) -> None:
+    run = await leased(engine)
+    await engine.put(run, 2, step("1"))
+    with pytest.raises(RunPositionTaken):
+        await engine.put(run, 2, step("1", value=2))
+    with pytest.raises(RunPositionGap):
+        await engine.put(run, 3, step("3"))
+    assert await types_of(engine) == ["start", "attempt", "checkpoint"]
+
+
+async def test_transient_snapshot_is_refused(engine: Engine) -> None:
+    run = await leased(engine)
+    with pytest.raises(RunTierInvalid):
+        await engine.put(run, 2, step("1") | {"value": {"tier": "transient"}})
+    with pytest.raises(RunValueTooLarge):
+        await engine.put(run, 2, step("1", value="x" * 40_000))
+    await engine.put(run, 2, step("1", resume="recompute") | {"value": {"tier": "transient"}})
+
+
+async def test_old_attempt_is_stopped_and_that_it_came_is_told_once(engine: Engine) -> None:
+    old = await leased(engine)
+    await engine.put(old, 2, then={"type": "release"})
+    new = await again(engine)
+    for _ in range(3):
+        answer = await engine.put(old, 2, step("1"))
+        assert (answer.directive, answer.reason) == ("STOP", "LEASE_LOST")
+    stranger = new.__class__(**{f: getattr(new, f) for f in new.__slots__} | {"lease": "x" * 32})  # type: ignore[attr-defined]
+    assert (await engine.put(stranger, 4, step("1"))).directive == "STOP"
+    assert await types_of(engine) == ["start", "attempt", "attempt", "attempt", "attempt"]
+    records = await engine.engine.ports.runs.load_records("r", after=4, limit=10)
+    assert records[0].artifact is not None
+    assert records[0].artifact.to_json()["change"] == "FENCED"
+    assert (await engine.put(new, 5, step("1"))).directive == "CONTINUE"
+
+
+async def test_ask_first_wins_wrong_type_leaves_it_open_and_the_run_goes_on(engine: Engine) -> None:
+    run = await leased(engine)
+    answer = await engine.put(run, 2, ask("1"), then=suspend("1"))
+    assert answer.directive == "SUSPENDED"
+    answering = engine.engine.answering
+    with pytest.raises(RunAnswerInvalid, match="boolean"):
+        await answering.answer("r", "1", "yes", inline("yes"), PERSON, intent_digest=None)
+    with pytest.raises(RunAnswerUnasked):
+        await answering.answer("r", "1", True, inline(True), PERSON, intent_digest="f" * 64)
+    results = await asyncio.gather(
+        *(answering.answer("r", "1", value, inline(value), PERSON, intent_digest=None) for value in (True, False)),
+        return_exceptions=True,
+    )
+    assert sorted(type(result).__name__ for result in results) == ["RunAnswerUnasked", "str"]
+    assert (await again(engine)).attempt == 2
+    assert (await types_of(engine)).count("answer") == 1
+
+
+async def test_ask_default_and_expiry(engine: Engine) -> None:
+    run = await leased(engine)
+    puts = (ask("1:1.1", expires_at=NOW, default={"tier": "inline", "value": False}), ask("1:2.1", expires_at=NOW))
+    await engine.put(run, 2, *puts, then=suspend("1:1.1", "1:2.1", wake="ALL"))
+    await sweep_until(engine, "r", "SCHEDULED")
+    records = await engine.engine.ports.runs.load_records("r", after=5, limit=10)
+    said = [record.artifact.to_json() for record in records if record.artifact is not None]
+    assert [(one["outcome"], one["wakes"]) for one in said] == [("OK", "NO"), ("TIMEOUT", "YES")]
+    assert said[0]["value"] == {"tier": "inline", "value": False}
+
+
+async def test_a_sleep_is_over_while_the_suspension_is_held(engine: Engine) -> None:
+    run = await leased(engine)
+    answer = await engine.put(
+        run, 2, sleep("1", engine.engine.ports.clock.after(50)), then=suspend("1", wait_ms=60_000)
+    )
+    assert answer.directive == "CONTINUE"
+    assert [record.entry.artifact_type for record in answer.news] == ["run_answer"]
+    assert await types_of(engine) == ["start", "attempt", "intent", "answer"]
+
+
+async def test_signals_are_received_in_their_order_each_once(engine: Engine) -> None:
+    run = await leased(engine)
+    answering = engine.engine.answering
+    for signal_id in ("a", "a", "b"):
+        await answering.signal("r", "go", signal_id, inline(signal_id), AGENT)
+    wanted = {"type": "signal", "path": "1", **OPERATION, "name": "go"}
+    answer = await engine.put(run, 4, wanted)
+    assert [record.artifact.to_json()["value"]["value"] for record in answer.news if record.artifact] == ["a"]
+    await answering.signal("r", "go", "a", inline("a"), AGENT)  # a repeat, after it was received
+    await engine.put(run, answer.sequence_number, wanted | {"path": "2"})
+    await engine.put(run, answer.sequence_number + 2, wanted | {"path": "3"}, then=suspend("3"))
+    assert await state_of(engine) == "WAITING"
+    await answering.signal("r", "go", "c", inline("c"), AGENT)
+    assert (await again(engine)).attempt == 2
+
+
+async def test_a_lost_worker_loses_its_runs_and_a_beat_keeps_them(engine: Engine) -> None:
+    run = await leased(engine)
+    beat = {"worker": "worker-one", "name": "here", "runs": [{"run_id": "r", "lease": run.lease, "after_seq": 2}]}
+    for _ in range(3):
+        (told,) = await engine.engine.leasing.beat(BeatRequest.made_of(beat), WORKER)
+        assert told.directive == "CONTINUE"
+        await engine.engine.sweeping.sweep(judges_workers=True)
+    await sweep_until(engine, "r", "SCHEDULED")
+    (told,) = await engine.engine.leasing.beat(BeatRequest.made_of(beat), WORKER)
+    assert (told.directive, told.reason) == ("STOP", "LEASE_LOST")
+    assert (await again(engine)).attempt == 2
+
+
+async def test_a_lease_whose_answer_was_lost_comes_back_after_two_beats(engine: Engine) -> None:
+    await leased(engine)
+    beat = BeatRequest.made_of({"worker": "worker-one", "name": "here", "runs": []})
+    async with asyncio.timeout(120):
+        while await state_of(engine) == "RUNNING":
+            await engine.engine.leasing.beat(beat, WORKER)
+            await asyncio.sleep(0.02)
+    assert (await again(engine)).attempt == 2
+
+
+async def test_attempts_without_a_checkpoint_park_the_run_and_a_retry_takes_it_up(engine: Engine) -> None:
+    await engine.start("r", policy=policy(park_after=2))
+    await engine.lease()
+    await sweep_until(engine, "r", "SCHEDULED")
+    await again(engine)
+    await sweep_until(engine, "r", "PARKED")
+    seen = await view(engine.engine.ports, "r")
+    assert seen.notice is not None
+    assert seen.end is not None
+    assert seen.end.error is not None
+    assert seen.end.error.type == "RUN_PARKED"
+    assert await engine.engine.answering.resume("r", PERSON, rationale="mended") == "SCHEDULED"
+    assert (await again(engine)).attempt == 3
+
+
+async def test_silence_ends_the_attempt_and_a_deadline_the_run(engine: Engine) -> None:
+    await engine.start("quiet", policy=policy(checkpoint_timeout_ms=20))
+    await engine.lease(worker="worker-two")
+    await sweep_until(engine, "quiet", "SCHEDULED")
+    await engine.start("late", policy=policy(timeout_ms=20))
+    await sweep_until(engine, "late", "FAILED")
+    seen = await view(engine.engine.ports, "late")
+    assert seen.end is not None
+    assert seen.end.error is not None
+    assert seen.end.error.type == "RUN_TIMED_OUT"
+
+
+async def test_a_failed_run_is_tried_again_by_its_policy_then_by_a_person(engine: Engine) -> None:
+    error = {"type": "ValueError", "message": "no", "retryable": True}
+    await engine.start("r", policy=policy(retry={"retries": 1, "first_ms": 1, "max_ms": 1}))
+    (run,) = await engine.lease()
+    assert (await engine.put(run, 2, then={"type": "fail", "error": error})).result == {"state": "SCHEDULED"}
+    run = await again(engine)
+    failed = step("1", outcome="ERROR") | {"value": None, "error": error}
+    answer = await engine.put(run, run.sequence_number, failed, then={"type": "fail", "error": error})
+    assert answer.result == {"state": "SCHEDULED"}  # a checkpoint came: the count begins anew
+    run = await again(engine)
+    final = {"type": "fail", "error": {**error, "retryable": False}}
+    assert (await engine.put(run, run.sequence_number, then=final)).result == {"state": "FAILED"}
+    await engine.engine.answering.resume("r", AGENT, rationale="again")
+    run = await again(engine)
+    # What failed is open again, as its second try.
+    await engine.put(run, run.sequence_number, step("1", try_number=2), then={**DONE, "positions": 1})
+    assert await state_of(engine) == "COMPLETED"
+    with pytest.raises(RunEnded):
+        await engine.engine.answering.resume("r", AGENT, rationale="again")
+
+
+async def test_a_person_resolves_a_step_that_was_interrupted(engine: Engine) -> None:
+    run = await leased(engine)
+    await engine.put(run, 2, {"type": "step", "path": "1", **OPERATION})
+    await engine.put(run, 3, then={"type": "release"})
+    run = await again(engine)
+    error = {"type": "Interrupted", "message": "?", "retryable": False}
+    interrupted = step("1", outcome="INTERRUPTED", name="it") | {"value": None, "error": error}
+    await engine.put(run, run.sequence_number, interrupted, then={"type": "fail", "error": error})
+    resolved = Resolved.made_of({"path": "1", "outcome": "OK", "value": inline("paid"), "error": None})
+    await engine.engine.answering.resume("r", PERSON, rationale="I looked", resolves=[resolved])
+    run = await again(engine)
+    await engine.put(run, run.sequence_number, then={**DONE, "positions": 1})
+    assert await state_of(engine) == "COMPLETED"
+
+
+async def test_a_diverged_run_rests_until_a_program_is_accepted(engine: Engine) -> None:
+    run = await leased(engine)
+    divergence = {"path": "1", "recorded": "step plan", "performed": "step pay", "source": "onboard.py:3"}
+    assert (await engine.put(run, 2, then={"type": "diverge", "divergence": divergence})).directive == "DONE"
+    seen = await view(engine.engine.ports, "r")
+    assert (seen.status, seen.end and seen.end.divergence and seen.end.divergence.source) == (
+        "diverged",
+        "onboard.py:3",
+    )
+    await engine.procedures.register(ProcedureSaid(name="onboard", version="2", program_digest="b" * 64), WORKER)
+    accepted = Accepted(version="2", program_digest="b" * 64)
+    await engine.engine.answering.resume("r", PERSON, rationale="it is fine", accepts=accepted)
+    assert await engine.lease() == []  # the old program does not get it any more
+
+
+async def test_child_is_started_with_its_intent_and_its_end_answers_it(engine: Engine) -> None:
+    run = await leased(engine)
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    for _ in range(2):
+        answer = await engine.put(run, 2, then=child)
+        assert (answer.directive, (answer.result or {})["status"]) == ("CONTINUE", "pending")
+    child_id = (answer.result or {})["run_id"]
+    await engine.put(run, 3, then=suspend("1"))
+    (young,) = await engine.lease(wait_ms=30_000)
+    assert young.run_id == child_id
+    await engine.put(young, young.sequence_number, then={**DONE, "positions": 0})
+    resumed = await again(engine)
+    assert resumed.run_id == "r"
+    records = await engine.engine.ports.runs.load_records("r", after=4, limit=1)
+    told = records[0].artifact
+    assert told is not None
+    assert told.to_json()["value"]["run_id"] == child_id
+
+
+async def test_a_child_that_is_refused_is_an_answer_and_a_cancelled_parent_takes_its_children_along(
+    engine: Engine,
+) -> None:
+    run = await leased(engine)
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "nobody-has-it", "input": inline(1).to_json()}
+    answer = await engine.put(run, 2, then=child)
+    (told,) = [record.artifact for record in answer.news]
+    assert told is not None
+    assert told.to_json()["error"]["type"] == "PROCEDURE_NOT_FOUND"
+    answer = await engine.put(run, 4, then=child | {"path": "2", "procedure": "onboard"})
+    child_id = (answer.result or {})["run_id"]
+    await engine.engine.answering.cancel("r", "ada")
+    await sweep_until(engine, child_id, "CANCELLED")
+    assert (await engine.put(run, 5, step("3"))).reason == "CANCELLED"
+
+
+async def test_fork_proves_origin_source_unchanged(engine: Engine) -> None:
+    run = await leased(engine)
+    for number in range(1, 4):
+        change = [{"op": "set", "at": f"/n{number}", "to": number}]
+        await engine.put(run, number + 1, step(str(number), number, state_change=change))
+    await engine.put(run, 5, then={**DONE, "positions": 3})
+    before = await types_of(engine)
+    change = [{"op": "set", "at": "/n9", "to": 9}]
+    forked = await engine.engine.starting.fork("r", at=4, principal=AGENT, run_id="f", state_change=change)  # type: ignore[arg-type]
+    assert forked.state == "SCHEDULED"
+    copy = await again(engine)
+    assert (copy.run_id, copy.first_seq, copy.salt) == ("f", -4, run.salt)
+    assert copy.draw_salt != run.draw_salt
+    loaded = await engine.engine.ports.runs.load("f")
+    assert loaded.run.state == {"n1": 1, "n2": 2, "n9": 9}
+    with pytest.raises(RunPositionTaken):
+        await engine.put(copy, copy.sequence_number, step("2"))
+    await engine.put(copy, copy.sequence_number, step("3", "other"), then={**DONE, "positions": 3})
+    assert await types_of(engine) == before
+    source = (await engine.engine.ports.runs.load_at("r", 4)).head
+    origin = loaded.start.forked_from
+    assert origin is not None
+    assert (origin.sequence_number, origin.entry_digest) == (4, source.entry_digest)
+
+
+async def test_state_at_every_position(engine: Engine) -> None:
+    run = await leased(engine)
+    seen = 2
+    for first in range(1, 241, 40):
+        puts = [
+            step(str(number), state_change=[{"op": "set", "at": "/n", "to": number}])
+            for number in range(first, first + 40)
+        ]
+        seen = (await engine.put(run, seen, *puts)).sequence_number
+    for at in (3, 99, 100, 101, 150, 200, 242):
+        assert (await engine.engine.ports.runs.load_at("r", at)).state == {"n": at - 2}
+    assert (await engine.engine.ports.runs.load_at("r", 2)).state == {}
+
+
+async def test_ten_slots_are_shared_by_procedures_in_turn_and_nobody_gets_a_run_twice(engine: Engine) -> None:
+    await engine.procedures.register(ProcedureSaid(name="other", version="1", program_digest=PROGRAM), WORKER)
+    for number in range(20):
+        await engine.start(f"many-{number}")
+    held = await engine.engine.ports.runs.hold_ready("default", [("onboard", f"1@{PROGRAM}")], 5)
+    taken = await asyncio.gather(*(engine.lease(4, worker=f"worker-{n:04}", wait_ms=200) for n in range(5)))
+    ids = [run.run_id for runs in taken for run in runs]
+    assert len(ids) == len(set(ids)) == 15
+    assert not {run.run_id for run in held} & set(ids)
