@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from app.domain.runs.documents import Accepted, Resolved, RunPolicy
 from app.domain.runs.engine.messages import BeatRequest, LeasedRun
 from app.domain.runs.engine.viewing import view
 from app.domain.runs.procedures import ProcedureSaid
+from app.domain.runs.replay import RunRecord
+from app.domain.runs.state import SetAt
 from app.domain.runs.values import InlineValue
 from app.postgres.database import Database
 from tests.runs.engines import AGENT, NOW, PROGRAM, WORKER, Engine, open_engine, step
@@ -79,6 +82,11 @@ async def leased(engine: Engine, run_id: str = "r", **more: Any) -> LeasedRun:
 async def again(engine: Engine) -> LeasedRun:
     (run,) = await engine.lease(wait_ms=30_000)
     return run
+
+
+def said(record: RunRecord) -> dict[str, Any]:
+    assert record.artifact is not None
+    return record.artifact.to_json()
 
 
 async def state_of(engine: Engine, run_id: str = "r") -> str:
@@ -160,12 +168,11 @@ async def test_old_attempt_is_stopped_and_that_it_came_is_told_once(engine: Engi
     for _ in range(3):
         answer = await engine.put(old, 2, step("1"))
         assert (answer.directive, answer.reason) == ("STOP", "LEASE_LOST")
-    stranger = new.__class__(**{f: getattr(new, f) for f in new.__slots__} | {"lease": "x" * 32})  # type: ignore[attr-defined]
+    stranger = replace(new, lease="x" * 32)
     assert (await engine.put(stranger, 4, step("1"))).directive == "STOP"
     assert await types_of(engine) == ["start", "attempt", "attempt", "attempt", "attempt"]
     records = await engine.engine.ports.runs.load_records("r", after=4, limit=10)
-    assert records[0].artifact is not None
-    assert records[0].artifact.to_json()["change"] == "FENCED"
+    assert said(records[0])["change"] == "FENCED"
     assert (await engine.put(new, 5, step("1"))).directive == "CONTINUE"
 
 
@@ -193,9 +200,8 @@ async def test_ask_default_and_expiry(engine: Engine) -> None:
     await engine.put(run, 2, *puts, then=suspend("1:1.1", "1:2.1", wake="ALL"))
     await sweep_until(engine, "r", "SCHEDULED")
     records = await engine.engine.ports.runs.load_records("r", after=5, limit=10)
-    said = [record.artifact.to_json() for record in records if record.artifact is not None]
-    assert [(one["outcome"], one["wakes"]) for one in said] == [("OK", "NO"), ("TIMEOUT", "YES")]
-    assert said[0]["value"] == {"tier": "inline", "value": False}
+    assert [(said(one)["outcome"], said(one)["wakes"]) for one in records] == [("OK", "NO"), ("TIMEOUT", "YES")]
+    assert said(records[0])["value"] == {"tier": "inline", "value": False}
 
 
 async def test_a_sleep_is_over_while_the_suspension_is_held(engine: Engine) -> None:
@@ -215,7 +221,7 @@ async def test_signals_are_received_in_their_order_each_once(engine: Engine) -> 
         await answering.signal("r", "go", signal_id, inline(signal_id), AGENT)
     wanted = {"type": "signal", "path": "1", **OPERATION, "name": "go"}
     answer = await engine.put(run, 4, wanted)
-    assert [record.artifact.to_json()["value"]["value"] for record in answer.news if record.artifact] == ["a"]
+    assert [said(record)["value"]["value"] for record in answer.news] == ["a"]
     await answering.signal("r", "go", "a", inline("a"), AGENT)  # a repeat, after it was received
     await engine.put(run, answer.sequence_number, wanted | {"path": "2"})
     await engine.put(run, answer.sequence_number + 2, wanted | {"path": "3"}, then=suspend("3"))
@@ -339,9 +345,7 @@ async def test_child_is_started_with_its_intent_and_its_end_answers_it(engine: E
     resumed = await again(engine)
     assert resumed.run_id == "r"
     records = await engine.engine.ports.runs.load_records("r", after=4, limit=1)
-    told = records[0].artifact
-    assert told is not None
-    assert told.to_json()["value"]["run_id"] == child_id
+    assert said(records[0])["value"]["run_id"] == child_id
 
 
 async def test_a_child_that_is_refused_is_an_answer_and_a_cancelled_parent_takes_its_children_along(
@@ -350,9 +354,7 @@ async def test_a_child_that_is_refused_is_an_answer_and_a_cancelled_parent_takes
     run = await leased(engine)
     child = {"type": "child", "path": "1", **OPERATION, "procedure": "nobody-has-it", "input": inline(1).to_json()}
     answer = await engine.put(run, 2, then=child)
-    (told,) = [record.artifact for record in answer.news]
-    assert told is not None
-    assert told.to_json()["error"]["type"] == "PROCEDURE_NOT_FOUND"
+    assert [said(record)["error"]["type"] for record in answer.news] == ["PROCEDURE_NOT_FOUND"]
     answer = await engine.put(run, 4, then=child | {"path": "2", "procedure": "onboard"})
     child_id = (answer.result or {})["run_id"]
     await engine.engine.answering.cancel("r", "ada")
@@ -367,8 +369,8 @@ async def test_fork_proves_origin_source_unchanged(engine: Engine) -> None:
         await engine.put(run, number + 1, step(str(number), number, state_change=change))
     await engine.put(run, 5, then={**DONE, "positions": 3})
     before = await types_of(engine)
-    change = [{"op": "set", "at": "/n9", "to": 9}]
-    forked = await engine.engine.starting.fork("r", at=4, principal=AGENT, run_id="f", state_change=change)  # type: ignore[arg-type]
+    edit = SetAt(op="set", at="/n9", to=9)
+    forked = await engine.engine.starting.fork("r", at=4, principal=AGENT, run_id="f", state_change=[edit])
     assert forked.state == "SCHEDULED"
     copy = await again(engine)
     assert (copy.run_id, copy.first_seq, copy.salt) == ("f", -4, run.salt)
