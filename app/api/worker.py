@@ -116,7 +116,7 @@ def router(services: Services) -> APIRouter:
     async def beat_for_a_run(request: Request) -> Response:
         async with services.admitted(request) as principal:
             own_id = request.path_params["run_id"]
-            run_id = await run_of_worker(services, principal, own_id)
+            run_id = run_of_worker(principal, own_id)
             parameters(request)
             body = await read_body(request.scope, request.receive, BeatRequest)
             if [one.run_id for one in body.runs] != [own_id]:
@@ -136,7 +136,7 @@ def router(services: Services) -> APIRouter:
     )
     async def put(request: Request) -> Response:
         async with services.admitted(request) as principal:
-            run_id = await run_of_worker(services, principal, request.path_params["run_id"])
+            run_id = run_of_worker(principal, request.path_params["run_id"])
             parameters(request)
             body = await _read_puts(request)
             answer = await services.runs.put(run_id, _qualified(body, principal), principal)

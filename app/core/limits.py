@@ -332,6 +332,7 @@ RUN_PAGE_RECORDS_MAX: Final = 1_000
 RUN_PAGE_BYTES_MAX: Final = 1_048_576
 RUN_TRIES_MAX: Final = 50  # of one change of a run that others change at the same time
 RUNS_CACHED_MAX: Final = 2_048
+RUNS_CACHED_BYTES_MAX: Final = 134_217_728  # of their states
 RUN_LEASE_MS: Final = 30_000
 RUN_LEASE_MS_MIN: Final = 500
 RUN_LEASE_MS_MAX: Final = 3_600_000

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
+from app.core.canonical import canonical_bytes
 from app.core.chain import Head
 from app.core.errors import (
     ChecksumMismatch,
@@ -23,7 +24,7 @@ from app.core.errors import (
     StoreBusy,
     TgaError,
 )
-from app.core.limits import RUN_TRIES_MAX, RUNS_CACHED_MAX
+from app.core.limits import RUN_TRIES_MAX, RUNS_CACHED_BYTES_MAX, RUNS_CACHED_MAX
 from app.domain.ledger.plans import Plan
 from app.domain.runs.engine.ports import LoadedRun, RunPorts
 from app.domain.runs.engine.work import Work
@@ -42,8 +43,10 @@ class RunTable:
         # Set here for good.
         self._ports = ports
         self._changed = changed  # told of every change that was stored here
-        # Runs as they stood after their last change here: `_taken` and `_keep` write it, whoever holds the run's lock.
+        # Runs as they stood after their last change here, the longest unused first: `_put_by` and `_take_out` write it
+        # for whoever holds the run's lock.
         self._kept: OrderedDict[str, LoadedRun] = OrderedDict()
+        self._kept_bytes = 0  # of their states
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # with how many wait for it or have it
 
     async def change(self, run_id: str, decide: Decide[T], *, is_birth: bool = False) -> T:
@@ -67,21 +70,19 @@ class RunTable:
         async with self._locked(run_id):
             kept = self._kept.get(run_id)
             if kept is None:
-                kept = self._kept[run_id] = await self._ports.runs.load(run_id)
+                kept = await self._ports.runs.load(run_id)
+                self._put_by(run_id, kept)
             return kept
 
     def forget(self, run_id: str) -> None:
         """Read the run again before anything is decided on it."""
-        self._kept.pop(run_id, None)
-
-    def forget_all(self) -> None:
-        self._kept.clear()
+        self._take_out(run_id)
 
     async def _change(self, run_id: str, decide: Decide[T], *, first: Plan | None, is_birth: bool) -> T | None:
         unsure: list[tuple[Head, T]] = []  # what may have been stored, and what to answer if it was
         async with self._locked(run_id):
             for tried in range(RUN_TRIES_MAX):
-                loaded = None if unsure else self._kept.pop(run_id, None)
+                loaded = None if unsure else self._take_out(run_id)
                 is_fresh = loaded is None
                 try:
                     if loaded is None and not is_birth:
@@ -158,10 +159,23 @@ class RunTable:
     def _keep(self, work: Work) -> None:
         if work.loaded is None:
             return
-        self._kept[work.run_id] = work.loaded
-        self._kept.move_to_end(work.run_id)
-        if len(self._kept) > RUNS_CACHED_MAX:
-            self._kept.popitem(last=False)
+        self._put_by(work.run_id, work.loaded)
+
+    def _put_by(self, run_id: str, loaded: LoadedRun) -> None:
+        """Keep it, and of all no more than there is room for, in number and in bytes of state."""
+        if loaded.state_bytes is None:
+            loaded.state_bytes = len(canonical_bytes(loaded.run.state)) if loaded.run.state else 0
+        self._take_out(run_id)
+        self._kept[run_id] = loaded
+        self._kept_bytes += loaded.state_bytes
+        while len(self._kept) > RUNS_CACHED_MAX or self._kept_bytes > RUNS_CACHED_BYTES_MAX:
+            self._take_out(next(iter(self._kept)))
+
+    def _take_out(self, run_id: str) -> LoadedRun | None:
+        loaded = self._kept.pop(run_id, None)
+        if loaded is not None:
+            self._kept_bytes -= loaded.state_bytes or 0
+        return loaded
 
     @asynccontextmanager
     async def _locked(self, run_id: str) -> AsyncIterator[None]:

@@ -86,7 +86,7 @@ class Work:
         """Fold one more artifact; its digest. Raises where the run does not admit it."""
         run = None if self.loaded is None else self.loaded.run
         head = _UNBORN if run is None else run.head
-        if head.sequence_number >= RUN_ENTRIES_MAX:
+        if head.sequence_number >= RUN_ENTRIES_MAX and not isinstance(artifact, RunEnd | RunAttempt):
             raise InputTooLarge("the run is too long", expected=f"{RUN_ENTRIES_MAX} entries", stream=self.stream)
         now = self._clock.now()
         planned, moved, is_admitted = RUN_DOCUMENTS.plan(
