@@ -144,6 +144,40 @@ async def test_a_collection_that_meets_a_reference_leaves_the_blob(
     assert await (await shelf.blobs.open("default", BLOB)).pieces().__anext__() == DATA
 
 
+async def test_a_reference_that_commits_while_a_collection_looks_around_keeps_its_blob(
+    shelf: Shelf, ledger: PostgresLedger, admin: Admin, database: Database
+) -> None:
+    """The collection began before the reference was committed, and comes to the blob after."""
+    await shelf.put(DATA)
+    await admin.execute(
+        "INSERT INTO tga.blobs (tenant, sha256, size_bytes, state, touched_at)"
+        " SELECT 'others', sha256(n::text::bytea), 1, 'stored', '2020-01-01' FROM generate_series(1, 40000) AS n"
+    )
+    await admin.execute(f"""
+        CREATE FUNCTION public.wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({GATE_KEY}); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON tga.blob_refs DEFERRABLE INITIALLY DEFERRED
+           FOR EACH ROW EXECUTE FUNCTION public.wait_at_gate()
+    """)
+    await admin.execute("SELECT pg_advisory_lock($1)", GATE_KEY)
+    appending = asyncio.create_task(ledger.commit(referring(1)))
+    await _waits(admin, appending, sessions=1)  # all is written, and not committed
+    collector = await asyncpg.connect(database.admin_url)
+    try:
+        taking = asyncio.create_task(collector.fetch("SELECT * FROM tga.take_idle_blobs(0, 0, 1000000)"))
+        pid = collector.get_server_pid()
+        looks = "SELECT state = 'active' AND query LIKE '%take_idle%' FROM pg_stat_activity WHERE pid = $1"
+        while not await admin.fetchval(looks, pid):
+            await asyncio.sleep(0)
+        await admin.execute("SELECT pg_advisory_unlock_all()")
+        await appending
+        assert BLOB not in {row["sha256"].hex() for row in await taking}
+    finally:
+        await collector.close()
+    assert (await shelf.states())[BLOB] == "used"
+    await shelf.blobs.open("default", BLOB)
+
+
 async def test_a_collection_of_one_statement_would_take_what_was_only_locked(database: Database, admin: Admin) -> None:
     """Why an append updates the rows of its blobs, and why collection first locks and then looks at references.
 
@@ -278,6 +312,18 @@ async def test_an_upload_on_its_way_when_the_same_blob_goes_is_never_lost(shelf:
         assert await collecting == 1
         assert await shelf.states() == {}
         assert shelf.files() == []
+
+
+async def test_an_upload_whose_row_went_before_its_end_is_told_to_come_again(shelf: Shelf, admin: Admin) -> None:
+    """It was as slow as collection is patient: its object may be deleted any moment."""
+
+    async def be_taken() -> None:
+        await admin.execute("UPDATE tga.blobs SET state = 'going'")
+
+    shelf.objects.at_written = be_taken
+    with pytest.raises(BlobGoing):
+        await shelf.blobs.put("default", BLOB, pieces_of(DATA))
+    assert await shelf.states() == {BLOB: "going"}
 
 
 # Crashes

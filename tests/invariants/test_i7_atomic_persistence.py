@@ -27,7 +27,7 @@ import pytest
 
 from app.core.digest import digest_of_bytes
 from app.core.errors import OutcomeUnknown, StoreUnavailable, TgaError
-from app.domain.ledger.plans import BlobUse, Plan, ScheduleRow, Sealed
+from app.domain.ledger.plans import BlobUse, OpenAsk, Plan, ScheduleRow, Sealed
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
@@ -93,7 +93,8 @@ def attempt(n: int) -> Plan:
 def large(n: int) -> Plan:
     """An entry that refers to a blob, of a stream that stands in a schedule."""
     born = plan_of(pending_trace(n))
-    schedule = ScheduleRow("onboard", "1.0.0@ab", time_at(1), due_at=time_at(2))
+    asks = [OpenAsk("1", 1, None)]
+    schedule = ScheduleRow("onboard", "1.0.0@ab", time_at(1), due_at=time_at(2), asks=asks)
     return born._replace(blobs=[BlobUse(1, BLOB, 5)], schedule=schedule)
 
 
@@ -139,8 +140,8 @@ STEPS = (
         "large",
         lambda n: [],
         large,
-        ("heads", "links", "payloads", "in_work", "blobs", "blob_refs", "runs"),
-        {"links": 1, "payloads": 1, "heads": 1, "in_work": 1, "blob_refs": 1, "runs": 1},
+        ("heads", "links", "payloads", "in_work", "blobs", "blob_refs", "runs", "run_requests"),
+        {"links": 1, "payloads": 1, "heads": 1, "in_work": 1, "blob_refs": 1, "runs": 1, "run_requests": 1},
     ),
 )
 CUTS = [(n, step, *cut) for n, (step, cut) in enumerate((step, cut) for step in STEPS for cut in step.cuts())]

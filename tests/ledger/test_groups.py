@@ -98,6 +98,7 @@ def postgres_store(ledger: Ledger, admin: Admin) -> Store:
         columns = ", ".join(
             f"tga.shown_time(r.{name}) AS {name}" if name.endswith("_at") else f"r.{name}"
             for name in ScheduleRow._fields
+            if name != "asks"  # they stand in a table of their own
         )
         rows = await admin.fetch(
             f"SELECT h.stream, r.state, {columns} FROM tga.runs r JOIN tga.heads h USING (stream_no)"
