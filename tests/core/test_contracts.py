@@ -6,7 +6,10 @@ import copy
 import functools
 import itertools
 import json
+import os
+import random
 import re
+import time
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -66,6 +69,7 @@ from app.domain.tga.documents import (
 )
 from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.replay import LogRecord, fold
+from tests.conftest import IS_SOAK
 from tests.runs import journal
 from tests.traces import (
     EXECUTOR,
@@ -374,13 +378,13 @@ OTHER_LENGTHS: Final = (
     *(0, 1, 35, 36, 37, 43, 44, 45, 63, 64, 65, 100, 101, 128, 129, 255, 256, 4096, 4097),
     *(262_144, 262_145, 349_528, 349_529),
 )
-ENUM_VALUES: Final = sorted(
-    {
-        value
-        for text in map(json.dumps, SCHEMAS.values())
-        for value in re.findall(r'"([A-Za-z0-9_/.]+)"(?=[,\]}])', text)
-    }
-)
+# Whatever stands alone between quotes in a schema: what its enums admit, and more.
+WORDS: Final = {
+    name: sorted(set(re.findall(r'"([A-Za-z0-9_/.]+)"(?=[,\]}])', json.dumps(schema))))
+    for name, schema in SCHEMAS.items()
+}
+ENUM_VALUES: Final = sorted(set().union(*WORDS.values()))
+WORDS_SAMPLED: Final = 12
 
 
 def steps_into(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -829,14 +833,17 @@ def full_system_documents() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def every_change(value: Any) -> Iterator[Any]:
+def changes_of(name: str, value: Any, chance: random.Random) -> Iterator[Any]:
+    """Of the words of other schemas some, another choice in every run, or all; of everything else all."""
     yield from OTHER_VALUES
     if isinstance(value, str):
         yield from (f"{value}{character}" for character in OTHER_CHARACTERS)
         yield from (f"{character}{value[1:]}" for character in OTHER_CHARACTERS)
         yield from (value[:-1], value[1:], value.upper(), value.lower(), value[::-1])
         yield from ((value or "a")[0] * chars for chars in OTHER_LENGTHS)
-        yield from ENUM_VALUES
+        yield from WORDS[name]
+        others = sorted(set(ENUM_VALUES) - set(WORDS[name]))
+        yield from others if IS_SOAK else chance.sample(others, WORDS_SAMPLED)
     elif isinstance(value, int):
         yield from (value - 1, value + 1, value + 0.5, float(value), str(value), 1000, 1001, 2**53 - 1)
     elif isinstance(value, list):
@@ -854,6 +861,10 @@ def assert_judged_alike(name: str, document: dict[str, Any], what: object) -> bo
 
 @every_document
 def test_every_change_at_every_place_is_judged_alike(name: str) -> None:
+    """`make soak` tries every word of every schema, the suite a sample of them; TGA_SEED repeats one."""
+    seed = int(os.environ.get("TGA_SEED", time.time_ns()))
+    print(f"TGA_SEED={seed}")
+    chance = random.Random(f"{seed}-{name}")
     for document in full_documents()[name]:
         assert assert_judged_alike(name, document, "unchanged")
         for path in steps_into(document):
@@ -862,7 +873,7 @@ def test_every_change_at_every_place_is_judged_alike(name: str) -> None:
             for step in path[:-1]:
                 parent = parent[step]
             original = parent[path[-1]]
-            for other in every_change(original):
+            for other in changes_of(name, original, chance):
                 parent[path[-1]] = other
                 assert_judged_alike(name, changed, (path, str(other)[:80]))
             del parent[path[-1]]
