@@ -14,7 +14,7 @@ run: $(READY)
 
 # Most of the suite waits for processes that it kills: more workers than cores. A file stays with one worker, and what
 # takes long comes first (tests/conftest.py), not the files with the most tests.
-WORKERS ?= 3
+WORKERS ?= 4
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from app.domain.ledger.plans import Plan
+from app.domain.ledger.plans import PlanGroup
 from app.gateway.memory import spare_what_is_loaded
 from app.postgres.embedded.server import EmbeddedPostgres
 from app.postgres.ledger import PostgresLedger
@@ -128,10 +128,10 @@ class CountingLedger(PostgresLedger):
         self.batches = 0
         self.plans = 0
 
-    async def commit_batch(self, plans: Sequence[Plan]) -> list[Any]:
+    async def commit_groups(self, groups: Sequence[PlanGroup]) -> list[Any]:
         self.batches += 1
-        self.plans += len(plans)
-        return list(await super().commit_batch(plans))
+        self.plans += sum(len(group.plans) for group in groups)
+        return list(await super().commit_groups(groups))
 
 
 @dataclass(frozen=True, slots=True)

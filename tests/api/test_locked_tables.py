@@ -155,11 +155,13 @@ def test_decisions_resolutions_repeats_and_calls_over_mcp_are_answered_too(world
     operator = world.new_key("ops", "operator")
     done_key, waiting_key, amount = new_id(), new_id(), 31
     done = call(world, agent, done_key)
-    asked = call(world, agent, waiting_key, tool_name="refund")
+    asked = call(world, agent, waiting_key, tool_name="refund", wait_ms=WAIT_MS)
     failing = {"amount": 1, "fail_times": 9, "status": 503}
-    held = call(world, agent, new_id(), server_id="holding", tool_name="flaky", arguments=failing)
-    assert (done.status, asked.body["waiting"], held.body["waiting"]) == (200, "supervisor", "operator")
+    held = call(world, agent, new_id(), server_id="holding", tool_name="flaky", arguments=failing, wait_ms=WAIT_MS)
+    assert done.status == 200
     waiting_id, held_id = asked.body["trace_id"], held.body["trace_id"]
+    wait_for(lambda: trace_of(world, agent, waiting_id)["waiting"] == "supervisor")
+    wait_for(lambda: trace_of(world, agent, held_id)["waiting"] == "operator")
     digest = trace_of(world, agent, waiting_id)["action_request_digest"]
     decision = {"decision": "APPROVE", "action_request_digest": digest}
     digest = trace_of(world, agent, held_id)["tool_call_digest"]

@@ -28,7 +28,7 @@ from app.core.limits import (
 )
 from tests.attack.client import Client, Said, new_id
 from tests.attack.test_what_a_server_lists import LISTER
-from tests.cli.world import World
+from tests.cli.world import World, wait_for
 from tests.core.test_enclosing import nested
 
 TOOLS: Final = ("echo", "asked", "secret")
@@ -170,9 +170,10 @@ def test_over_mcp_a_call_is_made_to_its_end_or_leaves_nothing(near: World, what:
 def held(world: World) -> dict[str, Any]:
     """A call that waits for an operator's word."""
     with closing(Client(world.url, world.admin_key() or "")) as client:
-        asked = client.call("bank", "slow_charge", {"amount": 1, "ms": 60_000}, wait_ms=30_000)
-        trace: dict[str, Any] = client.ask("GET", f"/v1/traces/{asked.body['trace_id']}").body
-        assert trace["waiting"] == "operator"
+        asked = client.call("bank", "slow_charge", {"amount": 1, "ms": 60_000}, wait_ms=1)
+        path = f"/v1/traces/{asked.body['trace_id']}"
+        wait_for(lambda: client.ask("GET", path).body["waiting"] == "operator")
+        trace: dict[str, Any] = client.ask("GET", path).body
         return trace
 
 

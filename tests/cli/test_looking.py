@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.world import World
+from tests.cli.world import Told, World
 
 TRACE = "01990000-0000-7000-8000-000000000001"
 TGA = [sys.executable, "-m", "app.main"]
@@ -86,12 +87,17 @@ def test_approvals_and_traces_say_that_a_role_may_not_see_what_others_asked_for(
     assert (waiting in told.stdout, told.stderr) == (True, "")
 
 
+@functools.cache
+def whole_answer(world: World, command: str) -> Told:
+    return world.tga_process(*command.split())
+
+
 @pytest.mark.parametrize(
     "command", ["doctor", "--help", "verify --all", "keys list", "traces", "policy explain bank charge -a amount=13"]
 )
 @pytest.mark.parametrize("reader", ["true", "head -n 1"])
 def test_a_reader_that_leaves_is_no_error_and_changes_no_exit_code(world: World, command: str, reader: str) -> None:
-    whole = world.tga_process(*command.split())
+    whole = whole_answer(world, command)
     script = f"{shlex.join(TGA)} {command} 2>&1 >&3 | cat >&4"
     read, write = os.pipe()
     shell = subprocess.Popen(

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from tests.conftest import IS_SOAK
 from tests.crash.world import Answer, GatewayDied, World, new_key
 
 KEYS = 4
@@ -143,7 +144,7 @@ def test_no_sequence_of_crashes_loses_or_doubles_a_call(world: World) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=20,
+            max_examples=40 if IS_SOAK else 12,
             stateful_step_count=20,
             deadline=None,
             print_blob=True,

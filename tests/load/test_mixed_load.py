@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from tests.conftest import IS_SOAK
 from tests.load.mixed import Scale, run_mixed_load
 
 
@@ -12,6 +13,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_executed_twice_however_ofte
     home: Path,
 ) -> None:
     seed = random.SystemRandom().randrange(2**32)
-    verdict = run_mixed_load(home, Scale(seconds=55), seed)
+    scale = Scale(seconds=55) if IS_SOAK else Scale(seconds=36, long_every_s=36, long_life_s=18)
+    verdict = run_mixed_load(home, scale, seed)
     print(verdict)
     assert verdict.findings == []

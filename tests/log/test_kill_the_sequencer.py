@@ -19,10 +19,12 @@ from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
-from tests.conftest import Admin, Server
+from tests.conftest import IS_SOAK, Admin, Server
 from tests.log.auditor import published_notes, verify_log
 from tests.log.conftest import Processes, append, caught_up, sequencing
 from tests.log.process import BOUNDARIES
+
+SOME_BOUNDARIES = random.sample(BOUNDARIES, 5)
 
 # What stands after a death at this boundary: leaves added, nodes added, memory ahead, head published.
 LEFT_BEHIND = {
@@ -69,6 +71,8 @@ async def test_a_death_at_any_boundary_is_finished_by_the_next(
 ) -> None:
     if is_first and server.name == "system":
         pytest.skip("the other server is enough for this: it is the signer's memory that differs")
+    if server.name == "system" and boundary not in SOME_BOUNDARIES and not IS_SOAK:
+        pytest.skip("every boundary on one server, some on the other: another choice in every run")
     if not is_first:
         await append(ledger, 10)
         async with sequencing(database, signer):
