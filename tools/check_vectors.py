@@ -284,6 +284,7 @@ def fold_system(schemas: Schemas, state: Any, record: Any) -> Any:
         "keys": {},
         "policy": None,
         "procedures": {},
+        "schedules": {},
     }
     require(entry["system_id"] == state["system_id"], SCHEMA)
     require(entry["sequence_number"] == state["at"] + 1, GAP)  # I1
@@ -322,12 +323,17 @@ def fold_system(schemas: Schemas, state: Any, record: Any) -> Any:
             program = artifact["version"], artifact["program_digest"]
             others = [known for known in state["procedures"].get(artifact["name"], ()) if known != program]
             return {**state, "procedures": {**state["procedures"], artifact["name"]: [*others, program]}}
+        case "schedule":
+            return {**state, "schedules": {**state["schedules"], artifact["name"]: state["at"]}}
+        case "schedule_removal":
+            kept = {name: at for name, at in state["schedules"].items() if name != artifact["name"]}
+            return {**state, "schedules": kept}
     return state
 
 
 def told(state: Any) -> Any:
     """A system stream's state, in the form of a vector's `expect`."""
-    state = state or {"pins": {}, "keys": {}, "policy": None, "procedures": {}}
+    state = state or {"pins": {}, "keys": {}, "policy": None, "procedures": {}, "schedules": {}}
     return {
         "pins": [
             {
@@ -347,6 +353,7 @@ def told(state: Any) -> Any:
             name: [{"version": version, "program_digest": program} for version, program in programs]
             for name, programs in state["procedures"].items()
         },
+        "schedules": state["schedules"],
     }
 
 

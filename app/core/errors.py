@@ -465,6 +465,18 @@ class RunBlobMissing(TgaError):
     remedy = "Upload it with PUT /v1/blobs/{sha256}, then put the entry again."
 
 
+class ScheduleNotFound(TgaError):
+    code = "SCHEDULE_NOT_FOUND"
+    meaning = "There is no schedule of this name that the caller may see."
+    remedy = "`GET /v1/schedules` lists what there is."
+
+
+class ScheduleLimitReached(TgaError):
+    code = "SCHEDULE_LIMIT_REACHED"
+    meaning = "The tenant has as many schedules as it can have."
+    remedy = "Remove one that is not needed."
+
+
 class StartDenied(TgaError):
     code = "RUN_START_DENIED"
     meaning = "The policy does not let this principal start this procedure. Nothing was stored."
@@ -625,6 +637,8 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunBlobMissing,
     ProcedureNotFound,
     ProcedureLimitReached,
+    ScheduleNotFound,
+    ScheduleLimitReached,
     StartDenied,
     RunNotFound,
     RunLeaseLost,

@@ -320,6 +320,12 @@ PROCEDURE_NAME_CHARS_MAX: Final = 63
 PROCEDURES_PER_TENANT_MAX: Final = 1_000
 PROGRAMS_PER_PROCEDURE_MAX: Final = 10_000
 PROCEDURE_TRIGGERS_MAX: Final = 16
+SCHEDULES_PER_TENANT_MAX: Final = 1_000
+SCHEDULES_AT_ONCE_MAX: Final = 50  # that a gateway takes in one round
+SCHEDULE_CATCH_UP_MAX: Final = 100  # runs of one schedule for times at which no gateway ran: the latest
+SCHEDULE_LATE_MS: Final = 60_000  # a time that is further in the past was missed
+SCHEDULE_HOLD_MS: Final = 30_000  # for so long no other gateway takes a schedule that one has taken
+SCHEDULES_EVERY_MS: Final = 1_000
 PROCEDURES_KEPT_MAX: Final = 256  # registrations with their schemas, in a gateway's memory
 
 # The engine of runs. One that waits for a tool or a child is looked at again after this long, then after as long as it

@@ -28,6 +28,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.AccessNotFound: 404,
     errors.ProcedureNotFound: 404,
     errors.BlobNotFound: 404,
+    errors.ScheduleNotFound: 404,
     errors.MethodNotAllowed: 405,
     errors.RequestTimeout: 408,
     errors.CallInFlight: 409,
@@ -49,6 +50,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.TraceUnfinished: 409,
     errors.NotYetLogged: 409,
     errors.ProcedureLimitReached: 409,
+    errors.ScheduleLimitReached: 409,
     # What is stored is not sound, or cannot go on: asking again does not help, so it is no 5xx.
     errors.InvalidTransition: 409,
     errors.SequenceGap: 409,

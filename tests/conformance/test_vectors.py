@@ -125,6 +125,7 @@ def told(state: SystemState | None) -> Json:
             name: [{"version": version, "program_digest": program} for version, program in programs]
             for name, programs in state.procedures.items()
         },
+        "schedules": {name: schedule.sequence_number for name, schedule in state.schedules.items()},
     }
 
 

@@ -27,6 +27,7 @@ from referencing import Registry, Resource
 from app.core.canonical import JsonValue, canonical_bytes, parse_json
 from app.core.digest import digest_of, digest_of_bytes
 from app.core.errors import InputMalformed, InputTooLarge, SchemaViolation
+from app.domain.identity import Principal
 from app.domain.ledger.documents import Document
 from app.domain.runs.documents import (
     RUN_MODELS,
@@ -44,15 +45,19 @@ from app.domain.runs.requests import REQUEST_OF_KIND
 from app.domain.system.documents import (
     SYSTEM,
     SYSTEM_MODELS,
+    CronSpec,
     ErasedClaim,
     Erasure,
     EventTrigger,
     FormerLog,
+    IntervalSpec,
     LogEpoch,
     PolicySet,
     ProcedurePolicy,
     ProcedureRegistration,
     RetryPolicy,
+    Schedule,
+    ScheduleRemoval,
     SigningKey,
     SystemDocument,
     SystemLogEntry,
@@ -105,6 +110,8 @@ MODELS: Final[dict[str, type[Document]]] = {
     "erasure": Erasure,
     "log_epoch": LogEpoch,
     "procedure_registration": ProcedureRegistration,
+    "schedule": Schedule,
+    "schedule_removal": ScheduleRemoval,
     "run_log_entry": RunLogEntry,
     **RUN_MODELS,
 }
@@ -113,7 +120,7 @@ REGISTRY: Final = _NO_RESOURCES.with_resources(
     [(schema["$id"], Resource.from_contents(schema)) for schema in SCHEMAS.values()]
 )
 VALIDATORS: Final = {name: Draft202012Validator(schema, registry=REGISTRY) for name, schema in SCHEMAS.items()}
-OPEN_OBJECTS: Final = {"arguments", "value", "definition", "answer_schema", "to", "json_schema"}
+OPEN_OBJECTS: Final = {"arguments", "value", "definition", "answer_schema", "to", "json_schema", "input"}
 # Fields that came after the first stores were written: left out when they are not known.
 MAY_BE_LEFT_OUT: Final = {"roles", "traceparent", "run"}
 
@@ -824,12 +831,32 @@ def full_system_documents() -> dict[str, list[dict[str, Any]]]:
             triggers=[EventTrigger(event="customer.signed")],
             tags=["crm"],
         ),
+        *(
+            Schedule(
+                **said,
+                name="nightly",
+                procedure="onboard",
+                version="1.0.0",
+                input={"any": [1, {}]},
+                spec=spec,
+                missed="one",
+                principal=Principal(principal_id="agent-1", tenant="default", roles=["agent"]),
+            )
+            for spec in (
+                CronSpec(type="cron", expression="30 2 * * *", time_zone="Europe/Berlin"),
+                IntervalSpec(type="interval", every_ms=60_000),
+            )
+        ),
+        ScheduleRemoval(**said, name="nightly"),
     ]
     plan = plan_system(SystemState("default"), documents, executor_id=EXECUTOR, recorded_at=time_at(6))
     entries = [SystemLogEntry.from_body_bytes(planned.entry) for planned in plan.entries]
     return {
         "system_log_entry": [entries[-1].to_json()],
-        **{document.artifact_type: [document.to_json()] for document in documents},
+        **{
+            kind: [document.to_json() for document in documents if document.artifact_type == kind]
+            for kind in SYSTEM_MODELS
+        },
     }
 
 

@@ -35,10 +35,20 @@ _ANOTHER_MEMBER: Final[dict[str, dict[str, str] | None]] = {
     "basis": {"answer": "reconciliation"},
     "result": {"answered": "interrupted"},
     "change": {"pinned": "quarantined", "announced": "retired"},
+    "missed": {"one": "all"},
     "retention": {"keep": "delete_on_success"},
     "state": {"AUTHORIZED": "DENIED", "DENIED": "AUTHORIZED", "COMPLETED": "FAILED", "FAILED": "COMPLETED"},
 }
-_TEXTS: Final = {"intent", "rationale", "message", "data", "idempotency_key", "text", "note", "description"}
+_TEXTS: Final = {
+    "intent",
+    "rationale",
+    "message",
+    "data",
+    "idempotency_key",
+    "text",
+    "note",
+    "description",
+}
 _NULLABLE: Final = {
     "expires_at",
     "tool_definition_digest",
@@ -53,11 +63,12 @@ _NULLABLE: Final = {
     "checkpoint_timeout_ms",
     "output_schema",
     "state_schema",
+    "version",
 }
 # One field of each form gets all the misspellings of its form; the others of that form one each.
 _THOROUGH: Final = {"prev_entry_digest", "executor_id", "requested_at", "server_id"}
 # Under these, anything that is JSON fits.
-_FREE: Final = {"arguments", "value", "definition", "input_schema"}
+_FREE: Final = {"arguments", "value", "definition", "input_schema", "input"}
 
 
 @dataclass(frozen=True, slots=True)

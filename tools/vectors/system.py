@@ -101,6 +101,17 @@ def procedure(version: str = "1.0.0", program: str = "program 1", **changes: Any
     return "procedure_registration", _said("procedure_registration", **{**said, "recorded_by": "worker-1", **changes})
 
 
+def schedule(name: str = "nightly", **changes: Any) -> Step:
+    said: Json = {"name": name, "procedure": "onboard", "version": None, "input": {"day": 1}, "missed": "one"}
+    said |= {"spec": {"type": "cron", "expression": "30 2 * * 1-5", "time_zone": "Europe/Berlin"}}
+    said |= {"principal": {"principal_id": "agent-7", "tenant": TENANT}}
+    return "schedule", _said("schedule", **{**said, "recorded_by": "agent-7", **changes})
+
+
+def schedule_removal(name: str = "nightly", **changes: Any) -> Step:
+    return "schedule_removal", _said("schedule_removal", **{"name": name, "recorded_by": "olga", **changes})
+
+
 def append(records: list[Json], step: Step, **entry_changes: Any) -> list[Json]:
     """The stream with one more record, linked and sealed as its fields, changed ones too, demand."""
     artifact_type, artifact = step
@@ -139,14 +150,16 @@ def sound(
     keys: list[Json],
     policy: str | None,
     procedures: dict[str, list[Step]] | None = None,
+    schedules: dict[str, int] | None = None,
 ) -> Json:
-    """`pins`, `keys`, `policy` and `procedures` (by name, the newest last) are what counts after the last record, told
-    by whoever made the vector."""
+    """`pins`, `keys`, `policy`, `procedures` (by name, the newest last) and `schedules` (by name, the entry that says
+    what each is) are what counts after the last record, told by whoever made the vector."""
     programs = {
         known_as: [{field: step[1][field] for field in ("version", "program_digest")} for step in steps]
         for known_as, steps in (procedures or {}).items()
     }
     state = {"pins": pins, "keys": keys, "policy_digest": policy, "procedures": programs}
+    state["schedules"] = schedules or {}
     return {"name": f"system_{name}", "expect": {"ok": True, "system_state": state}, "records": records}
 
 
@@ -181,12 +194,13 @@ def sound_streams() -> Iterator[Json]:
         return tool_pin(change=change, definition=definition, definition_digest=digest(definition))
 
     yield sound("no_entries_yet", [], [], [], None)
-    for step in (tool_pin(), signing_key(), policy_set(), erasure(), log_epoch(), procedure()):
+    for step in (tool_pin(), signing_key(), policy_set(), erasure(), log_epoch(), procedure(), schedule()):
         pins = [_pin(first, [])] if step[0] == "tool_pin" else []
         keys = [_key(1, "ada")] if step[0] == "signing_key" else []
         decides = policy if step[0] == "policy_set" else None
         procedures = {"onboard": [step]} if step[0] == "procedure_registration" else None
-        yield sound(f"begins_with_{step[0]}", stream_of(step), pins, keys, decides, procedures)
+        schedules = {"nightly": 1} if step[0] == "schedule" else None
+        yield sound(f"begins_with_{step[0]}", stream_of(step), pins, keys, decides, procedures, schedules)
     yield sound("of_every_kind", whole_stream(), [_pin(first, [])], [_key(1, None)], policy)
     quarantined = stream_of(seen("pinned", first), seen("quarantined", changed), seen("quarantined", again))
     yield sound("tool_changed_twice", quarantined, [_pin(first, [changed, again])], [], None)
@@ -226,6 +240,16 @@ def sound_procedures() -> Iterator[Json]:
     }
     for name, (steps, procedures) in told.items():
         yield sound(name, stream_of(*steps), [], [], None, procedures)
+    hourly = schedule("hourly", spec={"type": "interval", "every_ms": 3_600_000}, input=None, version="1.0.0")
+    of_schedules: dict[str, tuple[list[Step], dict[str, int]]] = {
+        "schedule_made_anew": ([schedule(), schedule(missed="all")], {"nightly": 2}),
+        "two_schedules": ([schedule(), hourly], {"nightly": 1, "hourly": 2}),
+        "schedule_removed": ([schedule(), hourly, schedule_removal()], {"hourly": 2}),
+        "schedule_removed_and_made_again": ([schedule(), schedule_removal(), schedule()], {"nightly": 3}),
+        "removal_of_no_schedule": ([schedule_removal(), hourly], {"hourly": 2}),
+    }
+    for name, (steps, standing) in of_schedules.items():
+        yield sound(name, stream_of(*steps), [], [], None, None, standing)
 
 
 def broken_orders() -> Iterator[Json]:
@@ -305,7 +329,16 @@ def false_epochs() -> Iterator[Json]:
 
 
 def changed_documents() -> Iterator[Json]:
-    documents = (signing_key(), policy_set(), tool_pin(), erasure(), log_epoch(), procedure())
+    documents = (
+        signing_key(),
+        policy_set(),
+        tool_pin(),
+        erasure(),
+        log_epoch(),
+        procedure(),
+        schedule(),
+        schedule_removal(),
+    )
     for kind, artifact in documents:
         records = stream_of((kind, artifact))
         for change in itertools.chain(flipped_fields(artifact), other_members(artifact)):
@@ -315,8 +348,8 @@ def changed_documents() -> Iterator[Json]:
             misspelled_fields(artifact), dropped_fields(artifact), unknown_fields(artifact), nulled_fields(artifact)
         )
         for change in unfit:
-            # Null says: it is a gateway's own key, the erased stream has no claim, every input is taken.
-            if change.fits or change.name in ("principal_id_null", "claim_null", "input_schema_null"):
+            # Null says: it is a gateway's own key, the erased stream has no claim, every input is taken, or none given.
+            if change.fits or change.name in ("principal_id_null", "claim_null", "input_schema_null", "input_null"):
                 continue
             # Sealed again where that is possible, so that nothing but the schema can object.
             committed = resealed_digest(change.document) or records[0]["entry"]["artifact_digest"]
@@ -344,6 +377,12 @@ def changed_documents() -> Iterator[Json]:
         "procedure_whose_input_schema_is_a_list": procedure(input_schema=[]),
         "procedure_with_too_many_triggers": procedure(triggers=[{"event": f"event-{n}"} for n in range(17)]),
         "procedure_with_too_many_tags": procedure(tags=[f"tag-{n}" for n in range(17)]),
+        "schedule_of_a_cron_without_a_zone": schedule(spec={"type": "cron", "expression": "0 0 * * *"}),
+        "schedule_of_an_interval_below_a_second": schedule(spec={"type": "interval", "every_ms": 999}),
+        "schedule_of_both_kinds": schedule(spec={**schedule()[1]["spec"], "every_ms": 60_000}),
+        "schedule_of_an_unknown_kind": schedule(spec={"type": "sun", "every_ms": 60_000}),
+        "schedule_that_misses_some": schedule(missed="some"),
+        "schedule_with_a_colon_in_its_name": schedule("nightly:1"),
         "epoch_that_is_the_first": log_epoch(1),
         "epoch_of_an_origin_with_a_plus": log_epoch(origin="example.org/log+2"),
         "epoch_with_too_long_a_note": log_epoch(former={"note": "n" * 8193}),

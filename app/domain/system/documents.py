@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import Field, StringConstraints
 
+from app.core.canonical import JsonValue
 from app.core.chain import ArtifactRule, StreamKind, Transition
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import RecoveryFailed
@@ -16,11 +17,21 @@ from app.core.limits import (
     RUN_TAGS_MAX,
     SAFE_INTEGER_MAX,
 )
+from app.domain.identity import Principal
 from app.domain.ledger.checks import Epoch as LoggedEpoch
 from app.domain.ledger.documents import LogEntry, Name, Part, SequenceNumber, Sha256, StreamArtifact, Text, Time
 from app.domain.ledger.plans import Claim
 
-SystemArtifactType = Literal["tool_pin", "signing_key", "policy_set", "erasure", "log_epoch", "procedure_registration"]
+SystemArtifactType = Literal[
+    "tool_pin",
+    "signing_key",
+    "policy_set",
+    "erasure",
+    "log_epoch",
+    "procedure_registration",
+    "schedule",
+    "schedule_removal",
+]
 
 PublicKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]{43}=$")]
 Origin = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[!-*,-~]+$")]
@@ -214,8 +225,64 @@ class ProcedureRegistration(SystemDocument):
     tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)]
 
 
+class CronSpec(Part):
+    """At these local times of the zone: five fields, as Debian's cron reads them."""
+
+    type: Literal["cron"]
+    expression: Annotated[str, StringConstraints(min_length=9, max_length=256, pattern=r"^[ -~]+$")]
+    time_zone: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9_+/-]*$")]
+
+
+class IntervalSpec(Part):
+    """Every so often, counted from when the schedule was made."""
+
+    type: Literal["interval"]
+    every_ms: Annotated[int, Field(ge=1_000, le=31_536_000_000)]
+
+
+Spec = Annotated[CronSpec | IntervalSpec, Field(discriminator="type")]
+
+
+class Schedule(SystemDocument):
+    """Runs of the procedure are started at these times, as the principal that made the schedule. `version` null: of the
+    newest program at that time. `missed`: what becomes of times at which no gateway ran."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "schedule"
+    schema_id: Literal["tga/v1/schedule"] = "tga/v1/schedule"
+    name: ProcedureName
+    procedure: ProcedureName
+    version: Name | None
+    input: Any
+    spec: Spec
+    missed: Literal["skip", "one", "all"]
+    principal: Principal
+
+    def to_json(self) -> dict[str, JsonValue]:
+        body = super().to_json()
+        body["principal"] = self.principal._members()
+        return body
+
+
+class ScheduleRemoval(SystemDocument):
+    """The schedule of this name starts nothing any more."""
+
+    artifact_type: ClassVar[SystemArtifactType] = "schedule_removal"
+    schema_id: Literal["tga/v1/schedule_removal"] = "tga/v1/schedule_removal"
+    name: ProcedureName
+
+
 SYSTEM_MODELS: Final[dict[str, type[SystemDocument]]] = {
-    model.artifact_type: model for model in (ToolPin, SigningKey, PolicySet, Erasure, LogEpoch, ProcedureRegistration)
+    model.artifact_type: model
+    for model in (
+        ToolPin,
+        SigningKey,
+        PolicySet,
+        Erasure,
+        LogEpoch,
+        ProcedureRegistration,
+        Schedule,
+        ScheduleRemoval,
+    )
 }
 
 

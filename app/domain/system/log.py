@@ -35,12 +35,14 @@ from app.domain.system.documents import (
     LogEpoch,
     PolicySet,
     ProcedureRegistration,
+    Schedule,
+    ScheduleRemoval,
     SigningKey,
     SystemDocument,
     SystemLogEntry,
     ToolPin,
 )
-from app.domain.system.programs import Procedures, Program, with_program
+from app.domain.system.programs import KnownSchedule, Procedures, Program, with_program
 
 SystemRecord = Record[SystemLogEntry, SystemDocument]
 SYSTEM_DOCUMENTS: Final = StreamDocuments(SystemLogEntry, SYSTEM_MODELS)
@@ -80,6 +82,7 @@ class SystemState:
     policy_digest: str | None = None
     epochs: tuple[LogEpoch, ...] = ()
     procedures: Procedures = field(default_factory=dict)
+    schedules: dict[str, KnownSchedule] = field(default_factory=dict)
 
     @property
     def stream(self) -> str:
@@ -159,6 +162,11 @@ def _after(state: SystemState, document: SystemDocument) -> SystemState:
         case ProcedureRegistration():
             program = Program.of(document, state.head.sequence_number)
             return replace(state, procedures=with_program(state.procedures, program))
+        case Schedule():
+            known = KnownSchedule.of(document, state.head.sequence_number)
+            return replace(state, schedules={**state.schedules, document.name: known})
+        case ScheduleRemoval():
+            return replace(state, schedules={n: s for n, s in state.schedules.items() if n != document.name})
         case _:
             return state
 

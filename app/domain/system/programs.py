@@ -1,4 +1,4 @@
-"""Programs that runs can be started of, as a system stream tells of them: what is kept of each in memory."""
+"""Programs that runs can be started of, and schedules, as a system stream tells of them: what memory keeps of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from app.core.digest import Digest, digest_of
-from app.domain.system.documents import ProcedureRegistration
+from app.domain.system.documents import ProcedureRegistration, Schedule
 
 ProgramKey = tuple[str, str]  # version and program digest
 
@@ -51,8 +51,21 @@ class Program:
 Procedures = dict[str, dict[ProgramKey, Program]]  # by name; of each the newest registration last
 
 
-def digest_said(document: ProcedureRegistration) -> Digest:
-    """Of what is said of the program, whoever said it and whenever."""
+@dataclass(frozen=True, slots=True)
+class KnownSchedule:
+    """A schedule that stands; the entry at `sequence_number` says what it is."""
+
+    sequence_number: int
+    said_digest: Digest
+    principal_id: str
+
+    @classmethod
+    def of(cls, document: Schedule, sequence_number: int) -> Self:
+        return cls(sequence_number, digest_said(document), document.principal.principal_id)
+
+
+def digest_said(document: ProcedureRegistration | Schedule) -> Digest:
+    """Of what is said of the program or schedule, whoever recorded it and whenever."""
     return digest_of({name: value for name, value in document.to_json().items() if name not in _OF_THE_RECORD})
 
 
