@@ -77,7 +77,8 @@ async def make_due(admin: Admin, *, periods: int = 1, name: str = "nightly") -> 
     return str(
         await admin.fetchval(
             "UPDATE tga.schedules SET next_at = since"
-            " + (floor(extract(epoch FROM clock_timestamp() - since) / $3) - $2) * $3 * interval '1 second' FROM (SELECT '2026-01-01T00:00:00Z'::timestamptz AS since) AS s"
+            " + (floor(extract(epoch FROM clock_timestamp() - since) / $3) - $2) * $3 * interval '1 second'"
+            " FROM (SELECT '2026-01-01T00:00:00Z'::timestamptz AS since) AS s"
             " WHERE name = $1 RETURNING to_char(next_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')",
             name,
             periods,
