@@ -200,6 +200,7 @@ def test_what_may_hold_anything_is_known_from_its_type() -> None:
     of_runs = {"InlineValue": ("value",), "EventValue": ("value",), "SetAt": ("to",), "AskRequest": ("answer_schema",)}
     schemas = ("input_schema", "output_schema", "state_schema")
     of_system = {"ToolPin": ("definition",), "ProcedureRegistration": schemas, ProcedureSaid.__name__: schemas}
+    of_system["Schedule"] = ("input",)
     assert found == {**asked, **of_runs, "JsonOutput": ("value",), **of_system}
 
 

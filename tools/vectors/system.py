@@ -158,7 +158,7 @@ def sound(
         known_as: [{field: step[1][field] for field in ("version", "program_digest")} for step in steps]
         for known_as, steps in (procedures or {}).items()
     }
-    state = {"pins": pins, "keys": keys, "policy_digest": policy, "procedures": programs}
+    state: Json = {"pins": pins, "keys": keys, "policy_digest": policy, "procedures": programs}
     state["schedules"] = schedules or {}
     return {"name": f"system_{name}", "expect": {"ok": True, "system_state": state}, "records": records}
 

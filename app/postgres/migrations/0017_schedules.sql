@@ -1,5 +1,5 @@
--- Schedules start runs at their times. What a schedule is stands on its tenant's system stream; a row here says when it
--- is due next, and is made from the record again where it is missing.
+-- Schedules start runs at their times. What a schedule is stands on its tenant's system stream; a row here says when
+-- it is due next, and is made from the record again where it is missing.
 
 INSERT INTO tga.artifact_rules (kind, artifact_type, schema_id) VALUES
     ('system', 'schedule',         'tga/v1/schedule'),
@@ -19,7 +19,7 @@ CREATE TABLE tga.schedules (
     principal_id    text COLLATE "C" NOT NULL,  -- who made it, and as whom its runs are started
     next_at         timestamptz,                -- null: it is due never again
     held_until      timestamptz,                -- a gateway has taken it, and no other does until then
-    last_at         timestamptz,                -- the last time for which a run was to be started, and what became of it
+    last_at         timestamptz,                -- the last time for which a run was to be started; what became of it
     last_run_id     text COLLATE "C",
     last_error      text,
     PRIMARY KEY (tenant, name)
