@@ -34,6 +34,7 @@ NOUNS: Final = {
     "procedures": "Programs that runs can be started of.",
     "runs": "Durable programs: start them, look at them, answer what they ask, end them, have them go on.",
     "worker": "The worker protocol: how a program in any language executes runs (docs/worker-protocol.md).",
+    "schedules": "What starts runs by itself: times, and events.",
     "blobs": "Large values of runs, by their SHA-256.",
     "events": "What happens, as it happens, as server-sent events.",
     "log": "The verifiable log: signed tree heads, and proofs that an entry is in it.",

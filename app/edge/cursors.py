@@ -15,11 +15,12 @@ from app.core.errors import InputMalformed
 from app.core.limits import CURSOR_CHARS_MAX, TRANSACTION_ENTRIES_MAX
 from app.domain.ledger.queries import FeedPosition
 
-ListKind = Literal["traces", "approvals", "procedures"]
+ListKind = Literal["traces", "approvals", "procedures", "schedules"]
 
 _LIST: Final[dict[ListKind, re.Pattern[str]]] = {
     "traces": re.compile(r"t([0-9a-f-]{1,36})"),
     "approvals": re.compile(r"a([0-9a-f-]{1,36}~?)"),
+    "schedules": re.compile(r"s([A-Za-z0-9][A-Za-z0-9._-]{0,62})"),
     "procedures": re.compile(r"p([A-Za-z0-9][A-Za-z0-9._-]{0,62}:[1-9][0-9]{0,15})"),
 }
 _FEED: Final = re.compile(r"f(0|[1-9][0-9]{0,19})\.(0|[1-9][0-9]{0,4})")

@@ -21,6 +21,8 @@ from app.domain.log.condition import LogCondition
 from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.procedures import Procedures
+from app.domain.runs.scheduling import Schedules
+from app.domain.runs.triggers import Triggers
 from app.domain.system.log import KnownKey
 from app.domain.system.pins import Pins
 from app.domain.tga.runtime import TgaRuntime
@@ -75,6 +77,8 @@ class Services:
     registry: Registry
     pins: Pins
     procedures: Procedures
+    schedules: Schedules
+    triggers: Triggers
     runs: RunEngine
     authenticator: Authenticates
     admission: Admission

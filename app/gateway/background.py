@@ -1,8 +1,9 @@
 """What a gateway does without being asked, while it serves.
 
-It recovers what has no living executor, lets requests expire, reads on in the system streams, follows the policy file,
-announces what waits, sequences the log and deletes blobs that nothing refers to. Each of these is a task of its own:
-one that fails says so, tries again, and stops none of the others. The store being away is no reason to end.
+It recovers what has no living executor, lets requests expire, fires schedules, reads on in the system streams, follows
+the policy file, announces what waits, sequences the log and deletes blobs that nothing refers to. Each of these is a
+task of its own: one that fails says so, tries again, and stops none of the others. The store being away is no reason
+to end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from app.core.limits import (
     BLOBS_COLLECTED_AT_ONCE,
     LOG_ROUND_MS,
     RUN_SWEEP_MS,
+    SCHEDULES_EVERY_MS,
     SWEEP_EVERY_MS,
 )
 from app.domain.system.policies import record_policy
@@ -55,6 +57,7 @@ class BackgroundWork:
             self.repeat("recovery", self.recover, SWEEP_EVERY_MS),
             self.repeat("expiry", self.expire, SWEEP_EVERY_MS),
             self.repeat("what is due for runs", RunSweep(self._gateway.services.runs).once, RUN_SWEEP_MS),
+            self.repeat("schedules", self._gateway.schedules.once, SCHEDULES_EVERY_MS),
             self.repeat("system streams", self._gateway.system.refresh_all, _SYSTEM_EVERY_MS),
             self.repeat("policy", self.follow_policy, _POLICY_EVERY_MS),
             self.repeat("the look at tool servers", self._gateway.registry.check_http_servers, _SERVERS_EVERY_MS),

@@ -24,6 +24,7 @@ from app.api import (
     pages,
     procedures,
     runs,
+    schedules,
     servers,
     tool_calls,
     traces,
@@ -63,7 +64,7 @@ def build_app(services: Services) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, blobs, procedures, runs, worker, health):
+    for noun in (actions, blobs, procedures, runs, schedules, worker, health):
         app.include_router(noun.router(services))
     reading = services.for_reading()
     for noun in (traces, events, approvals, log, servers, keys):

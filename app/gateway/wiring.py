@@ -24,6 +24,8 @@ from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.procedures import Procedures
+from app.domain.runs.scheduling import Schedules
+from app.domain.runs.triggers import Triggers
 from app.domain.system.log import KnownKey, SystemLog
 from app.domain.system.log_keys import announce_log_key
 from app.domain.system.policies import record_policy
@@ -41,6 +43,8 @@ from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
 from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, JournalValues, listening
+from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, InlineOnly, listening
+from app.gateway.schedules import EngineStart, ScheduleRounds
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
@@ -57,6 +61,7 @@ from app.postgres.migrate import load_status, migrate
 from app.postgres.outbox import PostgresOutbox
 from app.postgres.run_salts import PostgresRunSalts
 from app.postgres.runs import PostgresRuns
+from app.postgres.schedules import PostgresSchedules
 from app.postgres.sequencer import Sequencer, TreeSession
 from app.postgres.sessions import Sessions
 from app.postgres.system import system_parts
@@ -80,6 +85,7 @@ class Gateway:
     webhooks: Webhooks
     notices: WebhookNotices
     sequencer: Sequencer
+    schedules: ScheduleRounds
     clock: Clock
     services: Services
     mcp: McpEndpoint
@@ -182,6 +188,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         )
         stack.push_async_callback(engine.close)
         await stack.enter_async_context(listening(engine, url))
+        start = EngineStart(engine)
+        schedules = Schedules(system.log, PostgresSchedules(sessions), clock)
         services = Services(
             runtime=runtime,
             runs=engine,
@@ -190,6 +198,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             registry=registry,
             pins=system.pins,
             procedures=procedures,
+            schedules=schedules,
+            triggers=Triggers(procedures, start),
             authenticator=Authenticator(access, tokens),
             admission=Admission(config.limits),
             clock=clock,
@@ -214,6 +224,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 clock,
             ),
             sequencer=sequencer,
+            schedules=ScheduleRounds(schedules, start, partial(_all_tenants, access)),
             clock=clock,
             services=services,
             mcp=McpEndpoint(
@@ -242,6 +253,10 @@ def _verify_home(settings: Settings) -> None:
             found=error.strerror,
             remedy="Name another one in TGA_HOME, or let this account write there.",
         ) from None
+
+
+async def _all_tenants(access: PostgresAccess) -> list[str]:
+    return [tenant.tenant for tenant in await access.list_tenants()]
 
 
 def _own_keys(system: SystemLog) -> dict[str, KnownKey]:

@@ -24,6 +24,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.plans import Plan
 from app.domain.runs.blobs import Blobs
 from app.domain.runs.procedures import Procedures
+from app.domain.runs.scheduling import Schedules
 from app.domain.system.log import SystemLog
 from app.domain.system.pins import Pins
 from app.domain.tga.replay import LogRecord
@@ -34,6 +35,7 @@ from app.gateway.http_server import serve_http
 from app.postgres.blobs import PostgresBlobRows
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
+from app.postgres.schedules import PostgresSchedules
 from app.postgres.sessions import Sessions
 from app.postgres.system import PostgresSystemRows
 from app.postgres.traces import PostgresTraces
@@ -238,6 +240,8 @@ class World:
                     registry=registry,
                     pins=Pins(system, clock, registry.definition),
                     procedures=Procedures(system, clock),
+                    schedules=Schedules(system, PostgresSchedules(self.sessions), clock),
+                    triggers=cast("Any", None),
                     runs=cast("Any", None),
                     authenticator=tokens,
                     admission=Admission(limits),

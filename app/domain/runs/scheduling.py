@@ -9,7 +9,7 @@ id is made of the schedule's name and the time it is for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -112,15 +112,17 @@ class Schedules:
         self._store = store
         self._clock = clock
 
-    async def set(self, schedule: Schedule) -> StoredSchedule:
+    async def set(self, schedule: Schedule, *, verify_owner: Callable[[str], None] | None = None) -> StoredSchedule:
         """Record the schedule unless just this is recorded already, and make it due. Raises SchemaViolation,
-        InputTooLarge, ScheduleLimitReached."""
+        InputTooLarge, ScheduleLimitReached, and what `verify_owner` raises of who made the one that stands."""
         verify_spec(schedule.spec)
         canonical_enclosed(schedule.input, bytes_max=RUN_INLINE_BYTES_MAX)
         tenant, name = schedule.system_id, schedule.name
 
         def decide(state: SystemState) -> list[SystemDocument]:
             known = state.schedules.get(name)
+            if known is not None and verify_owner is not None:
+                verify_owner(known.principal_id)
             if known is not None and known.said_digest == digest_said(schedule):
                 return []
             if known is None and len(state.schedules) >= SCHEDULES_PER_TENANT_MAX:
@@ -133,15 +135,20 @@ class Schedules:
         await self._follow(tenant, name, state)
         return await self.load(tenant, name)
 
-    async def remove(self, tenant: str, name: str, *, removed_by: str) -> bool:
-        """Whether there was one."""
+    async def remove(
+        self, tenant: str, name: str, *, removed_by: str, verify_owner: Callable[[str], None] | None = None
+    ) -> bool:
+        """Whether there was one. Raises what `verify_owner` raises of who made it."""
         is_there = False
 
         def decide(state: SystemState) -> list[SystemDocument]:
             nonlocal is_there
-            is_there = name in state.schedules
-            if not is_there:
+            known = state.schedules.get(name)
+            is_there = known is not None
+            if known is None:
                 return []
+            if verify_owner is not None:
+                verify_owner(known.principal_id)
             now = self._clock.now()
             return [ScheduleRemoval(system_id=tenant, recorded_at=now, recorded_by=removed_by, name=name)]
 

@@ -229,7 +229,7 @@ class CronSpec(Part):
     """At these local times of the zone: five fields, as Debian's cron reads them."""
 
     type: Literal["cron"]
-    expression: Annotated[str, StringConstraints(min_length=9, max_length=256, pattern=r"^[ -~]+$")]
+    expression: Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[ -~]+$")]
     time_zone: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9_+/-]*$")]
 
 
