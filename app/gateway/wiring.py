@@ -43,7 +43,6 @@ from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
 from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, JournalValues, listening
-from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, InlineOnly, listening
 from app.gateway.schedules import EngineStart, ScheduleRounds
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
