@@ -6,17 +6,22 @@
 3. A whole run of one step: start, lease, put and end.
 4. Reading a journal of 20,000 checkpoints back, in pages: time, and how much memory it takes more.
 5. What a checkpoint leaves in the database and in the write-ahead log.
+6. What 100,000 waiting runs cost: buffers of the one query that looks for what is due.
+7. With `--dbos PYTHON`, an interpreter whose environment has DBOS: the same run of one step there, in turns with ours.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import statistics
+import subprocess
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -30,6 +35,7 @@ from bench.cost import buffers_of_append, cost_of, measuring_session
 from bench.measure import (
     AT_ONCE,
     BASELINE_CLIENTS,
+    WARMUP_STEPS,
     Rounds,
     Server,
     Timing,
@@ -49,6 +55,7 @@ CREATE TABLE baseline.checkpoints (
     stream text NOT NULL, place bigint NOT NULL, artifact bytea NOT NULL, PRIMARY KEY (stream, place));
 """
 PUTS_A_COST: Final = 20
+WHOLE: Final = "whole run of one step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +66,15 @@ class Scale:
     seconds: float
     lengths: tuple[int, ...]
     counted: int
+    waiting: int
 
     @classmethod
     def full(cls) -> Scale:
-        return cls(rounds=3, seconds=3.0, lengths=(100, 1_000, 20_000), counted=4_000)
+        return cls(rounds=3, seconds=3.0, lengths=(100, 1_000, 20_000), counted=4_000, waiting=100_000)
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=1, seconds=0.1, lengths=(10, 110), counted=60)
+        return cls(rounds=1, seconds=0.1, lengths=(10, 110), counted=60, waiting=2_000)
 
 
 class Putter:
@@ -133,7 +141,9 @@ def baseline_step() -> Step:
     )
 
 
-async def measure_throughput(server: Server, baseline: Baseline, scale: Scale) -> tuple[Rounds, list[float]]:
+async def measure_throughput(
+    server: Server, baseline: Baseline, scale: Scale, dbos: str | None, theirs: list[dict[int, float]]
+) -> tuple[Rounds, list[float]]:
     rounds, sync_ms = Rounds(), []
     for _ in range(scale.rounds):
         sync_ms.append(measure_sync(server.embedded.data_dir))
@@ -142,7 +152,9 @@ async def measure_throughput(server: Server, baseline: Baseline, scale: Scale) -
                 rounds.add("baseline", at_once, await baseline.run(at_once, scale.seconds))
             rounds.add("put", at_once, await run_puts(server, at_once, scale.seconds))
             if at_once in BASELINE_CLIENTS:
-                rounds.add("whole run of one step", at_once, await run_whole(server, at_once, scale.seconds))
+                rounds.add(WHOLE, at_once, await run_whole(server, at_once, scale.seconds))
+        if dbos is not None:
+            theirs.append(await measure_dbos(server, dbos, scale))
     return rounds, sync_ms
 
 
@@ -249,11 +261,58 @@ async def measure_replay(server: Server, scale: Scale) -> tuple[int, float, floa
         return putter.performed, taken, peak
 
 
-async def bench(server: Server, machine: str, console: Console, scale: Scale) -> None:
+async def measure_waiting(server: Server, scale: Scale) -> tuple[int, int, int]:
+    """How many runs wait, and how many buffers a look for what is due touches, with few of them and with all."""
+    look = "EXPLAIN (ANALYZE, BUFFERS, TIMING off, FORMAT json) SELECT * FROM tga.hold_due_runs(200, 5000, 30000)"
+    waiting = """
+    INSERT INTO tga.runs (stream_no, tenant, procedure, program, state, attempt, due_at, failures, created_at)
+    SELECT -i, 'default', 'onboard', '1', 'WAITING', 1, clock_timestamp() + (1 + i) * interval '1 hour', 0,
+           clock_timestamp() FROM generate_series($1::bigint, $2::bigint) AS i"""
+
+    async def buffers(session: Any) -> int:
+        for _ in range(WARMUP_STEPS):
+            rows = await session.fetch(look)
+        top = json.loads(rows[0][0])[0]["Plan"]
+        return int(top["Shared Hit Blocks"]) + int(top["Shared Read Blocks"])
+
+    async with measuring_session(server.admin_url) as session:
+        await session.execute(waiting.replace("$1::bigint", "1").replace("$2::bigint", "10"))
+        await session.execute("VACUUM ANALYZE tga.runs")
+        few = await buffers(session)
+        await session.execute(waiting.replace("$1::bigint", "11").replace("$2::bigint", str(scale.waiting)))
+        await session.execute("VACUUM ANALYZE tga.runs")
+        return scale.waiting, few, await buffers(session)
+
+
+async def measure_dbos(server: Server, python: str, scale: Scale) -> dict[int, float]:
+    """Workflows of one step a second, by how many at once."""
+    script = Path(__file__).parent / "peers" / "dbos_run.py"
+    at_once = ",".join(map(str, BASELINE_CLIENTS))
+    command = [python, str(script), server.observer_url, str(scale.seconds), at_once]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise RuntimeError(f"DBOS did not run: {ran.stderr[-2000:]}")
+    return {int(number): float(rate) for number, rate in map(str.split, ran.stdout.splitlines())}
+
+
+def peers_table(rounds: Rounds, theirs: list[dict[int, float]]) -> Table:
+    table = Table(title="A run of one step, from its start to its end: ours to DBOS, medians of rounds in turns")
+    for heading in ("at once", "ours a second", "DBOS a second", "ratio"):
+        table.add_column(heading, justify="right")
+    for cell in rounds.cells():
+        if cell.name == WHOLE:
+            rate = statistics.median(found[cell.at_once] for found in theirs)
+            ours = cell.median.per_second
+            table.add_row(str(cell.at_once), f"{ours:,.0f}", f"{rate:,.0f}", f"{ours / rate:.2f}")
+    return table
+
+
+async def bench(server: Server, machine: str, console: Console, scale: Scale, dbos: str | None) -> None:
     baseline = Baseline(server, baseline_step())
     await baseline.prepare()
     console.print(f"{machine}; values of 200 bytes; {scale.rounds} rounds of {scale.seconds:g} s, medians")
-    rounds, sync_ms = await measure_throughput(server, baseline, scale)
+    theirs: list[dict[int, float]] = []
+    rounds, sync_ms = await measure_throughput(server, baseline, scale, dbos, theirs)
     title = f"Runs, in process. Baseline: {baseline.name}, one insert of the same bytes a transaction, unbatched"
     console.print(throughput_table(title, rounds.cells()))
     console.print(f"The disk alone, a write and fdatasync in each round: {', '.join(f'{ms:.2f}' for ms in sync_ms)} ms")
@@ -261,12 +320,19 @@ async def bench(server: Server, machine: str, console: Console, scale: Scale) ->
     database, log = await measure_bytes(server, scale)
     console.print(f"A checkpoint leaves {database:,.0f} bytes in the database and {log:,.0f} of write-ahead log.")
     count, seconds, peak = await measure_replay(server, scale)
+    waiting, few, many = await measure_waiting(server, scale)
+    console.print(f"A look for what is due touches {few} buffers with 10 waiting runs, {many} with {waiting:,}.")
+    if theirs:
+        console.print(peers_table(rounds, theirs))
     console.print(f"{count:,} checkpoints are read back in {seconds:.2f} s, with {peak:.1f} MiB at most.")
 
 
 def main() -> None:
-    scale = Scale.quick() if arguments_of("runs", __doc__).parse_args().quick else Scale.full()
-    run_bench(lambda server, machine, console: bench(server, machine, console, scale))
+    parser = arguments_of("runs", __doc__)
+    parser.add_argument("--dbos", metavar="PYTHON", help="an interpreter that has DBOS, to compare with")
+    given = parser.parse_args()
+    scale = Scale.quick() if given.quick else Scale.full()
+    run_bench(lambda server, machine, console: bench(server, machine, console, scale, given.dbos))
 
 
 if __name__ == "__main__":
