@@ -1,4 +1,4 @@
-"""A workflow of one step on DBOS, in a closed loop: for bench.runs, in an environment that has DBOS and nothing of ours.
+"""A workflow of one step on DBOS, in a closed loop: for bench.runs, in an environment that has DBOS, and not us.
 Prints a line for each number at once: the number, workflows a second."""
 
 # mypy: ignore-errors
