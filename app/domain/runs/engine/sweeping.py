@@ -16,9 +16,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from app.core.errors import RunNotFound, TgaError, TraceNotFound
+from app.core.errors import (
+    ChecksumMismatch,
+    InvalidTransition,
+    RecoveryFailed,
+    RunErased,
+    RunNotFound,
+    SchemaViolation,
+    SequenceGap,
+    TgaError,
+    TraceNotFound,
+)
 from app.core.limits import RUN_SWEEP_RUNS_MAX
 from app.domain.runs.documents import RunEnd, RunError, RunIntent
 from app.domain.runs.engine.artifacts import answer_of
@@ -35,6 +45,11 @@ from app.domain.runs.transitions import RUN
 from app.domain.tga.execution import Answer
 
 logger = logging.getLogger("tga")
+
+
+# Looking again soon would not help.
+UNSOUND: Final = (ChecksumMismatch, SequenceGap, InvalidTransition, RecoveryFailed, SchemaViolation)
+AGAIN_MS: Final = 3_600_000
 
 
 class EndedTraces(Protocol):
@@ -74,7 +89,16 @@ class Sweeping:
 
     async def _do(self, due: DueRun) -> None:
         self._table.forget(due.run_id)
-        loaded = await self._table.peek(due.run_id)
+        try:
+            loaded = await self._table.peek(due.run_id)
+        except RunErased:
+            await self._ports.runs.move_due(due.run_id, held_until=due.held_until, due_at=None)
+            return
+        except UNSOUND as error:
+            logger.warning("run %s cannot be read, and waits for somebody to look at it: %s", due.run_id, error)
+            later_on = later(self._clock.now(), AGAIN_MS)
+            await self._ports.runs.move_due(due.run_id, held_until=due.held_until, due_at=later_on)
+            return
         state = loaded.run.head.state
         if state == "WAITING":
             await self.answer_ended(due.run_id)
@@ -82,11 +106,16 @@ class Sweeping:
             await self._table.change(due.run_id, lambda work: self._decide(work, is_lost=due.is_lost))
         else:
             await self.tell_relatives(loaded)
-            if state == "COMPLETED" and loaded.start.policy.retention == "delete_on_success" and self._erase:
-                await self._erase(due.run_id)
         # Whatever was appended has written the row anew, with what is due next; this one moves only a row that stands.
-        now_loaded = await self._table.peek(due.run_id)
-        await self._ports.runs.move_due(due.run_id, held_until=due.held_until, due_at=self._due_again(now_loaded))
+        due_at = self._due_again(await self._table.peek(due.run_id))
+        if state == "COMPLETED" and loaded.start.policy.retention == "delete_on_success" and self._erase:
+            try:
+                await self._erase(due.run_id)
+            except TgaError as error:  # an open run refers to it, or the store is away
+                logger.info("run %s is kept for now: %s", due.run_id, error)
+                due_at = later(self._clock.now(), AGAIN_MS)
+            self._table.forget(due.run_id)
+        await self._ports.runs.move_due(due.run_id, held_until=due.held_until, due_at=due_at)
 
     def _due_again(self, loaded: LoadedRun) -> str | None:
         state = loaded.run.head.state
