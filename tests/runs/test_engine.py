@@ -410,3 +410,22 @@ async def test_ten_slots_are_shared_by_procedures_in_turn_and_nobody_gets_a_run_
     ids = [run.run_id for runs in taken for run in runs]
     assert len(ids) == len(set(ids)) == 15
     assert not {run.run_id for run in held} & set(ids)
+
+
+async def test_a_parent_keeps_what_it_was_told_of_a_child_that_failed_and_is_retried(engine: Engine) -> None:
+    run = await leased(engine)
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    answer = await engine.put(run, 2, then=child)
+    child_id = (answer.result or {})["run_id"]
+    (young,) = await engine.lease(wait_ms=30_000)
+    error = {"type": "ValueError", "message": "no", "retryable": False}
+    await engine.put(young, young.sequence_number, then={"type": "fail", "error": error})
+    async with asyncio.timeout(120):
+        while "answer" not in await types_of(engine):
+            await engine.engine.sweeping.sweep(judges_workers=False)
+    await engine.engine.answering.resume(child_id, AGENT, rationale="again")
+    (young,) = await engine.lease(wait_ms=30_000)
+    await engine.put(young, young.sequence_number, then={**DONE, "positions": 0})
+    records = await engine.engine.ports.runs.load_records("r", after=3, limit=10)
+    # Its last entry is another by now, so the answer names none.
+    assert [(said(one)["outcome"], said(one)["value"]) for one in records] == [("ERROR", None)]

@@ -190,7 +190,10 @@ class Sweeping:
                 "message": told.message if told else f"the child is {state}",
                 "retryable": False,
             }
-        value = {"tier": "run", "run_id": child.run_id, "entry_digest": child.run.head.entry_digest}
+        # A child that failed may be retried, and goes on after this entry: the parent keeps what it was told.
+        value = None
+        if state in RUN.terminal_states:
+            value = {"tier": "run", "run_id": child.run_id, "entry_digest": child.run.head.entry_digest}
 
         async def decide(work: Work) -> None:
             begun = work.run.frontier.begun.get(parent.path)
