@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from app.config import qualify
@@ -12,7 +11,7 @@ from app.domain.runs.scheduling import Schedules
 from app.domain.runs.starting import RunStarted, StartAsked, StartRun
 from app.edge.runs import own_run_id
 
-_SYNC_EVERY_ROUNDS: Final = 60  # rows are missing only after a gateway has died at the wrong moment
+_FINISH_EVERY_ROUNDS: Final = 15  # changes are unfinished only after a gateway has died at the wrong moment
 
 
 class EngineStart:
@@ -38,17 +37,16 @@ class EngineStart:
 
 
 class ScheduleRounds:
-    """What a gateway does for schedules without being asked: fires those that are due, and now and then makes sure that
-    every one on the record has its row."""
+    """What a gateway does for schedules without being asked: it fires those that are due, and now and then finishes
+    changes of them whose gateways have died."""
 
-    def __init__(self, schedules: Schedules, start: StartRun, tenants: Callable[[], Awaitable[Iterable[str]]]) -> None:
+    def __init__(self, schedules: Schedules, start: StartRun) -> None:
         self._schedules = schedules
         self._start = start
-        self._tenants = tenants
         self._rounds = 0
 
     async def once(self) -> None:
-        if self._rounds % _SYNC_EVERY_ROUNDS == 0:
-            await self._schedules.sync(await self._tenants())
+        if self._rounds % _FINISH_EVERY_ROUNDS == 0:
+            await self._schedules.finish()
         self._rounds += 1
         await self._schedules.fire_due(self._start)

@@ -223,7 +223,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 clock,
             ),
             sequencer=sequencer,
-            schedules=ScheduleRounds(schedules, start, partial(_all_tenants, access)),
+            schedules=ScheduleRounds(schedules, start),
             clock=clock,
             services=services,
             mcp=McpEndpoint(
@@ -252,10 +252,6 @@ def _verify_home(settings: Settings) -> None:
             found=error.strerror,
             remedy="Name another one in TGA_HOME, or let this account write there.",
         ) from None
-
-
-async def _all_tenants(access: PostgresAccess) -> list[str]:
-    return [tenant.tenant for tenant in await access.list_tenants()]
 
 
 def _own_keys(system: SystemLog) -> dict[str, KnownKey]:

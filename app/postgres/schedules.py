@@ -10,7 +10,7 @@ import asyncpg
 import orjson
 
 from app.core.limits import SCHEDULE_HOLD_MS
-from app.domain.runs.scheduling import Fired, StoredSchedule, TakenSchedule
+from app.domain.runs.scheduling import Change, Fired, StoredSchedule, TakenSchedule
 from app.domain.system.documents import Schedule
 from app.postgres.sessions import Sessions
 
@@ -25,12 +25,29 @@ SELECT {_COLUMNS}
 """  # noqa: S608 - constants of this file
 
 
+_UNFINISHED = """
+SELECT tenant, name, begun_at FROM tga.schedule_changes
+ WHERE begun_at <= statement_timestamp() - $1 * interval '1 millisecond' ORDER BY begun_at LIMIT $2
+"""
+
+
 class PostgresSchedules:
     """The ScheduleStore port."""
 
     def __init__(self, sessions: Sessions, *, hold_ms: int = SCHEDULE_HOLD_MS) -> None:
         self._sessions = sessions
         self._hold_ms = hold_ms
+
+    async def begin(self, tenant: str, name: str) -> Change:
+        (row,) = await self._sessions.commit("SELECT tga.begin_schedule_change($1, $2) AS begun", tenant, name)
+        return Change(tenant, name, row["begun"])
+
+    async def end(self, change: Change) -> None:
+        await self._sessions.commit("SELECT tga.end_schedule_change($1, $2, $3)", *change)
+
+    async def unfinished(self, limit: int) -> Sequence[Change]:
+        rows = await self._sessions.fetch(_UNFINISHED, self._hold_ms, limit)
+        return [Change(row["tenant"], row["name"], row["begun_at"]) for row in rows]
 
     async def put(self, schedule: Schedule, sequence_number: int, next_at: str | None) -> None:
         await self._sessions.commit(

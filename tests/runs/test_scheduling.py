@@ -223,10 +223,46 @@ async def test_rows_that_were_lost_or_are_too_many_are_made_from_the_record(data
         await known.remove("default", "removed", removed_by="olga")
         await admin.execute("INSERT INTO tga.schedules SELECT * FROM kept")
         due = await make_due(admin, name="kept")
-        await known.sync(["default"])
+        await known.rebuild(["default"])
         assert await known.load("default", "lost") == before
         assert [one.name for one in await known.page("default", limit=10)] == ["kept", "lost"]
         assert (await known.load("default", "kept")).next_at == due  # what stands is left as it is
+
+
+async def test_a_change_whose_gateway_died_before_its_row_was_written_is_finished_by_another(
+    database: Database, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    async def dies(*_: Any) -> None:
+        raise Died
+
+    async with open_scripted(database.gateway_url) as scripted, open_scripted(database.gateway_url) as other:
+        dying, living = schedules_of(scripted), schedules_of(other, hold_ms=0)
+        await dying.set(schedule("removed"))
+        assert await living._store.unfinished(10) == []
+        monkeypatch.setattr(dying, "_follow", dies)
+        with pytest.raises(Died):
+            await dying.set(schedule("made"))
+        with pytest.raises(Died):
+            await dying.remove("default", "removed", removed_by="olga")
+        assert [one.name for one in await living.page("default", limit=10)] == ["removed"]
+        await schedules_of(other).finish()  # they may still be under way
+        assert [one.name for one in await living.page("default", limit=10)] == ["removed"]
+        await living.finish()
+        assert [one.name for one in await living.page("default", limit=10)] == ["made"]
+        assert await admin.fetchval("SELECT count(*) FROM tga.schedule_changes") == 0
+
+
+async def test_a_change_that_is_refused_leaves_nothing_to_finish(
+    database: Database, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling_module, "SCHEDULES_PER_TENANT_MAX", 0)
+    async with open_scripted(database.gateway_url) as scripted:
+        with pytest.raises(ScheduleLimitReached):
+            await schedules_of(scripted).set(schedule())
+        assert await admin.fetchval("SELECT count(*) FROM tga.schedule_changes") == 0
 
 
 async def test_schedules_are_listed_by_name_in_pages_and_by_who_made_them(database: Database) -> None:

@@ -1,7 +1,8 @@
 """Schedules: recorded on their tenant's system stream, kept due in the store, and fired by whichever gateway is first.
 
-What a schedule is stands on the record. The store's row says when it is due next, and is made from the record again
-where it is missing or older (`sync`): a gateway may have died between the two. A gateway takes due rows, starts their
+What a schedule is stands on the record. The store's row says when it is due next. A change is noted in the store before
+it is recorded, so that one whose gateway died before the row followed is found and finished by another (`finish`); all
+rows can be made from the record again (`rebuild`). A gateway takes due rows, starts their
 runs and writes the next time. If it dies meanwhile, another takes them after a while and starts the same runs: a run's
 id is made of the schedule's name and the time it is for.
 """
@@ -78,8 +79,26 @@ class Fired:
     error: TgaError | None = None
 
 
+class Change(NamedTuple):
+    """A change of a schedule that was begun. `begun`: by which the store knows it."""
+
+    tenant: str
+    name: str
+    begun: Any
+
+
 class ScheduleStore(Protocol):
     """When schedules are due. Rows follow the record: a call that is older than the row changes nothing."""
+
+    async def begin(self, tenant: str, name: str) -> Change: ...
+
+    async def end(self, change: Change) -> None:
+        """Unless another change of it was begun since."""
+        ...
+
+    async def unfinished(self, limit: int) -> Sequence[Change]:
+        """Changes that were begun longer ago than any takes: SCHEDULE_HOLD_MS."""
+        ...
 
     async def put(self, schedule: Schedule, sequence_number: int, next_at: str | None) -> None: ...
 
@@ -131,8 +150,7 @@ class Schedules:
                 )
             return [schedule]
 
-        state = await self._system.append(tenant, decide)
-        await self._follow(tenant, name, state)
+        await self._change(tenant, name, decide)
         return await self.load(tenant, name)
 
     async def remove(
@@ -152,8 +170,7 @@ class Schedules:
             now = self._clock.now()
             return [ScheduleRemoval(system_id=tenant, recorded_at=now, recorded_by=removed_by, name=name)]
 
-        state = await self._system.append(tenant, decide)
-        await self._follow(tenant, name, state)
+        await self._change(tenant, name, decide)
         return is_there
 
     async def load(self, tenant: str, name: str) -> StoredSchedule:
@@ -172,8 +189,14 @@ class Schedules:
         """By name; those that this principal made, or all."""
         return await self._store.page(tenant, principal_id=principal_id, after=after, limit=limit)
 
-    async def sync(self, tenants: Iterable[str]) -> None:
-        """Make rows what the record says: those that a gateway could not write before it died."""
+    async def finish(self) -> None:
+        """Make the rows of changes that were begun and not ended what the record says: their gateways have died."""
+        for change in await self._store.unfinished(SCHEDULES_AT_ONCE_MAX):
+            await self._follow(change.tenant, change.name, await self._system.refresh(change.tenant))
+            await self._store.end(change)
+
+    async def rebuild(self, tenants: Iterable[str]) -> None:
+        """Make all rows what the record says."""
         for tenant in tenants:
             state = await self._system.refresh(tenant)
             known = await self._store.known(tenant)
@@ -221,6 +244,18 @@ class Schedules:
             except TgaError as error:
                 failed = error
         return Fired(taken, firing.next_at, firing.times, run_ids, failed)
+
+    async def _change(self, tenant: str, name: str, decide: Callable[[SystemState], list[SystemDocument]]) -> None:
+        change = await self._store.begin(tenant, name)
+        try:
+            state = await self._system.append(tenant, decide)
+        except _COMES_AGAIN:
+            raise  # it may be on the record: the change stays begun
+        except TgaError:
+            await self._store.end(change)
+            raise
+        await self._follow(tenant, name, state)
+        await self._store.end(change)
 
     async def _follow(self, tenant: str, name: str, state: SystemState) -> None:
         """Make the row what this state says."""
