@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter
@@ -16,6 +17,7 @@ from app.api.traces import json_answer
 from app.config.procedure_schema import verify_against_schema
 from app.core import errors
 from app.core.errors import ScheduleNotFound
+from app.core.limits import PROCEDURE_NAME_CHARS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Name, Part, Text, Time
 from app.domain.runs.scheduling import StoredSchedule
@@ -28,6 +30,7 @@ from app.edge.problems import document_of, documented
 from app.edge.services import Services
 
 Missed = Literal["skip", "one", "all"]
+_SCHEDULE_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{PROCEDURE_NAME_CHARS_MAX - 1}}}")
 _CRON: Final[dict[str, Any]] = {"type": "cron", "expression": "30 2 * * *", "time_zone": "Europe/Berlin"}
 _LISTED: Final[dict[str, Any]] = {
     "name": "nightly",
@@ -263,6 +266,8 @@ def _add_writing(routes: APIRouter, services: Services) -> None:
 
 async def _seen(services: Services, principal: Principal, name: str) -> StoredSchedule:
     """The schedule, if this principal may see it; a foreign one is as good as none."""
+    if _SCHEDULE_NAME.fullmatch(name) is None:  # the store cannot even be asked for every text
+        raise ScheduleNotFound("no schedule has such a name")
     stored = await services.schedules.load(principal.tenant, name)
     if scope_of(principal).principal_id not in (None, stored.principal_id):
         raise ScheduleNotFound(f"there is no schedule {name}")

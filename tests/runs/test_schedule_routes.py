@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -27,7 +28,10 @@ async def front(database: Database, sessions: Sessions, ledger: PostgresLedger, 
 
 
 async def asked(front: Front, method: str, name: str, who: str = "agent", **body: Any) -> tuple[int, dict[str, Any]]:
-    url, headers = f"http://127.0.0.1:{front.port}/v1/schedules/{name}", {"Authorization": f"Bearer {who}"}
+    url, headers = (
+        URL(f"http://127.0.0.1:{front.port}/v1/schedules/{name}", encoded=True),
+        {"Authorization": f"Bearer {who}"},
+    )
     sent = body if method == "PUT" else None
     async with front.client.request(method, url, headers=headers, json=sent) as response:
         return response.status, await response.json()
@@ -92,9 +96,13 @@ async def test_what_is_wrong_is_named_and_nothing_is_made(
     assert (await front.page("/v1/schedules"))["items"] == []
 
 
-async def test_a_name_that_no_schedule_can_have_is_refused(front: Front) -> None:
-    status, problem = await put(front, "a:b")
+@pytest.mark.parametrize("name", ["a:b", "%00", "%F0%9F%98%80", "n" * 64, "-a", "a%20b"])
+async def test_a_name_that_no_schedule_can_have_is_refused(front: Front, name: str) -> None:
+    status, problem = await put(front, name)
     assert (status, problem["code"]) == (422, "SCHEMA_VIOLATION")
+    for method in ("GET", "DELETE"):
+        status, problem = await asked(front, method, name)
+        assert (status, problem["code"]) == (404, "SCHEDULE_NOT_FOUND")
 
 
 async def test_the_list_goes_on_where_its_cursor_says(front: Front) -> None:
