@@ -29,8 +29,10 @@ from app.core.errors import (
     LockAcquireFailed,
     MigrationRefused,
     OutcomeUnknown,
+    ProcedureNotFound,
     RateLimited,
     RequestTimeout,
+    RunAnswerInvalid,
     SchemaViolation,
     SettingInvalid,
     ShuttingDown,
@@ -58,7 +60,9 @@ _BAD_USAGE: Final = (
     InputTooLarge,
     SchemaViolation,
     ToolNotFound,
+    ProcedureNotFound,
     ArgumentsInvalid,
+    RunAnswerInvalid,
     KeyMissing,
 )
 _UNREACHABLE: Final = (

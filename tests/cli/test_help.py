@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from app.cli.command import Later, application, command
 
+_OF_RUN = ("start", "show", "watch", "answer", "signal", "cancel", "retry", "fork", "state", "diff")
 # SURFACES: what is there in this version.
 PROMISED = (
     *("serve", "call", "traces", "trace", "approvals", "approve", "deny", "recover", "resolve", "withdraw", "erase"),
@@ -22,6 +23,8 @@ PROMISED = (
         "servers",
         "servers/accept",
         "procedures",
+        "runs",
+        *(f"run/{name}" for name in _OF_RUN),
         "log/new-epoch",
         "db/backup",
         "db/restore",
@@ -44,6 +47,7 @@ PROMISED = (
 READING = (
     *("traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),
     *("keys/list", "tenants/list", "policy/check", "policy/explain"),
+    *("runs", "run/show", "run/watch", "run/state", "run/diff"),
 )
 
 
@@ -84,5 +88,5 @@ def test_the_commands_that_need_a_gateway_are_those_that_help_names() -> None:
     modules = {name.partition("/")[0]: found.callback.__module__ for name, found in COMMANDS.items()}
     help_text = " ".join(CliRunner().invoke(application, ["--help"]).stdout.split())
     named = help_text.split("verified. ")[1].split(" ask a running gateway")[0].replace(" and ", ", ").split(", ")
-    asking = {f"app.cli.{topic}" for topic in ("calls", "traces", "servers", "procedures", "decisions", "mcp")}
+    asking = {f"app.cli.{topic}" for topic in ("calls", "traces", "servers", "procedures", "runs", "decisions", "mcp")}
     assert set(named) == {name for name, module in modules.items() if module in asking}

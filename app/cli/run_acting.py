@@ -1,0 +1,228 @@
+"""What people do to runs: start, answer, signal, cancel, retry, fork. Over HTTP.
+
+An answer is to exactly the question that was shown: it names the digest of what stands on the screen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from app.cli.client import GatewayClient, path_to
+from app.cli.run_drawing import STATUS_STYLE, canonical_or_json, duration, shown_value
+from app.cli.run_journal import Item, apart_ms, journal_of, read_journal
+from app.cli.run_looking import rests, show_what_next, wait_for_rest
+from app.cli.showing import confirmed, is_watched, notes, output, print_json, printable, shown_json
+from app.core.canonical import parse_json
+from app.core.errors import (
+    ChecksumMismatch,
+    InputMalformed,
+    ProcedureNotFound,
+    RunAnswerUnasked,
+    TgaError,
+)
+
+
+async def start_run(
+    client: GatewayClient,
+    procedure: str,
+    *,
+    given: str | None,
+    run_id: str | None,
+    version: str | None,
+    wait: bool,
+    as_json: bool,
+) -> bool:
+    """The run's id on stdout; with `wait` its output. True unless it ended without being completed."""
+    body: dict[str, Any] = {"procedure": procedure, "input": None if given is None else parsed_input(given)}
+    body |= {name: value for name, value in (("run_id", run_id), ("version", version)) if value is not None}
+    run = (await client.post("/v1/runs", body)).document
+    replayed = " (it was started before, with the same input)" if run["replayed"] else ""
+    if not wait:
+        _say(run, replayed)
+        print_json(run) if as_json else output.print(run["run_id"], markup=False)
+        return True
+    _say(run, replayed)
+    run = await wait_for_rest(client, run["run_id"])
+    return await _show_result(client, run, as_json=as_json)
+
+
+async def _show_result(client: GatewayClient, run: dict[str, Any], *, as_json: bool) -> bool:
+    if as_json:
+        print_json(run)
+    elif run["state"] == "COMPLETED":
+        took = duration(apart_ms(run["started_at"], run["updated_at"]))
+        notes.print(f"[green]COMPLETED[/] run {run['run_id']} in {took}")
+        value = run["output"]
+        output.print(
+            canonical_or_json(value["value"]) if value["tier"] == "inline" else json.dumps(value), markup=False
+        )
+    else:
+        _say(run)
+        if run["error"]:
+            notes.print(printable(f"{run['error']['type']}: {run['error']['message']}"), markup=False)
+        items = [item async for item in read_journal(client, run["run_id"], after=run["sequence_number"] - 1000)]
+        show_what_next(run, journal_of(items), to=notes)
+    return run["state"] not in ("FAILED", "CANCELLED", "PARKED", "DIVERGED")
+
+
+def parsed_input(text: str) -> Any:
+    """JSON; `-` reads it from stdin."""
+    try:
+        return parse_json(sys.stdin.buffer.read() if text == "-" else text.encode())
+    except InputMalformed as error:
+        error.next_step = "The input is one JSON value, as --input '{\"order\": 7}'; - reads it from stdin."
+        raise
+
+
+async def answer_run(client: GatewayClient, run_id: str, path: str, text: str | None, *, is_json: bool) -> bool:
+    """Show the question, and answer exactly that one. A value that does not fit leaves it open."""
+    question = await open_question(client, run_id, path)
+    if is_watched():
+        show_question(question)
+    if text is None:
+        if not is_watched():
+            raise InputMalformed(
+                "there is no terminal to ask on", remedy="Give the answer: `tga run answer ID PATH VALUE`."
+            )
+        text = output.input("[dim]answer:[/] ")
+    value = parse_json(text) if is_json else typed(text, question["request"]["answer_schema"])
+    return await send_answer(client, question, value)
+
+
+async def send_answer(client: GatewayClient, question: Item, value: Any) -> bool:
+    run_id = question["run_id"]
+    body = {"path": question["path"], "answer": value, "intent_digest": question["artifact_digest"]}
+    run = (await client.post(path_to("v1", "runs", run_id, "signals"), body)).document
+    notes.print(printable(f"Answered {question['path']} of run {run_id}: {shown_json(value)}"), markup=False)
+    _say(run)
+    return True
+
+
+async def open_question(client: GatewayClient, run_id: str, path: str) -> Item:
+    """The question that is open at this address, as the journal has it."""
+    run = await client.get(path_to("v1", "runs", run_id))
+    open_at = {awaited["path"]: awaited for awaited in run["awaits"] if awaited["kind"] == "ask"}
+    if path not in open_at:
+        raise RunAnswerUnasked(
+            f"run {run_id} asks nothing at {path}",
+            expected=" or ".join(open_at) or "no question is open",
+            found=run["state"],
+        )
+    items = (await client.get(path_to("v1", "runs", run_id, "checkpoints", path)))["items"]
+    digest = open_at[path]["intent_digest"]
+    for item in reversed(items):
+        if item["artifact_digest"] == digest:
+            return {**item, "procedure": run["procedure"], "principal_id": run["principal_id"], "run_id": run_id}
+    raise ChecksumMismatch("the question on the journal is not the one that is open", expected=digest, found="another")
+
+
+def show_question(question: Item) -> None:
+    request = question["request"]
+    lines = [
+        ("run", f"{question['run_id']} of {question['procedure']}, started by {question['principal_id']}"),
+        ("asks", f"{request['message']}  (at {question['path']}, {request['form']})"),
+        ("context", "(none given)" if request["context"] is None else _whole(request["context"])),
+        ("answer", shown_json(request["answer_schema"])),
+        ("until", request["expires_at"] or "(no end)"),
+    ]
+    if request["default"] is not None:
+        lines.append(("then", shown_value(request["default"])))
+    for name, value in lines:
+        notes.print(f"{name:<10} ", end="", style="dim")
+        notes.print(
+            "\n".join(printable(line) for line in value.split("\n")).replace("\n", "\n" + " " * 11), markup=False
+        )
+    notes.print()
+
+
+def _whole(value: dict[str, Any]) -> str:
+    return shown_json(value["value"], indent=2) if value["tier"] == "inline" else shown_value(value)
+
+
+def typed(text: str, schema: dict[str, Any]) -> Any:
+    """What was typed, as the question wants it: text stays text where it asks for text, yes and no are true and false,
+    one of its choices is that choice; else JSON if it reads so."""
+    choices = schema.get("enum")
+    if isinstance(choices, list) and text in choices:
+        return text
+    if schema.get("type") == "string":
+        return text
+    if schema.get("type") == "boolean" and text.strip().lower() in _YES_NO:
+        return _YES_NO[text.strip().lower()]
+    try:
+        return parse_json(text)
+    except TgaError:
+        return text
+
+
+_YES_NO = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+
+
+async def signal_run(client: GatewayClient, run_id: str, name: str, text: str | None, *, signal_id: str | None) -> bool:
+    value: Any = None
+    if text is not None:
+        value = typed(text, {})
+    body = {"name": name, "value": value} | ({} if signal_id is None else {"signal_id": signal_id})
+    _say((await client.post(path_to("v1", "runs", run_id, "signals"), body)).document)
+    return True
+
+
+async def cancel_run(client: GatewayClient, run_id: str, *, rationale: str | None, yes: bool) -> bool:
+    run = await client.get(path_to("v1", "runs", run_id))
+    question = f"Cancel run {run_id} of {run['procedure']} ({run['state']}), for good?"
+    if not rests_for_good(run) and not confirmed(question, yes=yes):
+        notes.print("Nothing was cancelled.")
+        return False
+    body = {} if rationale is None else {"rationale": rationale}
+    _say((await client.post(path_to("v1", "runs", run_id, "cancel"), body)).document)
+    return True
+
+
+def rests_for_good(run: dict[str, Any]) -> bool:
+    """There is nothing to ask about: the gateway says that it has ended."""
+    return run["state"] in ("COMPLETED", "CANCELLED")
+
+
+async def retry_run(client: GatewayClient, run_id: str, *, rationale: str | None, accept_version: str | None) -> bool:
+    body: dict[str, Any] = {} if rationale is None else {"rationale": rationale}
+    if accept_version is not None:
+        procedure = (await client.get(path_to("v1", "runs", run_id)))["procedure"]
+        body["accepts"] = await _program(client, procedure, accept_version)
+    _say((await client.post(path_to("v1", "runs", run_id, "retry"), body)).document)
+    return True
+
+
+async def _program(client: GatewayClient, procedure: str, version: str) -> dict[str, str]:
+    """The newest program of this version: an operator names a version, the record names exactly one program."""
+    listed = await client.list_items("/v1/procedures", limit=1_000, procedure=procedure)
+    for item in listed:
+        if item["version"] == version:
+            return {"version": version, "program_digest": item["program_digest"]}
+    raise ProcedureNotFound(
+        f"{procedure} has no version {version}",
+        expected=", ".join(dict.fromkeys(item["version"] for item in listed)) or "one that is registered",
+        found=version,
+    )
+
+
+async def fork_run(
+    client: GatewayClient, run_id: str, *, at: int | None, new_id: str | None, version: str | None, as_json: bool
+) -> bool:
+    """The new run's id on stdout."""
+    given = (("at", at), ("run_id", new_id), ("version", version))
+    body = {name: value for name, value in given if value is not None}
+    run = (await client.post(path_to("v1", "runs", run_id, "fork"), body)).document
+    _say(run)
+    print_json(run) if as_json else output.print(run["run_id"], markup=False)
+    return True
+
+
+def _say(run: dict[str, Any], more: str = "") -> None:
+    """One line to stderr: where the run stands."""
+    style = STATUS_STYLE.get(run["status"], "bold")
+    notes.print(f"[{style}]{run['state']}[/] run ", end="")
+    notes.print(f"{run['run_id']}{more}", markup=False)
+    if run["notice"] and not rests(run):
+        notes.print(printable(f"{run['notice'][0].upper()}{run['notice'][1:]}."), markup=False)

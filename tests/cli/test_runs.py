@@ -1,0 +1,306 @@
+"""Runs from a terminal: what one sees of them, and what one can do to them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from app.cli.run_acting import typed
+from app.cli.run_drawing import clock, duration
+from app.cli.run_journal import place
+from tests.cli.hand_worker import HandWorker, ask, complete, fail, failed, may_start, step, suspend, tool
+from tests.cli.world import Told, World
+
+YES_NO = {"type": "boolean"}
+
+
+@pytest.fixture(scope="module")
+def run_world(still_world: World) -> World:
+    may_start(still_world)
+    still_world.start()
+    return still_world
+
+
+@pytest.fixture(scope="module")
+def hand(run_world: World) -> HandWorker:
+    worker = HandWorker(run_world, run_world.new_key("worker-1", "worker"))
+    worker.register()
+    return worker
+
+
+@pytest.fixture(scope="module")
+def failed_run(run_world: World, hand: HandWorker) -> str:
+    """A run with nesting, a tool, a gather, a question that was answered, and a step that failed."""
+    run_id = "order-1"
+    told = run_world.tga("run", "start", "onboard", "--input", '{"order":7}', "--id", run_id)
+    assert (told.returncode, told.stdout) == (0, "order-1\n")
+    hand.lease()
+    hand.put(step("1", {"steps": 3}, logs=[{"level": "info", "text": "planned", "at": "2026-01-01T00:00:00.000Z"}]))
+    hand.put(step("2.1", 1, name="fetch"))
+    hand.put(then=tool("2.2", "charge", amount=5))
+    hand.put(step("2", "rich", name="enrich", inner=2, state_change=[{"op": "set", "at": "/n", "to": 1}]))
+    hand.put(step("3:1.1", "a", name="left"), step("3:2.1", "b", name="right"))
+    hand.put(step("3", ["a", "b"], name="both", kind="gather", inner=2))
+    hand.put(ask("4", "Pay 5\x1b[2J to Ada?", YES_NO), then=suspend("4"))
+    return run_id
+
+
+def timeline(told: Told) -> list[str]:
+    """The lines of the journal, without their times."""
+    assert told.returncode == 0, told.stderr
+    return [line[11:] for line in told.stdout.split("\n\n")[1].splitlines()]
+
+
+def test_a_run_that_waits_is_drawn_nested_and_says_what_to_type(run_world: World, failed_run: str) -> None:
+    told = run_world.tga("run", "show", failed_run)
+    lines = timeline(told)
+    assert lines[0] == '── started by admin with {"order":7}'
+    assert lines[1] == "── attempt 1, on worker hand-worker-1"
+    assert [line.split()[:4] for line in lines[2:]] == [
+        ["1", "✓", "step", "plan"],
+        ["info:", "planned"],
+        ["2", "✓", "step", "enrich"],
+        ["2.1", "✓", "step", "fetch"],
+        ["2.2", "✓", "tool", "bank.charge"],
+        ["3", "✓", "gather", "both"],
+        ["3:1.1", "✓", "step", "left"],
+        ["3:2.1", "✓", "step", "right"],
+        ["4", "…", "ask", "pay"],
+        ["──", "the", "worker", "leaves:"],
+    ]
+    assert lines[5].startswith("  2.1 ")  # nested
+    assert "12 ms" in lines[2]
+    assert '"charge_id":"ch_1"' in lines[6]
+    assert "WAITING, waits for a person" in told.stdout
+    assert "asks a person: Pay 5\\x1b[2J to Ada?" in lines[10]  # a terminal obeys nothing that a program wrote
+    assert "`tga run answer order-1 4`" in told.stdout
+    document = run_world.json("run", "show", failed_run)
+    assert document["status"] == "waiting_for_human"
+    assert [item["artifact_type"] for item in document["journal"]][:3] == ["run_start", "run_attempt", "run_checkpoint"]
+
+
+def test_only_the_last_entries_are_drawn_when_so_many_are_wanted(run_world: World, failed_run: str) -> None:
+    told = run_world.tga("run", "show", failed_run, "--limit", "2")
+    assert "are left out: --limit" in told.stdout
+    assert "plan" not in told.stdout
+    assert "asks a person" in told.stdout
+
+
+def test_an_answer_of_the_wrong_type_leaves_the_question_open_and_the_first_right_one_counts(
+    run_world: World, failed_run: str
+) -> None:
+    supervisor = run_world.new_key("ada", "supervisor")
+    wrong = run_world.tga("run", "answer", failed_run, "4", "maybe", TGA_API_KEY=supervisor)
+    assert (wrong.returncode, "RUN_ANSWER_INVALID" in wrong.stderr) == (2, True)
+    nowhere = run_world.tga("run", "answer", failed_run, "9", "yes", TGA_API_KEY=supervisor)
+    assert (nowhere.returncode, "RUN_ANSWER_UNASKED" in nowhere.stderr) == (1, True)
+    assert run_world.tga("run", "answer", failed_run, "4").returncode == 2  # there is no terminal to ask on
+    right = run_world.tga("run", "answer", failed_run, "4", "yes", TGA_API_KEY=supervisor)
+    assert (right.returncode, "Answered 4 of run order-1: true" in right.stderr) == (0, True)
+    late = run_world.tga("run", "answer", failed_run, "4", "no", TGA_API_KEY=supervisor)
+    assert (late.returncode, "RUN_ANSWER_UNASKED" in late.stderr) == (1, True)
+    (line,) = [line for line in timeline(run_world.tga("run", "show", failed_run)) if line.startswith("4 ")]
+    assert line.endswith("true  by ada")
+
+
+def test_a_failed_run_says_where_and_goes_on_when_it_is_retried(
+    run_world: World, hand: HandWorker, failed_run: str
+) -> None:
+    hand.lease()
+    hand.put(failed("5", "no stock", name="ship", source="onboard.py:41"), then=fail("no stock"))
+    told = run_world.tga("run", "show", failed_run)
+    assert "at onboard.py:41" in told.stdout
+    assert "── FAILED by its worker: ValueError: no stock" in told.stdout
+    assert "`tga run retry order-1`" in told.stdout
+    assert run_world.tga("run", "watch", failed_run).returncode == 1
+    assert (
+        run_world.tga("run", "start", "onboard", "--input", '{"order":7}', "--id", failed_run, "--wait").returncode == 1
+    )
+    again = run_world.tga("run", "retry", failed_run, "-r", "stock is there")
+    assert (again.returncode, "SCHEDULED" in again.stderr) == (0, True)
+    hand.lease()
+    hand.put(step("5", "shipped", name="ship", try_number=2), then=complete({"a": "done"}, 5))
+    lines = timeline(run_world.tga("run", "show", failed_run))
+    (first,) = [number for number, line in enumerate(lines) if "try 1" in line]
+    (second,) = [number for number, line in enumerate(lines) if "try 2" in line]
+    (resumed,) = [number for number, line in enumerate(lines) if "resumed by admin: stock is there, opens 5" in line]
+    assert first < resumed < second
+    assert lines[-1] == '── COMPLETED: {"a":"done"}'
+    told = run_world.tga("run", "start", "onboard", "--input", '{"order":7}', "--id", failed_run, "--wait")
+    assert (told.returncode, told.stdout) == (0, '{"a":"done"}\n')
+    assert "it was started before" in told.stderr
+    assert run_world.tga("run", "retry", failed_run).returncode == 1
+
+
+def test_the_same_id_with_another_input_is_refused_and_an_unknown_procedure_is_bad_usage(
+    run_world: World, failed_run: str
+) -> None:
+    told = run_world.tga("run", "start", "onboard", "--input", '{"order":8}', "--id", failed_run)
+    assert (told.returncode, "RUN_ID_TAKEN" in told.stderr) == (1, True)
+    told = run_world.tga("run", "start", "nothing-of-this-name")
+    assert (told.returncode, "PROCEDURE_NOT_FOUND" in told.stderr) == (2, True)
+    told = run_world.tga("run", "start", "onboard", "--input", "{order}")
+    assert (told.returncode, "one JSON value" in told.stderr) == (2, True)
+    assert run_world.tga("run", "show", "nothing-of-this-name").returncode == 1
+    assert run_world.tga("run", "show", failed_run, TGA_URL="http://127.0.0.1:9").returncode == 3
+
+
+def test_state_is_shown_as_it_was(run_world: World, failed_run: str) -> None:
+    assert json.loads(run_world.tga("run", "state", failed_run).stdout) == {"n": 1}
+    assert json.loads(run_world.tga("run", "state", failed_run, "--at", "2").stdout) == {}
+    assert run_world.json("run", "state", failed_run, "--at", "2") == {
+        "run_id": failed_run,
+        "at": 2,
+        "run_state": "RUNNING",
+        "state": {},
+    }
+    assert run_world.tga("run", "state", failed_run, "--at", "99").returncode == 1
+
+
+def test_a_fork_is_drawn_with_its_source_and_compared_with_it(
+    run_world: World, hand: HandWorker, failed_run: str
+) -> None:
+    at = next(
+        item["sequence_number"]
+        for item in run_world.json("run", "show", failed_run)["journal"]
+        if item.get("path") == "2" and item["artifact_type"] == "run_checkpoint"
+    )
+    told = run_world.tga("run", "fork", failed_run, "--at", str(at), "--id", "order-1-again")
+    assert (told.returncode, told.stdout) == (0, "order-1-again\n")
+    hand.lease()
+    hand.put(step("3:1.1", "a", name="left"), step("3:2.1", "c", name="right"))
+    hand.put(step("3", ["a", "c"], name="both", kind="gather", inner=2), then=complete("other", 3))
+    lines = timeline(run_world.tga("run", "show", "order-1-again"))
+    forked = next(number for number, line in enumerate(lines) if line.startswith("── forked by admin from run order-1"))
+    assert lines[forked - 1].split()[:4] == ["2.2", "✓", "tool", "bank.charge"]
+    told = run_world.tga("run", "diff", failed_run, "order-1-again")
+    assert told.returncode == 1
+    assert told.stdout.startswith("First difference at 3; the same at 5 addresses, not at 4.\n")
+    found = run_world.tga("run", "diff", failed_run, "order-1-again", "--json")
+    document: dict[str, Any] = json.loads(found.stdout)
+    assert document["first"] == "3"
+    assert [(one["path"], one["fields"]) for one in document["differences"]] == [
+        ("3", ["value"]),
+        ("3:2.1", ["value"]),
+        ("4", ["missing"]),
+        ("5", ["missing"]),
+    ]
+    assert set(document["run"]) == {"output"}
+    same = run_world.tga("run", "diff", failed_run, failed_run)
+    assert (same.returncode, same.stdout) == (0, "The same at 9 addresses.\n")
+
+
+def test_a_run_is_followed_until_it_rests(run_world: World, hand: HandWorker) -> None:
+    run_world.tga("run", "start", "onboard", "--id", "followed")
+    watched: list[Told] = []
+    watcher = threading.Thread(target=lambda: watched.append(run_world.tga_process("run", "watch", "followed")))
+    watcher.start()
+    hand.lease()
+    hand.put(step("1", 1), ask("2", "Which?", {"enum": ["a", "b"]}, form="select"), then=suspend("2"))
+    watcher.join()
+    (told,) = watched
+    assert told.returncode == 0
+    assert [line.split()[:4] for line in timeline(told)] == [
+        ["──", "started", "by", "admin"],
+        ["──", "attempt", "1,", "on"],
+        ["1", "✓", "step", "plan"],
+        ["2", "…", "ask", "pay"],
+        ["──", "the", "worker", "leaves:"],
+    ]
+    assert "2 asks a person: Which?" in told.stdout
+    waiting = run_world.tga("run", "start", "onboard", "--id", "followed", "--wait")
+    assert (waiting.returncode, waiting.stdout, "Which?" in waiting.stderr) == (0, "", True)
+    assert run_world.tga("run", "answer", "followed", "2", "b").returncode == 0
+    hand.lease()
+    hand.put(then=complete(None, 2))
+    lines = run_world.tga("run", "watch", "followed", "--json").stdout.splitlines()
+    assert [json.loads(line)["sequence_number"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_signal_is_sent_once_for_its_id(run_world: World, hand: HandWorker) -> None:
+    run_world.tga("run", "start", "onboard", "--id", "signalled")
+    hand.lease()
+    waits = {"type": "signal", "path": "1", "name": "paid", "input_digest": "d" * 64}
+    hand.put(waits, then=suspend("1"))
+    assert "(`tga run signal signalled paid`)" in run_world.tga("run", "show", "signalled").stdout
+    for _ in range(2):
+        told = run_world.tga("run", "signal", "signalled", "paid", '{"euros": 5}', "--signal-id", "s-1")
+        assert told.returncode == 0
+    lines = timeline(run_world.tga("run", "show", "signalled"))
+    assert [line for line in lines if "── signal" in line] == ['── signal paid from admin: {"euros":5}']
+    run_world.tga("run", "cancel", "signalled", "--yes")
+
+
+def test_cancelling_asks_first_and_does_nothing_without_a_terminal(run_world: World) -> None:
+    run_world.tga("run", "start", "onboard", "--id", "unwanted")
+    told = run_world.tga("run", "cancel", "unwanted")
+    assert (told.returncode, "CONFIRMATION_NEEDED" in told.stderr) == (2, True)
+    assert run_world.json("run", "show", "unwanted")["state"] == "SCHEDULED"
+    told = run_world.tga("run", "cancel", "unwanted", "--yes", "-r", "not wanted any more")
+    assert (told.returncode, "CANCELLED run unwanted" in told.stderr) == (0, True)
+    assert (
+        "── CANCELLED by admin: RUN_CANCELLED: not wanted any more" in run_world.tga("run", "show", "unwanted").stdout
+    )
+
+
+def test_a_diverged_run_names_both_sides_and_goes_on_with_a_version_that_is_accepted(
+    run_world: World, hand: HandWorker
+) -> None:
+    run_world.tga("run", "start", "onboard", "--id", "diverged", "--version", "1")
+    hand.lease()
+    found = {"path": "1", "recorded": "step plan", "performed": "step draw", "source": "onboard.py:7"}
+    hand.put(step("1"), then={"type": "diverge", "divergence": found})
+    told = run_world.tga("run", "show", "diverged")
+    assert "At 1 the journal has step plan; the program performed step draw (onboard.py:7)." in told.stdout
+    told = run_world.tga("run", "retry", "diverged", "--accept-version", "2")
+    assert (told.returncode, "PROCEDURE_NOT_FOUND" in told.stderr) == (2, True)
+    newer = HandWorker(run_world, hand.key, version="2")
+    newer.register()
+    told = run_world.tga("run", "retry", "diverged", "--accept-version", "2")
+    assert told.returncode == 0, told.stderr
+    assert "accepts version 2" in run_world.tga("run", "show", "diverged").stdout
+    newer.lease("hand-worker-9")
+    assert newer.run["run_id"] == "diverged"
+    newer.put(then=complete(None, 1))
+
+
+def test_a_run_whose_program_no_worker_has_says_so(run_world: World, hand: HandWorker) -> None:
+    HandWorker(run_world, hand.key, procedure="orphaned").register()
+    told = run_world.tga("run", "start", "orphaned", "--id", "alone")
+    assert "No worker for orphaned 1" in told.stderr
+    assert "No worker for orphaned 1" in run_world.tga("run", "show", "alone").stdout
+    run_world.tga("run", "cancel", "alone", "--yes")
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("yes", YES_NO, True),
+        ("N", YES_NO, False),
+        ("true", YES_NO, True),
+        ("5", {"type": "integer"}, 5),
+        ("5", {"type": "string"}, "5"),
+        ("5", {"enum": ["5", "6"]}, "5"),
+        ("5", {}, 5),
+        ("five", {}, "five"),
+        ('{"a":1}', {"type": "object"}, {"a": 1}),
+    ],
+)
+def test_what_is_typed_means_what_the_question_wants(text: str, schema: dict[str, Any], value: Any) -> None:
+    assert typed(text, schema) == value
+
+
+def test_times_and_addresses_are_read_by_people() -> None:
+    assert [clock(ms) for ms in (52, 61_002, 3_600_000, 90_000_000)] == [
+        "00:00.052",
+        "01:01.002",
+        "01:00:00",
+        "1d 01:00",
+    ]
+    assert [duration(ms) for ms in (12, 1_234, 185_000, 7_440_000, 86_400_000)] == [
+        *("12 ms", "1.2 s", "3 min 5 s", "2 h 4 min", "1 d"),
+    ]
+    assert sorted(["10", "3:2.1", "3", "3:10.1", "3.1", "4"], key=place) == ["3", "3.1", "3:2.1", "3:10.1", "4", "10"]
