@@ -344,6 +344,7 @@ RUN_LEASE_MS_MIN: Final = 500
 RUN_LEASE_MS_MAX: Final = 3_600_000
 RUN_LEASE_WAIT_MS_MAX: Final = 60_000
 RUN_SLOTS_MAX: Final = 256
+RUN_WORKERS_KNOWN_MAX: Final = 10_000  # of which a gateway remembers when they were last seen
 RUN_SWEEP_MS: Final = 2_000
 RUN_SWEEP_RUNS_MAX: Final = 200
 RUN_READY_POLL_MS: Final = 5_000

@@ -9,23 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from app.core.errors import TgaError
-from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_READY_POLL_MS, STORE_ANSWER_MS
+from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_READY_POLL_MS, RUN_WORKERS_KNOWN_MAX, STORE_ANSWER_MS
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.runs.documents import RunError, WorkerName
 from app.domain.runs.engine.artifacts import is_of_worker
 from app.domain.runs.engine.journal import first_seq
 from app.domain.runs.engine.messages import Beat, BeatAnswer, BeatRequest, LeasedRun, LeaseRequest
-from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts
+from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts, RunSalt
 from app.domain.runs.engine.table import RunTable
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.schedule import AT_WORK
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A place for a run that is about to start. `run_id` and `salt` are set when it has."""
+
+    lease: str
+    worker: str
+    name: WorkerName
+    run_id: str | None = None
+    salt: RunSalt | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +52,7 @@ class _Waiter:
     name: WorkerName
     is_impatient: bool  # it wants to know at once, also that there is nothing
     given: list[str] = field(default_factory=list)
-    started: list[tuple[str, str]] = field(default_factory=list)  # run, lease
+    started: list[Reservation] = field(default_factory=list)
     reserved: int = 0  # starts that are on their way to it
     is_here: bool = True
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,16 +60,6 @@ class _Waiter:
     @property
     def free(self) -> int:
         return max(0, self.slots - len(self.given) - len(self.started) - self.reserved) if self.is_here else 0
-
-
-@dataclass(slots=True)
-class Reservation:
-    """A place for a run that is about to start. `run_id` is set when it has."""
-
-    lease: str
-    worker: str
-    name: WorkerName
-    run_id: str | None = None
 
 
 class Leasing:
@@ -68,6 +70,8 @@ class Leasing:
         self._table = table
         # In the order in which they came: `lease` adds and removes, `_distribute` gives.
         self._waiting: list[_Waiter] = []
+        # When a worker was last noted to live, and what it said then; the longest unseen first.
+        self._seen: dict[str, tuple[float, object]] = {}
         self._kicked = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
@@ -89,7 +93,7 @@ class Leasing:
         """Runs for this worker, as many as it has slots; [] when none is ready within `wait_ms`."""
         ends_ms = self._clock.monotonic_ms() + request.wait_ms
         programs = self._programs(principal.tenant, request)
-        await self._ports.runs.beat(request.worker, principal, request.name, programs)
+        await self._note_life(request, principal, programs)
         waiter = _Waiter(
             principal.tenant,
             frozenset(programs),
@@ -115,7 +119,7 @@ class Leasing:
                 while waiter.reserved:  # a start is on its way to it
                     await waiter.woken.wait()
                     waiter.woken.clear()
-                leased += [await self._told_of(run_id, lease) for run_id, lease in waiter.started]
+                leased += [await self._told_of(started) for started in waiter.started]
                 waiter.started = []
                 if leased or self._clock.monotonic_ms() >= ends_ms:
                     return leased
@@ -123,6 +127,21 @@ class Leasing:
         finally:
             waiter.is_here = False
             self._waiting.remove(waiter)  # a run that is held for it by now is free again in a few seconds
+
+    async def _note_life(
+        self, request: LeaseRequest, principal: Principal, programs: Sequence[tuple[str, str]]
+    ) -> None:
+        """Who asks for runs lives. Written again only when that is news: a busy worker asks many times a second."""
+        now_ms = self._clock.monotonic_ms()
+        said = (principal.tenant, principal.principal_id, request.name, tuple(programs))
+        known_ms, known = self._seen.get(request.worker, (-math.inf, None))
+        if known == said and now_ms - known_ms < self._ports.lease_ms / 6:
+            return
+        await self._ports.runs.beat(request.worker, principal, request.name, programs)
+        self._seen.pop(request.worker, None)
+        self._seen[request.worker] = (now_ms, said)
+        if len(self._seen) > RUN_WORKERS_KNOWN_MAX:
+            del self._seen[next(iter(self._seen))]
 
     @contextlib.asynccontextmanager
     async def reserved(self, tenant: str, procedure: str, program: str) -> AsyncIterator[Reservation | None]:
@@ -145,11 +164,11 @@ class Leasing:
         finally:
             waiter.reserved -= 1
             if reservation.run_id is not None:
-                waiter.started.append((reservation.run_id, reservation.lease))
+                waiter.started.append(reservation)
             waiter.woken.set()
 
-    async def _told_of(self, run_id: str, lease: str) -> LeasedRun:
-        return await self.told(await self._table.peek(run_id), lease)
+    async def _told_of(self, started: Reservation) -> LeasedRun:
+        return await self.told(await self._table.peek(started.run_id or ""), started.lease, started.salt)
 
     def _programs(self, tenant: str, request: LeaseRequest) -> list[tuple[str, str]]:
         """What the worker can run, as (procedure, program)."""
@@ -222,10 +241,10 @@ class Leasing:
         loaded = await self._table.change(run_id, decide)
         return None if loaded is None else await self.told(loaded, lease)
 
-    async def told(self, loaded: LoadedRun, lease: str) -> LeasedRun:
+    async def told(self, loaded: LoadedRun, lease: str, salt: RunSalt | None = None) -> LeasedRun:
         """What its worker is told of the run."""
         run, start = loaded.run, loaded.start
-        salt = await self._ports.salts.load(run.run_id)
+        salt = salt or await self._ports.salts.load(run.run_id)
         return LeasedRun(
             run_id=run.run_id,
             attempt=run.attempt,

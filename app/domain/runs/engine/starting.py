@@ -123,7 +123,7 @@ class Starting:
                 return await self._existing(start, error)
             if place is None:
                 return Started(start.run_id, "SCHEDULED", replayed=False)
-            place.run_id = start.run_id
+            place.run_id, place.salt = start.run_id, salt
             return Started(start.run_id, "RUNNING", replayed=False)
 
     def add_start(self, work: Work, start: RunStart, salt: RunSalt, *, source: Run | None = None) -> None:
