@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import typer
 
+from app.cli.blob_findings import blob_finding
 from app.cli.client import GatewayClient
 from app.cli.findings import Finding
 from app.cli.policy import configured_misfits
@@ -97,7 +98,7 @@ async def _findings(settings: Settings) -> AsyncIterator[Finding]:
         async for finding in _policy(config):
             yield finding
     yield _keys(settings)
-    async for finding in _database(settings):
+    async for finding in _database(settings, config):
         yield finding
     async for finding in _gateway(settings):
         yield finding
@@ -138,7 +139,7 @@ def _no_database(settings: Settings) -> Finding:
     return Finding("database", not settings.admin_key_file.exists(), "none yet", remedy)
 
 
-async def _database(settings: Settings) -> AsyncIterator[Finding]:
+async def _database(settings: Settings, config: Config | None) -> AsyncIterator[Finding]:
     if not is_made(settings.home, settings.database_url):
         yield _no_database(settings)
         return
@@ -166,6 +167,7 @@ async def _database(settings: Settings) -> AsyncIterator[Finding]:
                         yield finding
                     yield await _memory(settings, sessions)
                     yield await _waiting(sessions)
+                    yield await blob_finding(settings, config, sessions)
     except TgaError as error:
         yield _wrong("database", error)
 

@@ -28,7 +28,9 @@ def test_the_doctor_finds_everything_right_when_it_is(world: World) -> None:
     )
     assert "wrong" not in told.stdout
     found = findings(world)
-    assert {"configuration", "policy", "keys", "database", "schema", "guards", "clock", "waiting"} <= set(found)
+    assert {"configuration", "policy", "keys", "database", "schema", "guards", "clock", "waiting", "blobs"} <= set(
+        found
+    )
     assert found[f"gateway at {world.url}"]["ok"] is True
     assert all(finding["ok"] for finding in found.values())
 
