@@ -167,7 +167,7 @@ class PostgresRuns:
             "SELECT * FROM tga.hold_due_runs($1, $2, $3)", limit, RUN_HOLD_MS, worker_silent_ms
         )
         runs = [
-            DueRun(RUN.identity_of(row["stream"]), row["is_lost"], row["held"].isoformat())
+            DueRun(RUN.identity_of(row["stream"]), row["attempt"] if row["is_lost"] else None, row["held"].isoformat())
             for row in rows
             if row["stream"] is not None
         ]

@@ -31,7 +31,6 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -229,8 +228,13 @@ async def run_gateway(options: GatewayOptions) -> None:
 
 async def run_worker(options: WorkerOptions) -> None:
     boundaries = worker.Boundaries(options.die_at, options.stop_at)
-    Path(options.notes).write_text('{"ready": true}\n')
-    await worker.serve(options.urls, options.key, options.worker_id, boundaries, **options.more)
+    notes = os.open(options.notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def tell(said: dict[str, Any]) -> None:
+        os.write(notes, json.dumps(said).encode() + b"\n")
+
+    tell({"ready": True})
+    await worker.serve(options.urls, options.key, options.worker_id, boundaries, tell=tell, **options.more)
 
 
 def command_line() -> list[str]:

@@ -75,6 +75,21 @@ async def asks(ctx: Context, given: Any) -> Any:
     return [before, await ctx.ask("pay?", **(given or {})), await ctx.step("after", returning("after"))]
 
 
+async def sleeps(ctx: Context, given: Any) -> Any:
+    await ctx.sleep(given or 1)
+    return await ctx.step("after", returning("after"))
+
+
+async def fenced(ctx: Context, given: Any) -> Any:
+    """One of each that a worker whose lease is over must not do."""
+    first = await ctx.step("first", returning("first"))
+    try:
+        once = await ctx.step("once", returning("once"), at_most_once=True)
+    except Interrupted:
+        once = "interrupted"
+    return [first, once, sorted(await ctx.tool("bank", "charge", {"amount": 9}))]
+
+
 def returning(value: Any) -> Any:
     async def body(_: Context) -> Any:
         return value
@@ -96,4 +111,6 @@ PROGRAMS: dict[str, Program] = {
     "steps": steps,
     "calls": calls,
     "asks": asks,
+    "sleeps": sleeps,
+    "fenced": fenced,
 }

@@ -149,6 +149,7 @@ class Worker:
     is_careful: bool = True
     changed: str = ""  # what makes the programs other ones
     accepts: tuple[str, ...] = ()
+    tell: Callable[[dict[str, Any]], None] = lambda _: None
     # Of the moment.
     holding: dict[str, Attempt] = field(default_factory=dict)
     lease_ms: int = 30_000
@@ -209,6 +210,7 @@ class Worker:
         self.holding[attempt.run_id] = attempt
         try:
             self.ended.append((attempt.run_id, await attempt.perform()))
+            self.tell({"ended": self.ended[-1]})
         finally:
             if self.holding.get(attempt.run_id) is attempt:
                 del self.holding[attempt.run_id]
@@ -235,8 +237,10 @@ class Worker:
 
     async def _beat_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(self.lease_ms / 3000)
             await self.beat()
+            sent = time.monotonic()
+            while time.monotonic() - sent < self.lease_ms / 3000:  # how long that is, the first lease says
+                await asyncio.sleep(0.02)
 
 
 class Attempt:

@@ -109,9 +109,11 @@ END
 $$;
 
 -- Runs for which something is due, kept from others likewise: a timer, a deadline, or a worker that was silent for
--- `silent_ms` (null: workers are not looked at). The last row, without a stream, says how long nothing else is due.
+-- `silent_ms` (null: workers are not looked at). A worker that nobody knows of is lost, too: its row may be gone with a
+-- database that was restored. `attempt` says which one is lost: who is late with that takes no other from its worker.
+-- The last row, without a stream, says how long nothing else is due.
 CREATE FUNCTION tga.hold_due_runs(at_most integer, hold_ms integer, silent_ms integer)
-RETURNS TABLE (stream text, is_lost boolean, held timestamptz, next_ms bigint)
+RETURNS TABLE (stream text, is_lost boolean, attempt integer, held timestamptz, next_ms bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, tga, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -121,7 +123,10 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     RETURN QUERY
     WITH timers AS MATERIALIZED (
-        SELECT r.stream_no FROM runs r
+        SELECT r.stream_no,
+               silent_ms IS NOT NULL AND r.state = 'RUNNING'
+               AND NOT EXISTS (SELECT FROM workers w WHERE w.worker = r.worker) AS is_lost
+          FROM runs r
          WHERE r.due_at <= statement_timestamp() AND r.state <> 'SCHEDULED'
            AND (r.held_until IS NULL OR r.held_until <= statement_timestamp())
          ORDER BY r.due_at LIMIT at_most FOR UPDATE SKIP LOCKED
@@ -137,7 +142,7 @@ BEGIN
            AND (r.held_until IS NULL OR r.held_until <= statement_timestamp())
          LIMIT at_most FOR UPDATE OF r SKIP LOCKED
     ), due AS (
-        SELECT t.stream_no, false AS is_lost FROM timers t
+        SELECT t.stream_no, t.is_lost FROM timers t
          UNION ALL SELECT d.stream_no, false FROM deadlines d
          UNION ALL SELECT l.stream_no, true FROM lost l
     ), chosen AS MATERIALIZED (
@@ -146,7 +151,7 @@ BEGIN
     UPDATE runs r SET held_until = held_until_then
       FROM chosen c JOIN heads h ON h.stream_no = c.stream_no
      WHERE r.stream_no = c.stream_no
-    RETURNING h.stream::text, c.is_lost, r.held_until, NULL::bigint;
+    RETURNING h.stream::text, c.is_lost, r.attempt, r.held_until, NULL::bigint;
 
     -- Workers that are long gone, and hold nothing.
     DELETE FROM workers w
@@ -156,7 +161,7 @@ BEGIN
             LIMIT 100 FOR UPDATE SKIP LOCKED));
 
     RETURN QUERY
-    SELECT NULL::text, NULL::boolean, NULL::timestamptz,
+    SELECT NULL::text, NULL::boolean, NULL::integer, NULL::timestamptz,
            greatest(0, ceil(1000 * extract(epoch FROM least(
                (SELECT r.due_at FROM runs r WHERE r.due_at > statement_timestamp() AND r.state <> 'SCHEDULED'
                  ORDER BY r.due_at LIMIT 1),

@@ -53,11 +53,12 @@ class HeldRun(NamedTuple):
 
 
 class DueRun(NamedTuple):
-    """A run that something is due for. `is_lost`: its worker was not heard of for too long. `held_until`: its row's
-    `due_at` now, by which a row that nobody has changed since is known."""
+    """A run that something is due for. `lost_attempt`: the one whose worker was not heard of for too long; None: no
+    worker is lost. `held_until`: until when nobody else looks at it, by which a row that nobody has changed since is
+    known."""
 
     run_id: str
-    is_lost: bool
+    lost_attempt: int | None
     held_until: str
 
 

@@ -103,7 +103,7 @@ class Sweeping:
         if state == "WAITING":
             await self.answer_ended(due.run_id)
         if state in AT_WORK:
-            await self._table.change(due.run_id, lambda work: self._decide(work, is_lost=due.is_lost))
+            await self._table.change(due.run_id, lambda work: self._decide(work, lost_attempt=due.lost_attempt))
         else:
             await self.tell_relatives(loaded)
         # Whatever was appended has written the row anew, with what is due next; this one moves only a row that stands.
@@ -126,7 +126,7 @@ class Sweeping:
             return None if silence is None else later(loaded.run.updated_at, silence)
         return schedule_of(loaded.run, loaded.start, worker=loaded.worker, now=self._clock.now()).due_at
 
-    async def _decide(self, work: Work, *, is_lost: bool) -> None:
+    async def _decide(self, work: Work, *, lost_attempt: int | None) -> None:
         """What its state calls for now."""
         run, policy, now = work.run, work.start.policy, self._clock.now()
         if policy.timeout_ms is not None and later(run.started_at, policy.timeout_ms) <= now:
@@ -138,7 +138,7 @@ class Sweeping:
         if run.head.state == "RUNNING":
             silence = policy.checkpoint_timeout_ms
             calls_a_tool = any(begun.kind == "tool" for begun in run.frontier.begun.values())
-            if is_lost or work.require().worker is None:
+            if lost_attempt == run.attempt or work.require().worker is None:
                 lose(work, "its worker was not heard of", now=now, clock=self._clock)
             elif silence is not None and elapsed_ms(run.updated_at, now) >= silence and not calls_a_tool:
                 lose(work, f"no checkpoint came for {silence} ms", now=now, clock=self._clock)
