@@ -1,0 +1,187 @@
+"""Kill the worker, the gateway or the database's session at every boundary of a run: the run ends by itself with the
+result that it has without a crash, each effect is once in the bank's own book, and the ledger verifies.
+
+Sampled with a seed that is printed; all in soak. TGA_SEED repeats a sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import IS_SOAK
+from tests.runs.processes import Fault
+from tests.runs.test_runs_end_to_end import RESULT
+from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, sampled, until, working, worlds
+
+# Every commit that the program `everything` makes, in words; and what else a gateway passes on its way.
+COMMITS = [
+    "run_start",
+    "run_start+run_attempt.LEASED",
+    "run_attempt.LEASED",
+    "run_checkpoint.step",
+    "run_intent.tool+trace",
+    "run_answer.tool+trace",
+    "run_intent.ask",
+    "run_intent.sleep",
+    "run_suspension",
+    "run_answer.person",
+    "run_answer.timer",
+    "run_checkpoint.gather",
+    "run_intent.step",
+    "run_intent.signal",
+    "run_signal+run_answer.signal",
+    "run_intent.child+run_start",
+    "run_answer.child",
+    "run_end.COMPLETED",
+]
+KILLED = [Fault(f"commit:{what}", mode) for what in COMMITS for mode in ("kill_before", "kill_after")]
+BROKEN = [Fault(f"commit:{what}", mode) for what in COMMITS for mode in ("db_rolled_back", "db_unknown")]
+OTHERS = [
+    Fault(place, mode) for place in ("hold_ready", "load_records", "dispatch") for mode in ("kill_before", "kill_after")
+]
+ROUTES = [
+    "POST /v1/runs",
+    "POST /v1/worker/lease",
+    "GET /v1/runs/{run_id}/checkpoints",
+    "POST /v1/runs/{run_id}/checkpoints",
+    "POST /v1/runs/{run_id}/signals",
+]
+UNANSWERED = [Fault(f"answer:{route}", mode) for route in ROUTES for mode in ("kill_before", "lost")]
+WORKERS = [
+    (name, number)
+    for name in ("lease", "page", "put", "tool", "ask", "sleep", "suspend", "intent", "signal", "child", "complete")
+    for number in (0,)
+]
+WORKER_CUTS = [(f"{name}.{when}", number) for name, number in WORKERS for when in ("before", "answered")]
+WORKER_CUTS += [("body.before", 0), ("body.done", 0), ("body.before", 3), ("body.done", 3), ("put.answered", 2)]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RunsWorld]:
+    yield from worlds()
+
+
+def verify_result(seen: dict[str, Any]) -> None:
+    assert seen["state"] == "COMPLETED", seen
+    assert seen["output"]["value"] == RESULT
+
+
+async def survives(world: RunsWorld, spare: GatewayProcess, fault: Fault) -> bool:
+    """Whether the fault came. The spare gateway sleeps until the other one is gone, and does none of its work."""
+    spare.signal(signal.SIGSTOP)
+    gateway = await world.gateway(fault=fault)
+    run_id = new_id()
+
+    async def wake() -> None:
+        await until(lambda: not gateway.is_alive())
+        spare.signal(signal.SIGCONT)
+
+    waking = asyncio.create_task(wake())
+    urls = (gateway.url, spare.url)
+    try:
+        async with Caller(world, *urls) as caller, contextlib.AsyncExitStack() as stack:
+            if "run_start+" in fault.place:  # a worker that waits gets the run with its start
+                worker = await stack.enter_async_context(working(world, *urls))
+                await until(lambda: worker.client.boundaries.passed == ["lease.before"])
+            await caller.start("everything", {"user": 7}, run_id)
+            if "run_start+" not in fault.place:
+                await stack.enter_async_context(working(world, *urls))
+            verify_result(await caller.see_through(run_id))
+    except BaseException:
+        print(fault, gateway.said()[-5:], gateway.log()[-3000:], await world.journal(run_id))
+        raise
+    finally:
+        waking.cancel()
+        spare.signal(signal.SIGCONT)
+        has_fired = gateway.has_said("fired")
+        await gateway.kill()
+    assert sorted(world.executions(run_id).values()) == [1, 1], world.executions(run_id)
+    return has_fired
+
+
+async def survive_all(world: RunsWorld, faults: list[Fault]) -> None:
+    spare = await world.gateway()
+    async with working(world, spare.url):
+        pass  # its programs are registered
+    fired = [await survives(world, spare, fault) for fault in faults]
+    missed = [fault for fault, came in zip(faults, fired, strict=True) if not came]
+    assert missed == [], "a boundary that is not passed tests nothing"
+    await world.verify_all_is_well()
+    await spare.kill()
+
+
+async def test_the_commits_of_a_run_are_those_that_are_tested(world: RunsWorld) -> None:
+    gateway = await world.gateway()
+    run_id = new_id()
+    async with working(world, gateway.url), Caller(world, gateway.url) as caller:
+        await caller.start("everything", {"user": 7}, run_id)
+        verify_result(await caller.see_through(run_id))
+    passed = {place.removeprefix("commit:") for place in gateway.places if place.startswith("commit:")}
+    assert passed <= {*COMMITS}, passed
+    await gateway.kill()
+
+
+async def test_a_gateway_killed_at_any_commit(world: RunsWorld) -> None:
+    await survive_all(world, sampled(KILLED, 2, is_soak=IS_SOAK))
+
+
+async def test_a_database_session_ended_at_any_commit(world: RunsWorld) -> None:
+    await survive_all(world, sampled(BROKEN, 1, is_soak=IS_SOAK))
+
+
+async def test_a_gateway_killed_at_any_other_boundary(world: RunsWorld) -> None:
+    await survive_all(world, sampled(OTHERS, 1, is_soak=IS_SOAK))
+
+
+async def test_an_answer_lost_on_any_route(world: RunsWorld) -> None:
+    await survive_all(world, sampled(UNANSWERED, 1, is_soak=IS_SOAK))
+
+
+async def test_a_worker_killed_at_any_boundary(world: RunsWorld) -> None:
+    gateway = await world.gateway(config=world.config(lease_ms=500))
+    async with working(world, gateway.url):
+        pass  # its programs are registered
+    for cut in sampled(WORKER_CUTS, 2, is_soak=IS_SOAK):
+        await survives_without(world, gateway, cut)
+    await world.verify_all_is_well()
+    await gateway.kill()
+
+
+async def survives_without(world: RunsWorld, gateway: GatewayProcess, cut: tuple[str, int]) -> None:
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller:
+        await caller.start("everything", {"user": 7}, run_id)
+        dying = await world.worker(gateway.url, die_at=cut)
+        seeing = asyncio.create_task(caller.see_through(run_id))
+        try:
+            await until(lambda: not dying.is_alive() or seeing.done())
+            assert not dying.is_alive(), f"{cut} was not passed"
+            async with working(world, gateway.url):
+                verify_result(await seeing)
+        except BaseException:
+            print(cut, dying.log()[-2000:], gateway.log()[-2000:], await world.journal(run_id))
+            raise
+    assert sorted(world.executions(run_id).values()) == [1, 1], cut
+
+
+async def test_all_sessions_of_the_database_ended_again_and_again(world: RunsWorld) -> None:
+    gateway = await world.gateway()
+    chance = random.Random(7)
+    run_id = new_id()
+    async with working(world, gateway.url), Caller(world, gateway.url) as caller:
+        await caller.start("everything", {"user": 7}, run_id)
+        seeing = asyncio.create_task(caller.see_through(run_id))
+        for _ in range(3):
+            await asyncio.sleep(chance.random() / 5)
+            await asyncio.to_thread(world.database.end_all_sessions)
+        verify_result(await seeing)
+    assert sorted(world.executions(run_id).values()) == [1, 1]
+    await world.verify_all_is_well()
+    await gateway.kill()
