@@ -53,7 +53,7 @@ async def test_a_worker_in_another_language_survives_being_killed(world: RunsWor
 
         async def is_registered() -> bool:
             status, _ = await caller.agent.once("GET", "/v1/procedures/node-order")
-            return status == 200
+            return bool(status == 200)
 
         await until(is_registered)
     for moment in ["", *sampled(MOMENTS, 3, is_soak=IS_SOAK)]:
