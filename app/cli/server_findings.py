@@ -28,7 +28,7 @@ async def server_findings(client: GatewayClient, ready: dict[str, Any]) -> Async
             yield _of_status(server["server_id"], status)
     tools = (await client.get("/v1/tools"))["items"]
     for server in servers:
-        if server["transport"] != "http":
+        if server["transport"].startswith("mcp-"):
             for finding in _unchosen(server["server_id"], tools):
                 yield finding
 

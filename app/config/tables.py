@@ -288,7 +288,7 @@ class ServerConfig(_Table):
 
     @property
     def is_mcp(self) -> bool:
-        return self.transport != "http"
+        return self.transport.startswith("mcp-")
 
 
 class PolicyConfig(_Table):

@@ -19,17 +19,17 @@ from app.clock import SystemClock
 from app.config import DEFAULT_TENANT, Config, ServerConfig, ToolConfig, qualify
 from app.config.bounded_schema import TooManySteps, bounded_validator_of, first_misfit
 from app.config.input_schema import mismatch, validator_of
-from app.config.tables import Transport, split_pointer
+from app.config.tables import ADDRESS_FIELDS, Transport, split_pointer
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
 from app.connectors.http import HttpConnector
-from app.connectors.http_check import HttpCheck
 from app.connectors.http_client import HttpPool
 from app.connectors.mcp.child_guard import ends_all_descendants
 from app.connectors.mcp.discovery import Discovery, McpTool
 from app.connectors.mcp.server import Connection, McpServer, Watchers
 from app.connectors.mcp.transport import transport_of
 from app.connectors.mcp.wire import ProgressWatcher
+from app.connectors.reach_check import ReachCheck
 from app.connectors.server_slots import Health, ServerSlots
 from app.connectors.server_status import ServerStatus
 from app.core.digest import digest_of
@@ -86,7 +86,7 @@ class Registry:
         self._slots = dict(slots)
         self._pool = pool
         self._mcp: dict[str, McpServer] = dict(mcp or {})
-        self._http: dict[str, HttpCheck] = {}
+        self._reach: dict[str, ReachCheck] = {}  # of servers that are not MCP
         self._watchers = watchers or Watchers()
 
     @classmethod
@@ -105,7 +105,8 @@ class Registry:
             else:
                 credentials = Credentials.open(_at(config, name, "credentials"), server.credentials, environment)
                 connector = HttpConnector(server.base_url or "", pool=pool, credentials=credentials)
-                registry._http[server_id] = HttpCheck(server_id, connector, now)
+                field = ADDRESS_FIELDS[server.transport]
+                registry._reach[server_id] = ReachCheck(server_id, connector, now, address_field=field)
                 registry._replace(server_id, [_tool(server_id, server, *named) for named in server.tools.items()])
             registry._slots[server_id] = ServerSlots(connector, concurrency=server.max_concurrency, now=now)
         return registry
@@ -150,9 +151,9 @@ class Registry:
             if tenant is None or server.tenant == tenant
         ]
 
-    async def check_http_servers(self) -> None:
-        """Look whether the HTTP servers take connections, where that is due."""
-        due = [check for server_id, check in self._http.items() if check.is_due(self._slots[server_id].health())]
+    async def check_reach(self) -> None:
+        """Look whether the servers that are not MCP can be reached, where that is due."""
+        due = [check for server_id, check in self._reach.items() if check.is_due(self._slots[server_id].health())]
         await asyncio.gather(*(check.look() for check in due))
 
     def resolve(self, server_id: str, tool_name: str) -> Tool:
@@ -248,7 +249,7 @@ class Registry:
             max_concurrency=server.max_concurrency,
             max_in_flight=server.max_in_flight,
             health=self._slots[server_id].health(),
-            status=self._http[server_id].status if mcp is None else mcp.status(),
+            status=self._reach[server_id].status if mcp is None else mcp.status(),
             connection=None if mcp is None else mcp.connection(),
         )
 

@@ -111,9 +111,9 @@ INTAKE_REFILL_SHARE: Final = 0.01
 INTAKE_TURN_MS: Final = 1
 INTAKE_SHARE: Final = 0.2
 RETRY_AFTER_MS_MAX: Final = 300_000
-# Whether an HTTP server takes connections is looked at so often, each look taking at most so long.
-HTTP_CHECK_EVERY_MS: Final = 10_000
-HTTP_CHECK_MS: Final = 3_000
+# Whether a server that is not MCP can be reached is looked at so often, each look taking at most so long.
+REACH_CHECK_EVERY_MS: Final = 10_000
+REACH_CHECK_MS: Final = 3_000
 CONNECTIONS_PER_SERVER_MAX: Final = 64
 # An output of more values is kept as bytes: parsing and writing them takes some 5 us each, in the loop.
 OUTPUT_VALUES_MAX: Final = 10_000

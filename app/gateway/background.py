@@ -37,7 +37,7 @@ logger = logging.getLogger("tga")
 
 _POLICY_EVERY_MS: Final = 1_000
 _SYSTEM_EVERY_MS: Final = 1_000
-_SERVERS_EVERY_MS: Final = 1_000  # whether one is due; `HTTP_CHECK_EVERY_MS` says how often each is
+_SERVERS_EVERY_MS: Final = 1_000  # whether one is due; `REACH_CHECK_EVERY_MS` says how often each is
 
 
 class BackgroundWork:
@@ -60,7 +60,7 @@ class BackgroundWork:
             self.repeat("schedules", self._gateway.schedules.once, SCHEDULES_EVERY_MS),
             self.repeat("system streams", self._gateway.system.refresh_all, _SYSTEM_EVERY_MS),
             self.repeat("policy", self.follow_policy, _POLICY_EVERY_MS),
-            self.repeat("the look at tool servers", self._gateway.registry.check_http_servers, _SERVERS_EVERY_MS),
+            self.repeat("the look at tool servers", self._gateway.registry.check_reach, _SERVERS_EVERY_MS),
             self.repeat("webhooks", self._gateway.webhooks.run, SWEEP_EVERY_MS),
             self.repeat("notices to webhooks", self._gateway.notices.tell, SWEEP_EVERY_MS),
             self.repeat("the log", self._gateway.sequencer.run, LOG_ROUND_MS),

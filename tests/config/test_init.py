@@ -11,8 +11,11 @@ from pydantic import BaseModel
 
 from app.cli.init import write_config
 from app.config import Config, load_config
+from app.config.tables import ADDRESS_FIELDS, TRANSPORTS_OF_FIELD, Transport
 from app.connectors.registry import Registry
 from app.core.errors import SettingInvalid
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def fields_of(table: type[BaseModel]) -> set[str]:
@@ -49,6 +52,14 @@ def test_every_option_is_shown_and_works_when_its_sign_is_removed(tmp_path: Path
     Registry.from_config(load_config(path), environment={"PAY_TOKEN": "t", "FILES_TOKEN": "t"})
     missing = {name for name in fields_of(Config) if not re.search(rf"\b{name}\b", text)}
     assert missing == set()
+
+
+def test_every_transport_has_an_address_and_is_shown(tmp_path: Path) -> None:
+    transports = set(get_args(Transport))
+    assert set(ADDRESS_FIELDS) == transports
+    assert {name for names in TRANSPORTS_OF_FIELD.values() for name in names} == transports
+    for text in (write_config(tmp_path, force=False).read_text(), DOCUMENT.read_text("utf-8")):
+        assert {name for name in transports if f'"{name}"' not in text} == set()
 
 
 def test_the_defaults_that_are_shown_are_the_defaults(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether an HTTP tool server takes connections, looked at without a call: a dead one is known before it is needed."""
+"""Whether a tool server can be reached, looked at without a call: a dead one is known before it is needed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Protocol
 
 from app.connectors.server_slots import Health
 from app.connectors.server_status import Failure, ServerStatus, StatusWatch
-from app.core.limits import HTTP_CHECK_EVERY_MS, HTTP_CHECK_MS
+from app.core.limits import REACH_CHECK_EVERY_MS, REACH_CHECK_MS
 
 
 class Reachable(Protocol):
     async def why_unreachable(self) -> str | None: ...
 
 
-class HttpCheck:
-    """Connects, and closes again; sends nothing. Says nothing of what the server would answer."""
+class ReachCheck:
+    """Asks a connector that keeps no session of its own whether it could send now (over HTTP: connects, and closes
+    again); nothing is sent. Says nothing of what the server would answer. An operator corrects `address_field`."""
 
-    def __init__(self, server_id: str, connector: Reachable, now: Callable[[], str]) -> None:
+    def __init__(self, server_id: str, connector: Reachable, now: Callable[[], str], *, address_field: str) -> None:
         self._connector = connector
         self._watch = StatusWatch(server_id, now)
         self._looked_at_s: float | None = None
         self._seen = Health()
-        self._remedy = f"Start it, or correct servers.{server_id.rpartition('/')[2]}.base_url in tga.toml."
+        self._remedy = f"Start it, or correct servers.{server_id.rpartition('/')[2]}.{address_field} in tga.toml."
 
     @property
     def status(self) -> ServerStatus:
@@ -39,15 +40,15 @@ class HttpCheck:
             return False
         if self._looked_at_s is None or health.failed > seen.failed:
             return True
-        return (time.monotonic() - self._looked_at_s) * 1000 >= HTTP_CHECK_EVERY_MS
+        return (time.monotonic() - self._looked_at_s) * 1000 >= REACH_CHECK_EVERY_MS
 
     async def look(self) -> None:
         self._looked_at_s = time.monotonic()
         try:
-            async with asyncio.timeout(HTTP_CHECK_MS / 1000):
+            async with asyncio.timeout(REACH_CHECK_MS / 1000):
                 reason = await self._connector.why_unreachable()
         except TimeoutError:
-            reason = f"no connection within {HTTP_CHECK_MS} ms"
+            reason = f"no connection within {REACH_CHECK_MS} ms"
         if reason is None:
             self._watch.note_up()
         else:
