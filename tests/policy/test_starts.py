@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.policy import explain_start_policy
+from app.cli.policy import explain_call, explain_start_policy
 from app.core.errors import PolicyInvalid, StartDenied
 from app.core.limits import POLICY_VALUES_MAX
 from app.domain.policy.cedar import CedarPolicy
@@ -17,6 +17,7 @@ from app.domain.runs.documents import Trigger
 from app.domain.runs.judging import judge_start
 from app.domain.system.documents import ProcedureRegistration
 from app.gateway.policy_file import PolicyFile, packaged_policy_text
+from app.settings import Settings
 from tests.policy.asking import PERMIT_ALL, answer, principal_of, request_of, tool_of
 from tests.traces import time_at
 
@@ -223,3 +224,22 @@ def test_the_command_says_which_rule_decides_a_start(tmp_path: Path, capsys: pyt
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"], document["resource"]) == ("deny", 'Procedure::"acme/onboard"')
     assert list(document["actions"]) == ["start"]
+
+
+async def test_the_command_explains_a_call_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "policy.cedar").write_text(
+        PERMIT_ALL + '@id("runs-only") forbid(principal, action == Action::"call", resource) '
+        'unless { context has run && context.run.procedure == "refund" && context.run.version == "2" };'
+    )
+    (tmp_path / "tga.toml").write_text(
+        '[servers.bank]\ntransport = "http"\nbase_url = "http://127.0.0.1:9"\n'
+        '[servers.bank.tools.charge]\nclass = "write"\n[policy]\nfile = "policy.cedar"\n'
+    )
+    settings = Settings.from_environment({"TGA_HOME": str(tmp_path)})
+    who: dict[str, Any] = {"principal_id": "agent-1", "tenant": "default", "roles": ["agent"]}
+    for in_run, expected in ((None, False), ("refund@2", True), ("refund", False), ("onboard@2", False)):
+        found = await explain_call(
+            settings, "bank", "charge", {}, principal_fields=who, intent=None, in_run=in_run, as_json=True
+        )
+        assert found is expected, in_run
+        assert json.loads(capsys.readouterr().out)["verdict"] == ("allow" if expected else "deny")
