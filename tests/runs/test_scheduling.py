@@ -211,6 +211,29 @@ async def test_a_schedule_that_is_changed_while_it_is_fired_keeps_what_was_chang
         assert str(stored.next_at).endswith("T00:00:00.000Z")
 
 
+async def test_a_gateway_that_comes_late_settles_neither_what_another_settled_nor_what_was_made_anew(
+    database: Database, admin: Admin
+) -> None:
+    async with open_scripted(database.gateway_url) as scripted:
+        store, known, start = PostgresSchedules(scripted.sessions, hold_ms=0), schedules_of(scripted), Starts()
+        await known.set(schedule(spec=PERIOD))
+        due = await make_due(admin)
+        (late,) = await store.take_due(10)
+        await known.fire_due(start)
+        settled = await known.load("default", "nightly")
+        await store.settle(Fired(late, None, [due], [], StartDenied("no")))
+        assert await known.load("default", "nightly") == settled
+        # Made anew, and due at the same time as before.
+        await make_due(admin)
+        (late,) = await store.take_due(10)
+        await known.set(schedule(spec=PERIOD, missed="all"))
+        await make_due(admin)
+        made = await known.load("default", "nightly")
+        assert made.next_at == late.next_at
+        await store.settle(Fired(late, None, [due], [], StartDenied("no")))
+        assert await known.load("default", "nightly") == made
+
+
 async def test_rows_that_were_lost_or_are_too_many_are_made_from_the_record(database: Database, admin: Admin) -> None:
     async with open_scripted(database.gateway_url) as scripted:
         known = schedules_of(scripted)
