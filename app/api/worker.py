@@ -99,7 +99,7 @@ def router(services: Services) -> APIRouter:
                     "directive": answer.directive,
                     "reason": answer.reason,
                     "sequence_number": answer.sequence_number,
-                    "news": await shown_records(services, principal.tenant, answer.news),
+                    "news": await shown_records(services, principal, answer.news),
                 }
                 for answer in answers
             ]
@@ -123,7 +123,7 @@ def router(services: Services) -> APIRouter:
                 raise InputMalformed("the heartbeat of one run names this one", expected=own_id)
             runs = [one.model_copy(update={"run_id": run_id}) for one in body.runs]
             (answer,) = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
-            news = await shown_records(services, principal.tenant, answer.news)
+            news = await shown_records(services, principal, answer.news)
             return json_answer({**asdict(answer), "run_id": own_id, "news": news})
 
     @routes.post(
@@ -148,7 +148,7 @@ def router(services: Services) -> APIRouter:
                     "directive": answer.directive,
                     "reason": answer.reason,
                     "sequence_number": answer.sequence_number,
-                    "news": await shown_records(services, principal.tenant, answer.news),
+                    "news": await shown_records(services, principal, answer.news),
                     "result": result,
                 }
             )
@@ -170,7 +170,7 @@ def router(services: Services) -> APIRouter:
             after = _position(given.get("after_seq"), first)
             limit = limit_in(given) if "limit" in given else RUN_PAGE_RECORDS_MAX
             page = await load_journal(services.runs.ports, run_id, start, after=after, limit=limit)
-            items = await shown_journal(services, principal.tenant, page)
+            items = await shown_journal(services, principal, page)
             return json_answer({"items": items, "next": items[-1]["sequence_number"] if items else None})
 
     @routes.get(
@@ -193,7 +193,7 @@ def router(services: Services) -> APIRouter:
             while page := await load_journal(ports, run_id, start, after=after, limit=RUN_PAGE_RECORDS_MAX):
                 after = page[-1].sequence_number
                 found += [one for one in page if getattr(one.record.artifact, "path", None) == path]
-            return json_answer({"items": await shown_journal(services, principal.tenant, found)})
+            return json_answer({"items": await shown_journal(services, principal, found)})
 
     return routes
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from app.config import qualify
-from app.core.errors import RunNotFound, TgaError
+from app.core.errors import RunErased, RunNotFound, TraceErased
 from app.domain.addresses import OWN_RUN_ID_PATTERN
 from app.domain.identity import Principal
-from app.domain.runs.documents import RunAnswer, RunEnd
+from app.domain.runs.documents import RunAnswer, RunCheckpoint, RunEnd
 from app.domain.runs.engine.journal import JournalRecord
 from app.domain.runs.replay import RunRecord
 from app.domain.runs.transitions import RUN
-from app.domain.runs.values import ChildValue, EffectValue
+from app.domain.runs.values import ChildValue, EffectValue, SecretValue
 from app.domain.tga.documents import TraceId
 from app.domain.tga.execution import answer_of
 from app.edge.permissions import Action, may, require, scope_of
@@ -59,28 +59,44 @@ def run_of_worker(principal: Principal, own_id: str) -> str:
     return qualified(principal, own_id)
 
 
-async def shown_records(services: Services, tenant: str, records: Iterable[RunRecord]) -> list[dict[str, Any]]:
+async def shown_records(services: Services, principal: Principal, records: Iterable[RunRecord]) -> list[dict[str, Any]]:
     return await shown_journal(
-        services, tenant, [JournalRecord(record.entry.sequence_number, record) for record in records]
+        services, principal, [JournalRecord(record.entry.sequence_number, record) for record in records]
     )
 
 
-async def shown_journal(services: Services, tenant: str, records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
-    """Records as workers read them: what the artifact says, with its number; values of tools and children joined."""
+async def shown_journal(
+    services: Services, principal: Principal, records: Iterable[JournalRecord]
+) -> list[dict[str, Any]]:
+    """Records as workers read them: what the artifact says, with its number. `joined` is what a tool or a child has
+    returned, which stands on a stream of its own, and for workers what is sealed. A worker goes on from it, so for
+    workers what cannot be joined is an error; others see that it is gone."""
+    is_worker = may(principal, "work")
     shown = []
     for number, record in records:
         said = {} if record.artifact is None else record.artifact.to_json()
         for left_out in ("schema_id", "schema_version"):
             said.pop(left_out, None)
         said.update(
-            run_id=own_run_id(tenant, record.entry.run_id),
+            run_id=own_run_id(principal.tenant, record.entry.run_id),
             sequence_number=number,
             artifact_type=record.entry.artifact_type,
             artifact_digest=record.entry.artifact_digest,
             recorded_at=record.entry.recorded_at,
         )
         if isinstance(record.artifact, RunAnswer):
-            said["joined"] = await _joined(services, record.artifact)
+            try:
+                said["joined"] = await _joined(services, record.artifact)
+            except (TraceErased, RunErased):
+                if is_worker:
+                    raise
+                said["joined"] = None
+        elif isinstance(record.artifact, RunCheckpoint) and isinstance(record.artifact.value, SecretValue):
+            said["joined"] = None
+            if is_worker:
+                said["joined"] = await services.runs.ports.secrets.open(
+                    principal.tenant, record.entry.run_id, record.artifact.path, record.artifact.value
+                )
         shown.append(said)
     return shown
 
@@ -88,17 +104,13 @@ async def shown_journal(services: Services, tenant: str, records: Iterable[Journ
 async def _joined(services: Services, answer: RunAnswer) -> Any:
     """What a tool or a child has returned, which stands on its own stream."""
     value = answer.value
-    try:
-        if isinstance(value, EffectValue):
-            effect = answer_of(await services.traces.load_trace(TraceId(value.trace_id))).effect
-            return None if effect is None or effect.output is None else effect.output.to_json()
-        if isinstance(value, ChildValue):
-            child = await services.runs.ports.runs.load(value.run_id)
-            last = await services.runs.ports.runs.load_records(
-                value.run_id, after=child.run.head.sequence_number - 1, limit=1
-            )
-            end = last[0].artifact if last else None
-            return end.output.to_json() if isinstance(end, RunEnd) and end.output is not None else None
-    except TgaError:
-        return None  # erased since, or broken: what the journal says of it stands
+    if isinstance(value, EffectValue):
+        effect = answer_of(await services.traces.load_trace(TraceId(value.trace_id))).effect
+        return None if effect is None or effect.output is None else effect.output.to_json()
+    if isinstance(value, ChildValue):
+        runs = services.runs.ports.runs
+        child = await runs.load(value.run_id)
+        last = await runs.load_records(value.run_id, after=child.run.head.sequence_number - 1, limit=1)
+        end = last[0].artifact if last else None
+        return end.output.to_json() if isinstance(end, RunEnd) and end.output is not None else None
     return None

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from app.core.digest import Digest
 from app.core.errors import ShuttingDown, TgaError
 from app.core.limits import RUN_SWEEP_MS
 from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
-from app.domain.runs.values import ArtifactValue, BlobReference, Value
+from app.domain.runs.engine.ports import Salts
+from app.domain.runs.sealing import SealedSecret, Seals, open_secret, seal_secret
+from app.domain.runs.transitions import RUN
+from app.domain.runs.values import ArtifactValue, BlobReference, SecretValue
 from app.domain.tga.documents import ActionRequest, TraceId
 from app.domain.tga.execution import Answer, answer_of
 from app.domain.tga.ports import Companion
@@ -86,7 +90,7 @@ class JournalValues:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
 
-    async def store(self, tenant: str, raw: bytes, *, media_type: str, serializer: str) -> Value:
+    async def store(self, tenant: str, raw: bytes, *, media_type: str, serializer: str) -> ArtifactValue:
         sha256 = hashlib.sha256(raw).hexdigest()
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -95,6 +99,29 @@ class JournalValues:
         await self._blobs.put(tenant, Digest(sha256), pieces(), stated_bytes=len(raw))
         reference = {"sha256": sha256, "size_bytes": len(raw), "media_type": media_type, "serializer": serializer}
         return ArtifactValue(tier="artifact", ref=BlobReference.made_of(reference))
+
+
+class SealedSecrets:
+    """Secret values of runs: sealed under the gateways' key and the run's salt, and kept as blobs."""
+
+    def __init__(self, blobs: Blobs, values: JournalValues, salts: Salts, seals: Seals) -> None:
+        self._blobs = blobs
+        self._values = values
+        self._salts = salts
+        self._seals = seals
+
+    async def seal(self, tenant: str, run_id: str, path: str, value: Any) -> SecretValue:
+        salt = (await self._salts.load(run_id)).digests
+        sealed, commitment = seal_secret(self._seals, value, stream=RUN.stream(run_id), path=path, salt=salt)
+        stored = await self._values.store(tenant, sealed, media_type="application/octet-stream", serializer="bytes")
+        return SecretValue(tier="secret", ref=stored.ref, commitment=commitment)
+
+    async def open(self, tenant: str, run_id: str, path: str, secret: SecretValue) -> Any:
+        content = await self._blobs.open(tenant, Digest(secret.ref.sha256))
+        sealed = b"".join([piece async for piece in content.pieces()])
+        salt = (await self._salts.load(run_id)).digests
+        kept = SealedSecret(sealed, secret.commitment)
+        return open_secret(self._seals, kept, stream=RUN.stream(run_id), path=path, salt=salt)
 
 
 @contextlib.asynccontextmanager

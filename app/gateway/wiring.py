@@ -42,7 +42,7 @@ from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
-from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, JournalValues, listening
+from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, JournalValues, SealedSecrets, listening
 from app.gateway.schedules import EngineStart, ScheduleRounds
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
@@ -168,15 +168,17 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
         procedures = Procedures(system.log, clock)
         calls = CallsOfRuns()
+        salts, values = PostgresRunSalts(sessions, keyring), JournalValues(blobs)
         link.engine = engine = RunEngine(
             RunPorts(
                 ledger=writer,
                 runs=PostgresRuns(sessions),
-                salts=PostgresRunSalts(sessions, keyring),
+                salts=salts,
                 procedures=procedures,
                 supervisor=policy,
                 tools=calls,
-                values=JournalValues(blobs),
+                values=values,
+                secrets=SealedSecrets(blobs, values, salts, keyring),
                 schemas=BoundedSchemas(),
                 clock=clock,
                 executor_id=traces.executor_id,

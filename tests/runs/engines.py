@@ -7,23 +7,27 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from app.clock import SystemClock
 from app.config.answer_schema import BoundedSchemas
-from app.core.errors import RunValueTooLarge, ToolNotFound
+from app.connectors.blobs import open_object_store
+from app.core.errors import ToolNotFound
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger
+from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.messages import LeasedRun, LeaseRequest, PutAnswer, PutRequest
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.engine.starting import Started, StartRequest
 from app.domain.runs.procedures import Procedures, ProcedureSaid
-from app.domain.runs.values import InlineValue, Value
+from app.domain.runs.values import InlineValue
 from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.gateway.policy_file import PolicyFile
-from app.gateway.runs import EndedTracesOf
+from app.gateway.runs import EndedTracesOf, JournalValues, SealedSecrets
+from app.postgres.blobs import PostgresBlobRows
 from app.postgres.ledger import PostgresLedger
 from app.postgres.run_salts import PostgresRunSalts
 from app.postgres.runs import PostgresRuns
@@ -41,11 +45,6 @@ NOW = "2026-01-01T00:00:00.000Z"
 class NoTools:
     async def call(self, call: CheckedCall, *, wait_ms: int) -> Answer:
         raise ToolNotFound("there are no tools here")
-
-
-class NoBlobs:
-    async def store(self, tenant: str, raw: bytes, *, media_type: str, serializer: str) -> Value:
-        raise RunValueTooLarge("there are no blobs here")
 
 
 @dataclass
@@ -86,9 +85,16 @@ def step(path: str, value: Any = 1, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_engine(
-    url: str, *, wrap: Callable[[Ledger], Ledger] = lambda ledger: ledger, lease_ms: int = 30_000
+    url: str,
+    *,
+    wrap: Callable[[Ledger], Ledger] = lambda ledger: ledger,
+    lease_ms: int = 30_000,
+    folder: Path = Path("/nowhere"),
 ) -> AsyncIterator[Engine]:
+    """`folder`: where blobs are kept, for those who need any."""
     async with await Sessions.open(url) as sessions, await PostgresTraces.open(sessions, url) as traces:
+        blobs = Blobs(PostgresBlobRows(sessions), open_object_store(None, folder=folder), SystemClock())
+        salts, values = PostgresRunSalts(sessions, KEYS), JournalValues(blobs)
         writer = Writer(PostgresLedger(sessions))
         system = await open_system(sessions, writer, traces)
         clock = SystemClock()
@@ -97,11 +103,12 @@ async def open_engine(
             RunPorts(
                 ledger=wrap(writer),
                 runs=PostgresRuns(sessions),
-                salts=PostgresRunSalts(sessions, KEYS),
+                salts=salts,
                 procedures=procedures,
                 supervisor=PolicyFile.open(None),
                 tools=NoTools(),
-                values=NoBlobs(),
+                values=values,
+                secrets=SealedSecrets(blobs, values, salts, KEYS),
                 schemas=BoundedSchemas(),
                 clock=clock,
                 executor_id=traces.executor_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +22,16 @@ from app.core.errors import (
     RunPositionTaken,
     RunTierInvalid,
     RunValueTooLarge,
+    SecretMissing,
 )
 from app.domain.identity import Principal
-from app.domain.runs.documents import Accepted, Resolved, RunPolicy
+from app.domain.runs.documents import Accepted, Resolved, RunCheckpoint, RunPolicy
 from app.domain.runs.engine.messages import BeatRequest, LeasedRun
 from app.domain.runs.engine.viewing import view
 from app.domain.runs.procedures import ProcedureSaid
 from app.domain.runs.replay import RunRecord
 from app.domain.runs.state import SetAt
-from app.domain.runs.values import InlineValue
+from app.domain.runs.values import InlineValue, SecretValue
 from app.postgres.database import Database
 from tests.runs.engines import AGENT, NOW, PROGRAM, WORKER, Engine, open_engine, step
 
@@ -39,8 +41,8 @@ OPERATION = {"input_digest": PROGRAM, "name": "it"}
 
 
 @pytest.fixture
-async def engine(database: Database) -> AsyncIterator[Engine]:
-    async with open_engine(database.gateway_url, lease_ms=500) as opened:
+async def engine(database: Database, tmp_path: Path) -> AsyncIterator[Engine]:
+    async with open_engine(database.gateway_url, lease_ms=500, folder=tmp_path / "blobs") as opened:
         yield opened
 
 
@@ -429,3 +431,23 @@ async def test_a_parent_keeps_what_it_was_told_of_a_child_that_failed_and_is_ret
     records = await engine.engine.ports.runs.load_records("r", after=3, limit=10)
     # Its last entry is another by now, so the answer names none.
     assert [(said(one)["outcome"], said(one)["value"]) for one in records] == [("ERROR", None)]
+
+
+async def test_a_secret_is_sealed_and_a_repeat_of_it_is_the_same_put(engine: Engine, tmp_path: Path) -> None:
+    run = await leased(engine)
+    secret = {"tier": "secret", "value": {"token": "hunter2"}}
+    for _ in range(2):
+        answer = await engine.put(run, 2, step("1") | {"value": secret})
+        assert (answer.directive, answer.sequence_number) == ("CONTINUE", 3)
+    with pytest.raises(RunPositionTaken):
+        await engine.put(run, 2, step("1") | {"value": {"tier": "secret", "value": {"token": "other"}}})
+    ports = engine.engine.ports
+    (record,) = await ports.runs.load_records("r", after=2, limit=10)
+    assert isinstance(record.artifact, RunCheckpoint)
+    kept = record.artifact.value
+    assert isinstance(kept, SecretValue)
+    assert b"hunter2" not in record.artifact.to_bytes()
+    assert all(b"hunter2" not in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert await ports.secrets.open("default", "r", "1", kept) == {"token": "hunter2"}
+    with pytest.raises(SecretMissing):
+        await ports.secrets.open("default", "r", "2", kept)

@@ -36,6 +36,14 @@ class ArtifactValue(Part):
     ref: BlobReference
 
 
+class SecretValue(Part):
+    """Sealed bytes in the blob store, and what they are committed to (sealing.py): only workers get the value."""
+
+    tier: Literal["secret"]
+    ref: BlobReference
+    commitment: Sha256
+
+
 class EventValue(Part):
     """Shown to followers; the program gets null."""
 
@@ -67,5 +75,6 @@ class ChildValue(Part):
 
 
 Value = Annotated[
-    InlineValue | ArtifactValue | EventValue | TransientValue | EffectValue | ChildValue, Field(discriminator="tier")
+    InlineValue | ArtifactValue | SecretValue | EventValue | TransientValue | EffectValue | ChildValue,
+    Field(discriminator="tier"),
 ]

@@ -18,7 +18,16 @@ from app.domain.runs.documents import (
     RunStart,
     RunSuspension,
 )
-from app.domain.runs.engine.messages import AskPut, CheckpointPut, Put, SignalPut, SleepPut, ThenChild, ThenTool
+from app.domain.runs.engine.messages import (
+    AskPut,
+    CheckpointPut,
+    Put,
+    SecretSaid,
+    SignalPut,
+    SleepPut,
+    ThenChild,
+    ThenTool,
+)
 from app.domain.runs.ids import key_of, trace_id_of
 from app.domain.runs.replay import Run, wakes_with
 from app.domain.runs.values import EventValue, InlineValue, TransientValue, Value
@@ -34,7 +43,8 @@ def document_of(put: Put, run_id: str, attempt: int) -> RunCheckpoint | RunInten
             raise RunTierInvalid(
                 f"operation {put.path} is transient and would be skipped", expected="recompute", found="snapshot"
             )
-        verify_size(put.value, put.path)
+        if not isinstance(put.value, SecretSaid):
+            verify_size(put.value, put.path)
         fields = {name: value for name, value in put.__dict__.items() if name != "type"}
         return RunCheckpoint.made_of({"run_id": run_id, "attempt": attempt, **fields})
     request: dict[str, Any]
@@ -143,7 +153,11 @@ def is_same(recorded: RunDocument | None, made: RunDocument) -> bool:
 def _lasting(document: RunDocument | None) -> dict[str, Any]:
     if document is None:
         return {}
-    return {name: value for name, value in document.to_json().items() if name not in _OF_THE_MOMENT}
+    said: dict[str, Any] = {name: value for name, value in document.to_json().items() if name not in _OF_THE_MOMENT}
+    value = said.get("value")
+    if isinstance(value, dict) and value.get("tier") == "secret":
+        said["value"] = value["commitment"]  # sealed twice, the same value is other bytes
+    return said
 
 
 def verify_size(value: Value | None, where: str) -> None:

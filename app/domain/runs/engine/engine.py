@@ -25,7 +25,15 @@ from app.domain.runs.engine.answering import Answering
 from app.domain.runs.engine.artifacts import answer_of, child_intent
 from app.domain.runs.engine.calling import Calling
 from app.domain.runs.engine.leasing import Leasing
-from app.domain.runs.engine.messages import PutAnswer, PutRequest, ThenChild, ThenTool
+from app.domain.runs.engine.messages import (
+    CheckpointPut,
+    Put,
+    PutAnswer,
+    PutRequest,
+    SecretSaid,
+    ThenChild,
+    ThenTool,
+)
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.engine.putting import Putter, Putting, Stored
 from app.domain.runs.engine.starting import Starting, StartRequest, verify_same_run
@@ -62,12 +70,23 @@ class RunEngine:
 
     async def put(self, run_id: str, request: PutRequest, principal: Principal) -> PutAnswer:
         """What a worker has done, and what it does then."""
+        request = await self._with_secrets_sealed(run_id, request, principal.tenant)
         then = request.then
         if isinstance(then, ThenTool):
             return await self.calling.call(run_id, request, then, principal)
         if isinstance(then, ThenChild):
             return await self._start_child(run_id, request, then, principal)
         return await self.putting.put(run_id, request, principal)
+
+    async def _with_secrets_sealed(self, run_id: str, request: PutRequest, tenant: str) -> PutRequest:
+        puts: list[Put] = []
+        for put in request.puts:
+            if isinstance(put, CheckpointPut) and isinstance(put.value, SecretSaid):
+                sealed = await self.ports.secrets.seal(tenant, run_id, put.path, put.value.value)
+                puts.append(put.model_copy(update={"value": sealed}))
+            else:
+                puts.append(put)
+        return request.model_copy(update={"puts": puts})
 
     async def until_due(self, milliseconds: float) -> None:
         """Return after this long, or sooner when something else may be due."""

@@ -26,13 +26,34 @@ from app.domain.runs.documents import (
 )
 from app.domain.runs.replay import RunRecord
 from app.domain.runs.state import StateChanges
-from app.domain.runs.values import Path, Resume, RunId, Value
+from app.domain.runs.values import (
+    ArtifactValue,
+    EventValue,
+    InlineValue,
+    Path,
+    Resume,
+    RunId,
+    TransientValue,
+    Value,
+)
 from app.domain.system.documents import Milliseconds
 
 Lease = Annotated[str, StringConstraints(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9_-]+$")]
 WorkerId = Annotated[str, StringConstraints(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
 WaitMs = Annotated[int, Field(ge=0, le=RUN_LEASE_WAIT_MS_MAX)]
 Retries = Annotated[int, Field(ge=0, le=1_000)]
+
+
+class SecretSaid(Part):
+    """A value that nobody but workers of the run may read: the gateway seals it before it is recorded."""
+
+    tier: Literal["secret"]
+    value: Any
+
+
+PutValue = Annotated[
+    InlineValue | ArtifactValue | SecretSaid | EventValue | TransientValue, Field(discriminator="tier")
+]
 
 
 class CheckpointPut(Part):
@@ -44,7 +65,7 @@ class CheckpointPut(Part):
     name: Name
     input_digest: Sha256
     outcome: Literal["OK", "ERROR", "RETRY", "INTERRUPTED"]
-    value: Value | None = None
+    value: PutValue | None = None
     error: RunError | None = None
     resume: Resume = "snapshot"
     try_number: Positive = 1

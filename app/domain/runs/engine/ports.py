@@ -13,7 +13,7 @@ from app.domain.runs.documents import RunStart
 from app.domain.runs.judging import StartSupervisor
 from app.domain.runs.procedures import ProgramLookup
 from app.domain.runs.replay import Run, RunRecord
-from app.domain.runs.values import Value
+from app.domain.runs.values import SecretValue, Value
 from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 
@@ -161,6 +161,18 @@ class ValueStore(Protocol):
     async def store(self, tenant: str, raw: bytes, *, media_type: str, serializer: str) -> Value: ...
 
 
+class Secrets(Protocol):
+    """Values that nobody but workers of their run may read."""
+
+    async def seal(self, tenant: str, run_id: str, path: str, value: Any) -> SecretValue:
+        """Store it sealed; what the journal says of it."""
+        ...
+
+    async def open(self, tenant: str, run_id: str, path: str, secret: SecretValue) -> Any:
+        """The value; SecretMissing, or what the blob store says."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RunPorts:
     """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs that nobody owns.
@@ -176,6 +188,7 @@ class RunPorts:
     supervisor: StartSupervisor
     tools: ToolCalls
     values: ValueStore
+    secrets: Secrets
     schemas: Schemas
     clock: Clock
     executor_id: Callable[[], str]

@@ -29,7 +29,7 @@ from app.domain.runs.engine.ports import LoadedRun
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, fold_next, fold_planned
 from app.domain.runs.schedule import schedule_of
 from app.domain.runs.transitions import RUN
-from app.domain.runs.values import ArtifactValue, BlobReference, Value
+from app.domain.runs.values import ArtifactValue, BlobReference, SecretValue, Value
 from app.domain.runs.waiting import waiting_for
 
 _UNBORN: Final = Head.unborn(RUN)
@@ -250,5 +250,5 @@ def _blobs_of(artifact: RunDocument) -> Iterator[BlobReference]:
         values += [getattr(artifact.request, "context", None), getattr(artifact.request, "default", None)]
     values += [resolved.value for resolved in artifact.__dict__.get("resolves", ())]
     for value in values:
-        if isinstance(value, ArtifactValue):
+        if isinstance(value, ArtifactValue | SecretValue):
             yield value.ref
