@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import app.domain
 from app.clock import SystemClock
 from app.core.canonical import canonical_bytes
 from app.core.chain import Head
@@ -194,6 +197,8 @@ def test_all_keys_of_a_document_count(keys: int) -> None:
 
 
 def test_what_may_hold_anything_is_known_from_its_type() -> None:
+    for module in pkgutil.walk_packages(app.domain.__path__, "app.domain."):  # whatever other tests have loaded
+        importlib.import_module(module.name)
     recorded = [model for model in subclasses_of(Part) if model.__module__.startswith("app.domain.")]
     found = {model.__name__: model._foreign for model in recorded if model._foreign}
     asked = {"_Asking": ("arguments",), "ActionRequest": ("arguments",), "ToolCall": ("arguments",)}
@@ -201,7 +206,8 @@ def test_what_may_hold_anything_is_known_from_its_type() -> None:
     schemas = ("input_schema", "output_schema", "state_schema")
     of_system = {"ToolPin": ("definition",), "ProcedureRegistration": schemas, ProcedureSaid.__name__: schemas}
     of_system["Schedule"] = ("input",)
-    assert found == {**asked, **of_runs, "JsonOutput": ("value",), **of_system}
+    of_workers = {"AskedOfAPerson": ("answer_schema",), "ThenTool": ("arguments",), "SecretSaid": ("value",)}
+    assert found == {**asked, **of_runs, **of_workers, "JsonOutput": ("value",), **of_system}
 
 
 def test_a_value_of_a_run_that_is_too_deep_for_its_document_is_refused_when_it_is_written_not_when_it_is_read() -> None:
