@@ -24,7 +24,7 @@ from app.domain.runs.scheduling import StoredSchedule
 from app.domain.system.documents import CronSpec, IntervalSpec, ProcedureName, Schedule
 from app.edge.body import read_body
 from app.edge.cursors import list_cursor, list_position
-from app.edge.parameters import documented_parameters, limit_in, parameters
+from app.edge.parameters import documented_parameters, limit_in, name_in, parameters
 from app.edge.permissions import require, require_on, scope_of
 from app.edge.problems import document_of, documented
 from app.edge.services import Services
@@ -249,8 +249,8 @@ def _add_writing(routes: APIRouter, services: Services) -> None:
         async with services.admitted(request) as principal:
             require(principal, "trigger")
             parameters(request)
+            event = name_in(request.path_params, "name") or ""
             body = await read_body(request.scope, request.receive, EventBody)
-            event = request.path_params["name"]
             sent = await services.triggers.send(principal, event, body.event_id, body.payload)
             runs = [
                 {

@@ -105,6 +105,14 @@ async def test_a_name_that_no_schedule_can_have_is_refused(front: Front, name: s
         assert (status, problem["code"]) == (404, "SCHEDULE_NOT_FOUND")
 
 
+@pytest.mark.parametrize("name", ["%07", "n" * 129, "a%20b", "%C3%A4"])
+async def test_a_name_that_no_event_can_have_is_refused(front: Front, name: str) -> None:
+    url = URL(f"http://127.0.0.1:{front.port}/v1/triggers/{name}", encoded=True)
+    headers = {"Authorization": "Bearer agent"}
+    async with front.client.post(url, headers=headers, json={"event_id": "evt-1"}) as response:
+        assert (response.status, (await response.json())["code"]) == (400, "INPUT_MALFORMED")
+
+
 async def test_the_list_goes_on_where_its_cursor_says(front: Front) -> None:
     for name in ("b", "a.1", "c-2"):
         await put(front, name)
