@@ -53,7 +53,7 @@ COMMANDS: Final = (
         "doctor",
         "doctor",
         "Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running "
-        "gateway, its tool servers, and what waits; exit 1 if anything is wrong.",
+        "gateway, its tool servers, runs, and what waits; exit 1 if anything is wrong.",
     ),
     ("mcp", "mcp", "Speak MCP on stdin and stdout, for desktop clients; the gateway at TGA_URL answers."),
     ("servers", "servers", "The tool servers and their tools, with pins and health."),
@@ -65,7 +65,7 @@ COMMANDS: Final = (
     ("runs", "runs", "The newest runs, and what each waits for."),
     ("run", "runs", "One run: start it, look at it, answer what it asks, end it, have it tried again."),
     ("log", "log", "The verifiable log: begin a new epoch when entries that were signed are lost."),
-    ("db", "db", "The database: its schema, whether it is fit, backup, restore, and its end."),
+    ("db", "db", "The database: its schema, whether it is fit, backup, restore, rebuild, and its end."),
     ("keys", "keys", "API keys, and keys that sign and seal."),
     ("tenants", "tenants", "Tenants: whose traces, keys and tools are apart."),
     ("policy", "policy", "The Cedar policy: check a file, and ask why."),

@@ -20,7 +20,7 @@ from app.postgres.migrate import load_status, migrate
 from app.settings import Settings
 
 commands = typer.Typer(
-    help="The database: its schema, whether it is fit, backup, restore, and its end.", no_args_is_help=True
+    help="The database: its schema, whether it is fit, backup, restore, rebuild, and its end.", no_args_is_help=True
 )
 output = Console(highlight=False, soft_wrap=True)
 
@@ -125,6 +125,38 @@ def restore_command(
     from app.cli.backup import restore
 
     run(restore(context_of(context).settings, file, yes=yes))
+
+
+@commands.command("rebuild")
+def rebuild_command(context: typer.Context, as_json: AsJson = False) -> None:
+    """Make anew, from the streams of runs, what the scheduler keeps of them: which run is due when and for whom, open
+    questions, references to blobs; exit 1 if a run cannot be folded. A gateway may run meanwhile."""
+    run(rebuild(context_of(context).settings, as_json=as_json))
+
+
+async def rebuild(settings: Settings, *, as_json: bool) -> bool:
+    """True when every run was folded. The streams themselves are only read."""
+    from app.clock import SystemClock
+    from app.postgres.run_rows import rebuild_runs
+    from app.postgres.sessions import Sessions
+
+    done, failed = 0, []
+    async with (
+        open_database(settings.home, settings.database_url, make=False) as database,
+        await Sessions.open(database.gateway_url, sessions_max=2) as sessions,
+    ):
+        async for one in rebuild_runs(sessions, database.admin_url, SystemClock()):
+            done += one.error is None
+            if one.error is not None:
+                failed.append({"run_id": one.run_id, "error": str(one.error)})
+                if not as_json:
+                    output.print(f"[bold red]left[/] {one.run_id}: ", end="")
+                    output.print(str(one.error), markup=False)
+    if as_json:
+        output.print(json.dumps({"rebuilt": done, "failed": failed}), markup=False)
+    else:
+        output.print(f"{done} runs folded anew, {len(failed)} left as they were. Their streams were only read.")
+    return not failed
 
 
 @commands.command("drop")

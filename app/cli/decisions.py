@@ -12,7 +12,8 @@ import typer
 
 from app.cli.calls import show_answer
 from app.cli.client import GatewayClient, path_to
-from app.cli.running import AsJson, Limit, Rationale, TraceArgument, Yes, refuse, run_over_http
+from app.cli.run_acting import decide_question
+from app.cli.running import AsJson, Limit, Rationale, StreamArgument, TraceArgument, Yes, refuse, run_over_http
 from app.cli.showing import (
     confirmed,
     note_own_only,
@@ -28,12 +29,17 @@ from app.clock import SystemClock
 from app.core.canonical import parse_json
 from app.core.digest import digest_of
 from app.core.errors import AlreadyDecided, ChecksumMismatch, TraceErased, TraceNotHeld
+from app.domain.runs.transitions import RUN
 from app.domain.tga.documents import DecidedBy, SupervisorDecision
 from app.domain.tga.transitions import TRACE
 
 SignWith = Annotated[
     Path | None,
     typer.Option("--sign-with", metavar="KEYFILE", help="Sign with your own registered key (see `tga keys make`)."),
+]
+QuestionPath = Annotated[
+    str | None,
+    typer.Argument(metavar="[PATH]", help="With run:ID: which question, if several are open."),
 ]
 SignAs = Annotated[
     str | None,
@@ -56,41 +62,51 @@ def approvals_command(context: typer.Context, limit: Limit = 200, as_json: AsJso
 
 def approve_command(
     context: typer.Context,
-    trace_id: TraceArgument,
+    trace_id: StreamArgument,
+    path: QuestionPath = None,
     rationale: Rationale = None,
     sign_with: SignWith = None,
     principal: SignAs = None,
     yes: Yes = False,
 ) -> None:
-    """Show a waiting request, and approve exactly that.
+    """Show a waiting request, and approve exactly that; of a run (run:ID), answer the question whether it may go on.
 
     It asks first; without a terminal it does nothing unless given --yes. Exit 0 when the approved call is completed or
     goes on, 1 when it failed.
     """
-    _decide(context, trace_id, "APPROVE", rationale, sign_with, principal, yes=yes)
+    _decide(context, trace_id, "APPROVE", path, rationale, sign_with, principal, yes=yes)
 
 
 def deny_command(
     context: typer.Context,
-    trace_id: TraceArgument,
+    trace_id: StreamArgument,
+    path: QuestionPath = None,
     rationale: Rationale = None,
     sign_with: SignWith = None,
     principal: SignAs = None,
 ) -> None:
-    """Show a waiting request, and deny it."""
-    _decide(context, trace_id, "DENY", rationale, sign_with, principal, yes=True)
+    """Show a waiting request, and deny it; of a run (run:ID), answer no."""
+    _decide(context, trace_id, "DENY", path, rationale, sign_with, principal, yes=True)
 
 
 def _decide(
     context: typer.Context,
     trace_id: str,
     decision: Literal["APPROVE", "DENY"],
+    path: str | None,
     rationale: str | None,
     sign_with: Path | None,
     principal: str | None,
     *,
     yes: bool,
 ) -> NoReturn:
+    if RUN.has(trace_id):
+        if rationale is not None or sign_with is not None or principal is not None:
+            refuse("-r, --sign-with and --as go with calls; a run gets an answer and nothing else")
+        run_id, is_yes = RUN.identity_of(trace_id), decision == "APPROVE"
+        run_over_http(context, lambda client: decide_question(client, run_id, path, is_yes=is_yes, yes=yes))
+    if path is not None:
+        refuse("PATH goes with run:ID")
     if (sign_with is None) != (principal is None):
         refuse("--sign-with and --as come together")
     run_over_http(

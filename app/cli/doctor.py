@@ -20,6 +20,7 @@ from app.cli.blob_findings import blob_finding
 from app.cli.client import GatewayClient
 from app.cli.findings import Finding
 from app.cli.policy import configured_misfits
+from app.cli.run_findings import run_findings
 from app.cli.running import AsJson, context_of, run
 from app.cli.server_findings import server_findings
 from app.cli.showing import output, print_json, printable
@@ -27,6 +28,7 @@ from app.clock import SystemClock
 from app.config import Config, load_config
 from app.connectors.registry import Registry
 from app.core.errors import TgaError
+from app.core.limits import RUN_LEASE_MS
 from app.domain.system.log import SystemLog
 from app.gateway.policy_file import load_policy
 from app.keys.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
@@ -42,7 +44,10 @@ from app.postgres.tree import PostgresTree
 from app.settings import Settings
 
 _CLOCKS_APART_MS_MAX: Final = 2_000
-_WAITING: Final = "SELECT waiting, count(*) AS many FROM tga.at_rest WHERE waiting IS NOT NULL GROUP BY waiting"
+_WAITING: Final = """
+SELECT waiting, count(*) AS many FROM tga.at_rest
+ WHERE waiting IS NOT NULL AND (stream < 'run:' OR stream >= 'run;') GROUP BY waiting
+"""
 
 
 def add_to(application: typer.Typer) -> None:
@@ -51,7 +56,7 @@ def add_to(application: typer.Typer) -> None:
 
 def doctor_command(context: typer.Context, as_json: AsJson = False) -> None:
     """Look at everything that must be right: configuration, policy, keys, database, streams, clock, the running
-    gateway, its tool servers, and what waits; exit 1 if anything is wrong."""
+    gateway, its tool servers, runs, and what waits; exit 1 if anything is wrong."""
     run(examine(context_of(context).settings, as_json=as_json))
 
 
@@ -167,6 +172,9 @@ async def _database(settings: Settings, config: Config | None) -> AsyncIterator[
                         yield finding
                     yield await _memory(settings, sessions)
                     yield await _waiting(sessions)
+                    lease_ms = RUN_LEASE_MS if config is None else config.runs.lease_ms
+                    async for finding in run_findings(sessions, lease_ms=lease_ms):
+                        yield finding
                     yield await blob_finding(settings, config, sessions)
     except TgaError as error:
         yield _wrong("database", error)

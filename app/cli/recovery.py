@@ -36,7 +36,11 @@ def recover_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue traces whose executor is gone; exit 1 if any could not be recovered."""
+    """Continue traces whose executor is gone; exit 1 if any could not be recovered.
+
+    Traces that runs wait for are among them. Runs themselves go on by their workers, and any gateway does what is due
+    for them: `tga doctor` counts those that need somebody, `tga run show ID` says what to do.
+    """
     if (trace_id is None) != everything:
         refuse("name one trace, or say --all")
     run_in_gateway(context, lambda gateway: recover(gateway, trace_id, dry_run=dry_run, as_json=as_json), make=False)

@@ -19,6 +19,7 @@ from app.core.errors import (
     ChecksumMismatch,
     InputMalformed,
     ProcedureNotFound,
+    RunAnswerInvalid,
     RunAnswerUnasked,
     TgaError,
 )
@@ -98,6 +99,32 @@ async def send_answer(client: GatewayClient, question: Item, value: Any) -> bool
     notes.print(printable(f"Answered {question['path']} of run {run_id}: {shown_json(value)}"), markup=False)
     _say(run)
     return True
+
+
+async def decide_question(client: GatewayClient, run_id: str, path: str | None, *, is_yes: bool, yes: bool) -> bool:
+    """Show the question whether the run may go on, and answer exactly that one with yes or no."""
+    if path is None:
+        run = await client.get(path_to("v1", "runs", run_id))
+        asked = [awaited["path"] for awaited in run["awaits"] if awaited["kind"] == "ask"]
+        if len(asked) != 1:
+            raise RunAnswerUnasked(
+                f"run {run_id} has {len(asked)} open questions",
+                expected="one, or its PATH" if not asked else f"a PATH: {' or '.join(asked)}",
+                found=run["state"],
+            )
+        path = asked[0]
+    question = await open_question(client, run_id, path)
+    if question["request"]["form"] != "approve":
+        raise RunAnswerInvalid(
+            "the question is not answered with yes or no",
+            expected=f"`tga run answer {run_id} {path} VALUE`",
+            found=question["request"]["form"],
+        )
+    show_question(question)
+    if is_yes and not confirmed("Approve it?", yes=yes):
+        notes.print("Nothing was answered.")
+        return False
+    return await send_answer(client, question, is_yes)
 
 
 async def open_question(client: GatewayClient, run_id: str, path: str) -> Item:

@@ -9,12 +9,14 @@ import typer
 from app.cli.run_acting import answer_run, cancel_run, fork_run, retry_run, signal_run, start_run
 from app.cli.run_comparing import diff_runs
 from app.cli.run_looking import show_run, show_runs, show_state, watch_run
-from app.cli.running import AsJson, Limit, Rationale, Yes, refuse, run_over_http
+from app.cli.running import AsJson, Limit, Rationale, Yes, checked_run_id, refuse, run_over_http
 
 STATUSES: Final = (
     *("running", "waiting", "waiting_for_human", "completed", "failed", "cancelled", "parked", "diverged"),
 )
-RunArgument = Annotated[str, typer.Argument(metavar="ID", help="The run, as `tga runs` shows it.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The run, as `tga runs` shows it.", callback=checked_run_id)
+]
 
 commands = typer.Typer(
     help="One run: start it, look at it, answer what it asks, end it, have it tried again.", no_args_is_help=True

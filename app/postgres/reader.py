@@ -49,11 +49,14 @@ SELECT e.*, to_char(e.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS
                  <> (r.stream_no IS NOT NULL) THEN 'at_rest'
             WHEN (r.stream, r.tenant, r.state, r.waiting, r.expires_at)
                  IS DISTINCT FROM (e.stream, e.tenant, e.state, e.waiting, e.expires_at)
-                 AND r.stream_no IS NOT NULL THEN 'at_rest' END AS misplaced_in
+                 AND r.stream_no IS NOT NULL THEN 'at_rest'
+            WHEN (q.state, q.tenant) IS DISTINCT FROM (e.state, e.tenant) AND q.stream_no IS NOT NULL THEN 'runs'
+            END AS misplaced_in, q.attempt AS scheduled_attempt
   FROM tga.heads e
   LEFT JOIN tga.stream_kinds k ON k.kind = split_part(e.stream, ':', 1)
   LEFT JOIN tga.in_work w ON w.kind = k.kind AND w.stream_no = e.stream_no
   LEFT JOIN tga.at_rest r ON r.stream_no = e.stream_no
+  LEFT JOIN tga.runs q ON q.stream_no = e.stream_no
  WHERE {numbers} ORDER BY e.stream_no
 """
 _CHECKPOINTS: Final = """
@@ -192,6 +195,7 @@ class PostgresLedgerReader:
                 is_open=bool(head) and head[0]["is_open"],
                 waiting=head[0]["waiting"] if head else None,
                 misplaced_in=head[0]["misplaced_in"] if head else None,
+                scheduled_attempt=head[0]["scheduled_attempt"] if head else None,
                 checkpoints=[_checkpoint(row) async for row in checkpoints.of(key)],
                 claim=_claim(head[0]) if claim is not None else None,
                 claim_effect=_digest(effect),

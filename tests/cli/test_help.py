@@ -28,6 +28,7 @@ PROMISED = (
         "log/new-epoch",
         "db/backup",
         "db/restore",
+        "db/rebuild",
         "db/drop",
         "db/migrate",
         "db/status",

@@ -275,6 +275,94 @@ def test_a_run_whose_program_no_worker_has_says_so(run_world: World, hand: HandW
     run_world.tga("run", "cancel", "alone", "--yes")
 
 
+def test_a_question_of_a_run_is_approved_and_denied_like_a_call(run_world: World, hand: HandWorker) -> None:
+    for run_id, command, answer in (("to-approve", ("approve", "--yes"), True), ("to-deny", ("deny",), False)):
+        run_world.tga("run", "start", "onboard", "--id", run_id)
+        hand.lease()
+        hand.put(ask("1", "Go on?", YES_NO), then=suspend("1"))
+        if command[0] == "approve":
+            assert run_world.tga("approve", f"run:{run_id}").returncode == 2  # there is no terminal to ask on
+        assert run_world.tga(command[0], f"run:{run_id}", "-r", "why").returncode == 2
+        told = run_world.tga(command[0], f"run:{run_id}", *command[1:])
+        assert (told.returncode, "Go on?" in told.stderr) == (0, True), told.stderr
+        again = run_world.tga(command[0], f"run:{run_id}", *command[1:])
+        assert (again.returncode, "RUN_ANSWER_UNASKED" in again.stderr) == (1, True)
+        (item,) = [i for i in run_world.json("run", "show", run_id)["journal"] if i["artifact_type"] == "run_answer"]
+        assert item["value"] == {"tier": "inline", "value": answer}
+        hand.lease()
+        hand.put(then=complete(None, 1))
+
+
+def test_what_the_scheduler_keeps_is_made_anew_from_the_streams(run_world: World, hand: HandWorker) -> None:
+    """And doctor and verify say that it must be."""
+    for run_id in ("asks", "under-way"):
+        run_world.tga("run", "start", "onboard", "--id", run_id)
+        hand.lease()
+        if run_id == "asks":
+            hand.put(ask("1", "Go on?", YES_NO), then=suspend("1"))
+    before = rows(run_world)
+    assert [q["path"] for q in before["run_requests"] if q["stream"] == "run:asks"] == ["1"]
+
+    run_world.sql("UPDATE tga.runs SET attempt = 7 WHERE procedure = 'onboard' AND state = 'WAITING'")
+    told = run_world.tga("verify", "--all")
+    assert (told.returncode, "scheduled as if it were in another attempt" in told.stdout) == (1, True)
+    run_world.sql("UPDATE tga.runs SET state = 'FAILED' WHERE state = 'WAITING'")
+    told = run_world.tga("verify", "--all")
+    assert (told.returncode, "something else in tga.runs" in told.stdout) == (1, True)
+    run_world.sql("DELETE FROM tga.runs WHERE state = 'RUNNING'; TRUNCATE tga.run_requests")
+    (finding,) = [one for one in run_world_findings(run_world) if one["what"] == "scheduling of runs"]
+    assert not finding["ok"]
+    assert "1 open without a row" in finding["found"]
+    told = run_world.tga("db", "rebuild")
+    assert (told.returncode, "0 left as they were" in told.stdout) == (0, True), told.stdout
+    after = rows(run_world)
+    assert after["run_requests"] == before["run_requests"]
+    assert [row for row in after["runs"] if row["stream"] != "run:under-way"] == [
+        row for row in before["runs"] if row["stream"] != "run:under-way"
+    ]
+    assert not [one for one in run_world_findings(run_world) if one["what"] == "scheduling of runs"]
+    assert run_world.tga("verify", "--all").returncode == 0
+    # Nobody knows which worker had it: its attempt is over, and another one goes on.
+    hand.lease("hand-worker-3")
+    assert (hand.run["run_id"], hand.run["attempt"]) == ("under-way", 2)
+    hand.put(then=complete(None, 0))
+    run_world.tga("run", "cancel", "asks", "--yes")
+
+
+def rows(world: World) -> dict[str, list[dict[str, Any]]]:
+    """What follows from the streams alone."""
+    return {
+        "runs": world.sql(
+            "SELECT h.stream, r.tenant, r.procedure, r.program, r.state, r.attempt, r.failures, r.parent, r.worker "
+            "FROM tga.runs r JOIN tga.heads h USING (stream_no) ORDER BY h.stream"
+        ),
+        "run_requests": world.sql(
+            "SELECT h.stream, q.path, q.sequence_number, q.tenant FROM tga.run_requests q "
+            "JOIN tga.heads h USING (stream_no) ORDER BY h.stream, q.path"
+        ),
+    }
+
+
+def run_world_findings(world: World) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(world.tga("doctor", "--json").stdout)
+    return found
+
+
+def test_doctor_counts_the_runs_that_need_somebody(run_world: World, hand: HandWorker) -> None:
+    HandWorker(run_world, hand.key, procedure="forgotten").register()
+    run_world.tga("run", "start", "forgotten", "--id", "forgotten-1")
+    run_world.tga("run", "start", "onboard", "--id", "astray", "--version", "1")
+    hand.lease()
+    found = {"path": "1", "recorded": "step plan", "performed": "step draw", "source": None}
+    hand.put(step("1"), then={"type": "diverge", "divergence": found})
+    told = {one["what"]: one for one in run_world_findings(run_world)}
+    assert told["runs without a worker"]["found"] == "1 run of a program that no living worker has"
+    assert "1 diverged" in told["runs"]["found"]
+    assert told["runs"]["ok"]
+    for run_id in ("forgotten-1", "astray"):
+        run_world.tga("run", "cancel", run_id, "--yes")
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "value"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 from typer.testing import CliRunner
 
 from app.cli.command import application
@@ -151,6 +153,21 @@ class World:
         done = self.tga(*arguments, "--json", **more)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        """As a superuser."""
+
+        async def done() -> list[dict[str, Any]]:
+            connection = await asyncpg.connect(self.admin_url)
+            try:
+                if not statement.startswith("SELECT"):
+                    await connection.execute(statement)
+                    return []
+                return [dict(row) for row in await connection.fetch(statement)]
+            finally:
+                await connection.close()
+
+        return asyncio.run(done())
 
     def admin_key(self) -> str | None:
         file = self.home / "admin.key"

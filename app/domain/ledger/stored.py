@@ -79,6 +79,7 @@ class StoredStream:
     sealed: StoredSeal | None = None
     rows_repeated: Sequence[str] = ()  # tables with more than one row where one stream has at most one
     misplaced_in: str | None = None  # the table that holds a copy of the head, for those who look for it, and differs
+    scheduled_attempt: int | None = None  # of a run, as its row says by which it is scheduled
 
 
 class Referred(NamedTuple):

@@ -190,6 +190,12 @@ class _RunStream(StreamChecks):
             yield RecoveryFailed("a run sends nothing itself", expected="no attempts", found=stored.dispatch_attempts)
         if stored.erasure is not None and stored.sealed is not None:
             yield RecoveryFailed("secrets stand that were erased", expected="nothing")
+        if at.is_sound and self.run is not None and stored.scheduled_attempt not in (None, self.run.attempt):
+            yield RecoveryFailed(
+                "the run is scheduled as if it were in another attempt; `tga db rebuild` mends that",
+                expected=self.run.attempt,
+                found=stored.scheduled_attempt,
+            )
         found, start = stored.summary, self.start
         if found is None or start is None or not at.is_sound:
             return

@@ -104,7 +104,7 @@ class Work:
         self._entries.append(planned)
         self.has_news_for_others |= isinstance(artifact, RunAnswer)
         self._blobs += [
-            BlobUse(moved.sequence_number, Digest(ref.sha256), ref.size_bytes) for ref in _blobs_of(artifact)
+            BlobUse(moved.sequence_number, Digest(ref.sha256), ref.size_bytes) for ref in blobs_of(artifact)
         ]
         if moved.sequence_number % RUN_CHECKPOINT_EVERY_ENTRIES == 0:
             self._checkpoint = PlannedCheckpoint(canonical_bytes(run.to_json()), now)
@@ -239,7 +239,7 @@ class Work:
         return artifact.answered_by.type in ("person", "timer")
 
 
-def _blobs_of(artifact: RunDocument) -> Iterator[BlobReference]:
+def blobs_of(artifact: RunDocument) -> Iterator[BlobReference]:
     """What a document refers to in the blob store."""
     values: list[Any] = [
         artifact.__dict__.get("value"),
