@@ -76,6 +76,8 @@ def shown_value(value: dict[str, Any] | None, joined: Any = None) -> str:
         case "artifact", dict(found):
             reference = found["ref"]
             return f"{reference['size_bytes']:,} bytes of {reference['media_type']}, blob {reference['sha256'][:16]}…"
+        case "secret", _:
+            return "(sealed)"
         case "transient", _:
             return "(not recorded: it runs again in each attempt)"
         case "effect", dict(found):

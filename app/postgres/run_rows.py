@@ -35,7 +35,7 @@ SELECT stream_no FROM tga.heads h JOIN unnest($1::bigint[], $2::bigint[]) AS u(n
 """
 _WITH_BLOBS: Final = """
 SELECT e.sequence_number, e.entry, e.entry_digest, e.artifact FROM tga.records e
- WHERE e.stream_no = $1 AND position('"tier":"artifact"'::bytea IN e.artifact) > 0 ORDER BY e.sequence_number
+ WHERE e.stream_no = $1 AND position('"ref":{'::bytea IN e.artifact) > 0 ORDER BY e.sequence_number
 """
 _REFER: Final = "SELECT tga.refer_to_blobs($1::bigint[], $2::bigint[], $3::text[], $4::bytea[])"
 _NOT_REFERRED: Final = """

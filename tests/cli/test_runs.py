@@ -157,7 +157,7 @@ def test_state_is_shown_as_it_was(run_world: World, failed_run: str) -> None:
         "run_state": "RUNNING",
         "state": {},
     }
-    assert run_world.tga("run", "state", failed_run, "--at", "99").returncode == 1
+    assert run_world.tga("run", "state", failed_run, "--at", "99").returncode == 2
 
 
 def test_a_fork_is_drawn_with_its_source_and_compared_with_it(
@@ -249,15 +249,17 @@ def test_cancelling_asks_first_and_does_nothing_without_a_terminal(run_world: Wo
 def test_a_diverged_run_names_both_sides_and_goes_on_with_a_version_that_is_accepted(
     run_world: World, hand: HandWorker
 ) -> None:
-    run_world.tga("run", "start", "onboard", "--id", "diverged", "--version", "1")
-    hand.lease()
+    older = HandWorker(run_world, hand.key, procedure="wandering")
+    older.register()
+    run_world.tga("run", "start", "wandering", "--id", "diverged", "--version", "1")
+    older.lease("hand-worker-8")
     found = {"path": "1", "recorded": "step plan", "performed": "step draw", "source": "onboard.py:7"}
-    hand.put(step("1"), then={"type": "diverge", "divergence": found})
+    older.put(step("1"), then={"type": "diverge", "divergence": found})
     told = run_world.tga("run", "show", "diverged")
     assert "At 1 the journal has step plan; the program performed step draw (onboard.py:7)." in told.stdout
     told = run_world.tga("run", "retry", "diverged", "--accept-version", "2")
     assert (told.returncode, "PROCEDURE_NOT_FOUND" in told.stderr) == (2, True)
-    newer = HandWorker(run_world, hand.key, version="2")
+    newer = HandWorker(run_world, hand.key, procedure="wandering", version="2")
     newer.register()
     told = run_world.tga("run", "retry", "diverged", "--accept-version", "2")
     assert told.returncode == 0, told.stderr
@@ -296,7 +298,8 @@ def test_a_question_of_a_run_is_approved_and_denied_like_a_call(run_world: World
 def test_what_the_scheduler_keeps_is_made_anew_from_the_streams(run_world: World, hand: HandWorker) -> None:
     """And doctor and verify say that it must be."""
     for run_id in ("asks", "under-way"):
-        run_world.tga("run", "start", "onboard", "--id", run_id)
+        large = json.dumps("x" * 40_000)  # becomes a blob
+        assert run_world.tga("run", "start", "onboard", "--id", run_id, "--input", large).returncode == 0
         hand.lease()
         if run_id == "asks":
             hand.put(ask("1", "Go on?", YES_NO), then=suspend("1"))
@@ -309,7 +312,7 @@ def test_what_the_scheduler_keeps_is_made_anew_from_the_streams(run_world: World
     run_world.sql("UPDATE tga.runs SET state = 'FAILED' WHERE state = 'WAITING'")
     told = run_world.tga("verify", "--all")
     assert (told.returncode, "something else in tga.runs" in told.stdout) == (1, True)
-    run_world.sql("DELETE FROM tga.runs WHERE state = 'RUNNING'; TRUNCATE tga.run_requests")
+    run_world.sql("DELETE FROM tga.runs WHERE state = 'RUNNING'; TRUNCATE tga.run_requests, tga.blob_refs")
     (finding,) = [one for one in run_world_findings(run_world) if one["what"] == "scheduling of runs"]
     assert not finding["ok"]
     assert "1 open without a row" in finding["found"]
@@ -317,6 +320,7 @@ def test_what_the_scheduler_keeps_is_made_anew_from_the_streams(run_world: World
     assert (told.returncode, "0 left as they were" in told.stdout) == (0, True), told.stdout
     after = rows(run_world)
     assert after["run_requests"] == before["run_requests"]
+    assert after["blob_refs"] == before["blob_refs"] != []
     assert [row for row in after["runs"] if row["stream"] != "run:under-way"] == [
         row for row in before["runs"] if row["stream"] != "run:under-way"
     ]
@@ -339,6 +343,10 @@ def rows(world: World) -> dict[str, list[dict[str, Any]]]:
         "run_requests": world.sql(
             "SELECT h.stream, q.path, q.sequence_number, q.tenant FROM tga.run_requests q "
             "JOIN tga.heads h USING (stream_no) ORDER BY h.stream, q.path"
+        ),
+        "blob_refs": world.sql(
+            "SELECT h.stream, b.sequence_number, b.tenant, b.sha256 FROM tga.blob_refs b "
+            "JOIN tga.heads h USING (stream_no) ORDER BY h.stream, b.sequence_number"
         ),
     }
 
