@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 _SCHEMAS: Final = Path(__file__).resolve().parents[2] / "schemas" / "tga" / "v1"
-_OF_TRACES: Final = ("action_request", "supervisor_decision", "tool_call", "tool_effect", "execution_log_entry")
+_CONTRACTS: Final = ("action_request", "supervisor_decision", "tool_call", "tool_effect")
+_ENTRIES: Final = ("execution_log_entry", "run_log_entry")
 
 
 def component(name: str) -> dict[str, str]:
@@ -23,14 +24,15 @@ def recorded(name: str, *, may_be_missing: bool = False) -> dict[str, Any]:
 
 
 def load_contracts() -> dict[str, Any]:
-    """The contracts of a trace's documents, by component; what refers within a file refers within its component."""
+    """The contracts of a trace's documents and of entries, by component; what refers within a file refers within its
+    component."""
     found = {}
-    for name in _OF_TRACES:
+    for name in (*_CONTRACTS, *_ENTRIES):
         schema = json.loads((_SCHEMAS / f"{name}.schema.json").read_bytes())
         # With an id of its own its references would be looked for in itself, not in the document around it.
         for own in ("$schema", "$id"):
             del schema[own]
-        if name == "execution_log_entry":  # its digest is over the rest, and is sent beside it
+        if name in _ENTRIES:  # its digest is over the rest, and is sent beside it
             del schema["properties"]["entry_digest"]
             schema["required"].remove("entry_digest")
         found[_title(name)] = _moved(schema, _title(name))

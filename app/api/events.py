@@ -1,4 +1,4 @@
-"""Following a trace, and following the ledger."""
+"""Following a trace or a run, and following the ledger."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from starlette.responses import Response
 
 from app.api.documents import FeedPage
 from app.api.traces import UNSOUND, json_answer
-from app.core.errors import InputMalformed, SequenceGap, StoreUnfit, TraceNotFound
+from app.core.errors import InputMalformed, RunNotFound, SequenceGap, StoreUnfit, TgaError, TraceNotFound
 from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_PAGE_BYTES_MAX, EVENTS_SEND_WAIT_MS, LIST_ITEMS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.queries import EntryPage, Feed, FeedPosition, StreamQueries, Visibility
-from app.domain.tga.documents import TraceId
+from app.domain.runs.transitions import RUN
 from app.domain.tga.transitions import TRACE
 from app.edge.cursors import feed_cursor, feed_position
 from app.edge.entries import entry_items, feed_item
 from app.edge.parameters import documented_parameters, limit_in, parameters, sequence_in, trace_seen_by
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
+from app.edge.runs import run_seen_by
 from app.edge.services import Services, header_of
 from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event, mark
 from app.edge.watching import FeedWatch, StreamWatch
@@ -37,20 +38,6 @@ _EVENT_SCHEMA: Final[dict[str, Any]] = {
         "event": {"enum": [_ENTRY, "end", "problem"]},
         "data": {"type": "string", "contentMediaType": "application/json"},
     },
-}
-_TRACE_STREAM: Final[dict[int | str, dict[str, Any]]] = {
-    200: {
-        "description": "One event `entry` for each entry, its id the sequence number, its data as an item of "
-        "`/v1/traces/{trace_id}/entries`; after the last entry of a finished trace an event `end`. An event `problem` "
-        "says why the stream breaks off.",
-        "content": {
-            MEDIA_TYPE: {
-                "schema": _EVENT_SCHEMA,
-                "example": {"event": "end", "data": '{"state":"COMPLETED","sequence_number":4}'},
-            }
-        },
-    },
-    204: {"description": "The trace is finished and all its entries were received: there is nothing to come back for."},
 }
 _FEED: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -67,11 +54,28 @@ _FEED: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
+def _stream_of(kind: str) -> dict[int | str, dict[str, Any]]:
+    return {
+        200: {
+            "description": "One event `entry` for each entry, its id the sequence number, its data as an item of "
+            f"`/v1/{kind}s/{{{kind}_id}}/entries`; after the last entry of a finished {kind} an event `end`. An event "
+            "`problem` says why the stream breaks off.",
+            "content": {
+                MEDIA_TYPE: {
+                    "schema": _EVENT_SCHEMA,
+                    "example": {"event": "end", "data": '{"state":"COMPLETED","sequence_number":4}'},
+                }
+            },
+        },
+        204: {"description": f"The {kind} is finished and all its entries were received: nothing is to come back for."},
+    }
+
+
 def router(
     services: Services, *, heartbeat_ms: int = EVENTS_HEARTBEAT_MS, send_wait_ms: int = EVENTS_SEND_WAIT_MS
 ) -> APIRouter:
     routes = APIRouter(tags=["events"])
-    traces, feed = StreamWatch(services.queries), FeedWatch(services.feed)
+    streams, feed = StreamWatch(services.queries), FeedWatch(services.feed)
     times = {"heartbeat_ms": heartbeat_ms, "send_wait_ms": send_wait_ms}
 
     @routes.get(
@@ -80,23 +84,42 @@ def router(
         summary="Follow a trace as server-sent events, from any entry on",
         response_model=None,
         response_class=Response,  # else the document would promise JSON
-        responses={**_TRACE_STREAM, **documented(TraceNotFound, *UNSOUND)},
+        responses={**_stream_of("trace"), **documented(TraceNotFound, *UNSOUND)},
         openapi_extra=documented_parameters("trace_id", "after_seq", "Last-Event-ID"),
     )
     async def events_of_trace(request: Request) -> Response:
         async def opens(principal: Principal) -> Events | None:
             trace_id = await trace_seen_by(services, principal, request)
-            after_seq = sequence_in(request, parameters(request, "after_seq"))
-            page = await _entries(services.queries, trace_id, after_seq)
-            if page is None:
-                raise TraceNotFound("no such trace")
-            if after_seq > page.head:
-                raise InputMalformed("the trace has not come so far", expected=f"at most {page.head}", found=after_seq)
-            if after_seq == page.head and not page.is_open:
-                return None
-            return _trace_events(services.queries, traces, trace_id, page, after_seq)
+            return await followed(request, TRACE.stream(trace_id), TraceNotFound("no such trace"))
 
         return EventStream(services, request, opens, **times)
+
+    @routes.get(
+        "/v1/runs/{run_id}/events",
+        operation_id="follow_run",
+        summary="Follow a run as server-sent events, from any entry on",
+        response_model=None,
+        response_class=Response,  # else the document would promise JSON
+        responses={**_stream_of("run"), **documented(RunNotFound, *UNSOUND)},
+        openapi_extra=documented_parameters("run_id", "after_seq", "Last-Event-ID"),
+    )
+    async def events_of_run(request: Request) -> Response:
+        async def opens(principal: Principal) -> Events | None:
+            run_id = await run_seen_by(services, principal, request.path_params["run_id"])
+            return await followed(request, RUN.stream(run_id), RunNotFound("no such run"))
+
+        return EventStream(services, request, opens, **times)
+
+    async def followed(request: Request, stream: str, missing: TgaError) -> Events | None:
+        after_seq = sequence_in(request, parameters(request, "after_seq"))
+        page = await _entries(services.queries, stream, after_seq)
+        if page is None:
+            raise missing
+        if after_seq > page.head:
+            raise InputMalformed("there are not so many entries", expected=f"at most {page.head}", found=after_seq)
+        if after_seq == page.head and not page.is_open:
+            return None
+        return _stream_events(services.queries, streams, stream, page, after_seq)
 
     @routes.get(
         "/v1/events",
@@ -128,14 +151,14 @@ def router(
     return routes
 
 
-async def _trace_events(
-    queries: StreamQueries, watch: StreamWatch, trace_id: TraceId, page: EntryPage, after_seq: int
+async def _stream_events(
+    queries: StreamQueries, watch: StreamWatch, stream: str, page: EntryPage, after_seq: int
 ) -> AsyncGenerator[bytes, None]:
     """From `after_seq` on without gap or repeat: the next entry is always the one after the last that was sent.
 
     While an event is on its way to a slow client nothing of it is kept here, only what is left of its page.
     """
-    with watch.watching(TRACE.stream(trace_id), page.head) as watched:
+    with watch.watching(stream, page.head) as watched:
         while True:
             head, end = page.head, None if page.is_open else page.state
             items = deque(entry_items(page.items, after_seq=after_seq))
@@ -152,11 +175,10 @@ async def _trace_events(
                     page = shared
                     del shared
                     continue
-            read = await _entries(queries, trace_id, after_seq)
+            read = await _entries(queries, stream, after_seq)
             if read is None or not read.items:
-                raise SequenceGap("the head stands further than the log", expected=head, found=after_seq).at(
-                    stream=TRACE.stream(trace_id)
-                )
+                gap = SequenceGap("the head stands further than the log", expected=head, found=after_seq)
+                raise gap.at(stream=stream)
             page = read
             del read
 
@@ -178,10 +200,8 @@ async def _feed_events(
             yield mark(feed_cursor(after))
 
 
-async def _entries(queries: StreamQueries, trace_id: TraceId, after_seq: int) -> EntryPage | None:
-    return await queries.entries(
-        TRACE.stream(trace_id), after_seq=after_seq, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX
-    )
+async def _entries(queries: StreamQueries, stream: str, after_seq: int) -> EntryPage | None:
+    return await queries.entries(stream, after_seq=after_seq, limit=LIST_ITEMS_MAX, bytes_max=EVENTS_PAGE_BYTES_MAX)
 
 
 def _wants_events(request: Request) -> bool:

@@ -1,7 +1,7 @@
-"""The verifiable log over HTTP: its signed head, proofs, the key to verify them with, and receipts of traces.
+"""The verifiable log over HTTP: its signed head, proofs, the key to verify them with, and receipts of traces and runs.
 
 The head and the proofs are for everyone who may call at all: they are hashes, and say nothing of who did what. A
-receipt is for those who may see the trace.
+receipt is for those who may see the trace or run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.traces import json_answer
-from app.core.errors import ChecksumMismatch, InputMalformed, NotYetLogged, TraceNotFound
+from app.core.errors import ChecksumMismatch, InputMalformed, NotYetLogged, RunNotFound, TgaError, TraceNotFound
 from app.core.limits import RECEIPT_POLL_MS, RECEIPT_WAIT_MS
 from app.core.merkle import Hash
 from app.core.note import TlogProof
 from app.domain.log.heads import SignedHead
+from app.domain.runs.transitions import RUN
 from app.domain.tga.transitions import TRACE
 from app.edge.parameters import documented_parameters, number_in, parameters, trace_seen_by
 from app.edge.problems import documented
+from app.edge.runs import run_seen_by
 from app.edge.services import Services
 from app.postgres.tree import Place, PostgresTree
 
@@ -142,12 +144,36 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             trace_id = await trace_seen_by(services, principal, request)
             parameters(request)
-            sequence_number, place = await _place_in_time(tree, TRACE.stream(trace_id))
-            hashes = await tree.inclusion_proof(place.index, place.signed.head.size)
-            entry = await tree.entry_bytes(TRACE.stream(trace_id), sequence_number)
-            return _text_answer(TlogProof(place.index, hashes, place.signed.note, entry).to_text())
+            return await _receipt(tree, TRACE.stream(trace_id), TraceNotFound("no such trace"))
+
+    @routes.get(
+        "/v1/runs/{run_id}/receipt",
+        operation_id="get_run_receipt",
+        summary="Proof that a run's last entry is in the log (C2SP tlog-proof)",
+        response_class=Response,
+        responses={
+            200: _text("The proof. Its leaf is the run's last entry, as with receipts of traces.", _PROOF_EXAMPLE),
+            **documented(RunNotFound, NotYetLogged, ChecksumMismatch),
+        },
+        openapi_extra=documented_parameters("run_id"),
+    )
+    async def receipt_of_run(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            run_id = await run_seen_by(services, principal, request.path_params["run_id"])
+            parameters(request)
+            return await _receipt(tree, RUN.stream(run_id), RunNotFound("no such run"))
 
     return routes
+
+
+async def _receipt(tree: PostgresTree, stream: str, missing: TgaError) -> Response:
+    found = await _place_in_time(tree, stream)
+    if found is None:
+        raise missing
+    sequence_number, place = found
+    hashes = await tree.inclusion_proof(place.index, place.signed.head.size)
+    entry = await tree.entry_bytes(stream, sequence_number)
+    return _text_answer(TlogProof(place.index, hashes, place.signed.note, entry).to_text())
 
 
 async def _latest(tree: PostgresTree) -> SignedHead:
@@ -157,15 +183,16 @@ async def _latest(tree: PostgresTree) -> SignedHead:
     return latest
 
 
-async def _place_in_time(tree: PostgresTree, stream: str) -> tuple[int, Place]:
-    """Which the stream's last entry is, and where it stands; waits a little for a head that covers it."""
+async def _place_in_time(tree: PostgresTree, stream: str) -> tuple[int, Place] | None:
+    """Which the stream's last entry is, and where it stands; waits a little for a head that covers it. None: there is
+    no such stream."""
     sequence_number = await tree.last_sequence_number(stream)
     if sequence_number is None:
-        raise TraceNotFound("no such trace")
+        return None
     deadline = asyncio.get_running_loop().time() + RECEIPT_WAIT_MS / 1000
     while (place := await tree.place_of(stream, sequence_number)) is None:
         if asyncio.get_running_loop().time() >= deadline:
-            raise NotYetLogged("no signed head covers the trace's last entry yet").at(
+            raise NotYetLogged("no signed head covers the last entry yet").at(
                 stream=stream, sequence_number=sequence_number
             )
         await asyncio.sleep(RECEIPT_POLL_MS / 1000)

@@ -202,6 +202,7 @@ _RECORDED: Final[dict[tuple[str, str], dict[str, Any]]] = {
         for name in ("action_request", "supervisor_decision", "tool_call", "tool_effect")
     },
     ("EntryItem", "entry"): recorded("execution_log_entry"),
+    ("RunEntryItem", "entry"): recorded("run_log_entry"),
 }
 _CALL_ERRORS: Final = (
     errors.SchemaViolation,

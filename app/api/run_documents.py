@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from app.api.documents import Shape
+from app.api.documents import ListPage, ScopedPage, Shape
 from app.domain.addresses import OWN_RUN_ID_PATTERN
 from app.domain.ledger.documents import Count, Name, Sha256, Text, Time
 from app.domain.runs.documents import Divergence, OperationKind, RunError, RunPolicy, Trigger, WorkerName
@@ -107,6 +107,21 @@ _BEAT: Final[dict[str, Any]] = {
 }
 
 
+_ENTRY: Final[dict[str, Any]] = {
+    "schema_id": "tga/v1/run_log_entry",
+    "schema_version": "1.0",
+    "run_id": "order-7",
+    "sequence_number": 2,
+    "prev_entry_digest": _DIGEST,
+    "from_state": "SCHEDULED",
+    "to_state": "RUNNING",
+    "artifact_type": "run_attempt",
+    "artifact_digest": _DIGEST,
+    "executor_id": "019b76da-a800-7000-8000-0000000000ff",
+    "recorded_at": _TIME,
+}
+
+
 def _example(value: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"example": value})
 
@@ -122,6 +137,35 @@ class RunItem(Shape):
     principal_id: Name = Field(description="Who started it.")
     started_at: Time
     updated_at: Time
+
+
+class ListedRunItem(RunItem):
+    notice: Text | None = Field(description="What somebody should do, where that is known.")
+
+
+class RunPage(ScopedPage):
+    model_config = _example({"items": [{**_LISTED, "notice": None}], "next": None, "scope": "tenant"})
+    items: list[ListedRunItem]
+
+
+class RunEntryItem(Shape):
+    """As an item of a trace's entries: `entry` and `artifact` are the stored canonical bytes."""
+
+    sequence_number: int
+    entry_digest: Sha256
+    entry: dict[str, Any]
+    artifact: dict[str, Any] | None = Field(description="Null when its payload is gone.")
+
+
+class RunEntryPage(ListPage):
+    model_config = _example(
+        {
+            "items": [{"sequence_number": 2, "entry_digest": _DIGEST, "entry": _ENTRY, "artifact": None}],
+            "next": None,
+        }
+    )
+    next: str | None = Field(description="The `after_seq` of the next page; null when there is none now.")
+    items: list[RunEntryItem]
 
 
 class AwaitedItem(Shape):

@@ -119,20 +119,27 @@ def router(services: Services) -> APIRouter:
     async def entries_of_trace(request: Request) -> Response:
         async with services.admitted(request) as principal:
             trace_id = await trace_seen_by(services, principal, request)
-            given = parameters(request, "after_seq", "limit")
-            after_seq = sequence_in(request, given)
-            page = await services.queries.entries(TRACE.stream(trace_id), after_seq=after_seq, limit=limit_in(given))
+            page = await load_entries(services, request, TRACE.stream(trace_id))
             if page is None:
                 raise TraceNotFound("no such trace")
-            if not page.items and page.head > after_seq:
-                raise SequenceGap("the head stands further than the log", expected=page.head, found=after_seq).at(
-                    stream=TRACE.stream(trace_id)
-                )
-            items = entry_items(page.items, after_seq=after_seq)
-            last = page.last
-            return json_answer({"items": items, "next": str(last) if last is not None and last < page.head else None})
+            return json_answer(page)
 
     return routes
+
+
+async def load_entries(services: Services, request: Request, stream: str) -> dict[str, Any] | None:
+    """A page of a stream's entries, from where the request says; None when there is no such stream."""
+    given = parameters(request, "after_seq", "limit")
+    after_seq = sequence_in(request, given)
+    page = await services.queries.entries(stream, after_seq=after_seq, limit=limit_in(given))
+    if page is None:
+        return None
+    if not page.items and page.head > after_seq:
+        gap = SequenceGap("the head stands further than the log", expected=page.head, found=after_seq)
+        raise gap.at(stream=stream)
+    last = page.last
+    items = entry_items(page.items, after_seq=after_seq)
+    return {"items": items, "next": str(last) if last is not None and last < page.head else None}
 
 
 async def _loaded(services: Services, trace_id: TraceId) -> dict[str, Any]:

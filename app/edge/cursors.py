@@ -15,12 +15,13 @@ from app.core.errors import InputMalformed
 from app.core.limits import CURSOR_CHARS_MAX, TRANSACTION_ENTRIES_MAX
 from app.domain.ledger.queries import FeedPosition
 
-ListKind = Literal["traces", "approvals", "procedures", "schedules"]
+ListKind = Literal["traces", "approvals", "procedures", "schedules", "runs"]
 
 _LIST: Final[dict[ListKind, re.Pattern[str]]] = {
     "traces": re.compile(r"t([0-9a-f-]{1,36})"),
     "approvals": re.compile(r"a([0-9a-f-]{1,36}~?)"),
     "schedules": re.compile(r"s([A-Za-z0-9][A-Za-z0-9._-]{0,62})"),
+    "runs": re.compile(r"r([0-9]{1,16}\.[1-9][0-9]{0,17})"),
     "procedures": re.compile(r"p([A-Za-z0-9][A-Za-z0-9._-]{0,62}:[1-9][0-9]{0,15})"),
 }
 _FEED: Final = re.compile(r"f(0|[1-9][0-9]{0,19})\.(0|[1-9][0-9]{0,4})")

@@ -21,6 +21,7 @@ from app.core.limits import (
 )
 from app.domain.addresses import OWN_RUN_ID_PATTERN, PATH_PATTERN
 from app.domain.identity import Principal
+from app.domain.runs.engine.viewing import STATES_OF_STATUS
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
 from app.edge.permissions import require, scope_of
@@ -89,6 +90,20 @@ def state_in(given: dict[str, str]) -> str | None:
     if state is not None and state not in TRACE.states:
         raise _malformed("state", listed(TRACE.states), shown(state))
     return state
+
+
+def status_in(given: dict[str, str]) -> str | None:
+    status = given.get("status")
+    if status is not None and status not in STATES_OF_STATUS:
+        raise _malformed("status", listed(STATES_OF_STATUS), shown(status))
+    return status
+
+
+def prefix_in(given: dict[str, str]) -> str:
+    prefix = given.get("prefix", "")
+    if prefix and re.fullmatch(OWN_RUN_ID_PATTERN, prefix) is None:
+        raise _malformed("prefix", "the beginning of a run's id", shown(prefix))
+    return prefix
 
 
 async def trace_seen_by(services: Services, principal: Principal, request: Request) -> TraceId:
@@ -173,6 +188,12 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
     "size": {**_query("size", "Of how many leaves the tree is.", _NUMBER_SCHEMA), "required": True},
     "old": {**_query("old", "The size of the smaller tree.", _NUMBER_SCHEMA), "required": True},
     "new": {**_query("new", "The size of the larger tree.", _NUMBER_SCHEMA), "required": True},
+    "status": _query("status", "Only runs of this status.", {"type": "string", "enum": list(STATES_OF_STATUS)}),
+    "prefix": _query(
+        "prefix",
+        "Only runs whose id begins so.",
+        {"type": "string", "pattern": OWN_RUN_ID_PATTERN},
+    ),
     "state": _query("state", "Only traces in this state.", {"type": "string", "enum": list(TRACE.states)}),
     "server_id": _query("server_id", "Only of this server.", _NAME_SCHEMA),
     "tool_name": _query("tool_name", "Only of this tool.", _NAME_SCHEMA),

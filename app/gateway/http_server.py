@@ -23,6 +23,7 @@ from app.api import (
     log,
     pages,
     procedures,
+    run_reading,
     runs,
     schedules,
     servers,
@@ -67,7 +68,7 @@ def build_app(services: Services) -> FastAPI:
     for noun in (actions, blobs, procedures, runs, schedules, worker, health):
         app.include_router(noun.router(services))
     reading = services.for_reading()
-    for noun in (traces, events, approvals, log, servers, keys):
+    for noun in (traces, run_reading, events, approvals, log, servers, keys):
         app.include_router(noun.router(reading))
     app.include_router(pages.router(document))
     add_exception_handlers(app)

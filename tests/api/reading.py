@@ -23,6 +23,7 @@ from app.core.errors import Unauthenticated
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Plan
 from app.domain.runs.blobs import Blobs
+from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.procedures import Procedures
 from app.domain.runs.scheduling import Schedules
 from app.domain.system.log import SystemLog
@@ -83,6 +84,10 @@ PEOPLE = {
     "acme": person("audrey", "auditor", tenant="acme"),
     "acme-agent": person("agent-1", "agent", tenant="acme"),
     "nobody": person("nobody"),
+    "supervisor": person("ada", "supervisor"),
+    "operator": person("olga", "operator"),
+    "acme-operator": person("olga", "operator", tenant="acme"),
+    "acme-supervisor": person("ada", "supervisor", tenant="acme"),
 }
 
 
@@ -220,6 +225,7 @@ class World:
     ledger: PostgresLedger
     folder: Path
     log: Log = field(default_factory=QuietLog)
+    runs: RunEngine | None = None  # for the routes of runs
 
     @asynccontextmanager
     async def _parts(self, limits: LimitsConfig) -> AsyncIterator[tuple[Services, Tokens, aiohttp.ClientSession]]:
@@ -242,7 +248,7 @@ class World:
                     procedures=Procedures(system, clock),
                     schedules=Schedules(system, PostgresSchedules(self.sessions), clock),
                     triggers=cast("Any", None),
-                    runs=cast("Any", None),
+                    runs=cast("Any", self.runs),
                     authenticator=tokens,
                     admission=Admission(limits),
                     clock=clock,

@@ -36,6 +36,10 @@ def before_call(context: schemathesis.HookContext, case: Case[Any], kwargs: dict
     if label.endswith("/{trace_id}/events") and _UUID7.fullmatch(str(case.path_parameters.get("trace_id"))):
         # It learns the ids of traces that are not finished, whose streams do not end.
         case.path_parameters["trace_id"] = _FINISHED[turn % len(_FINISHED)]
+    if label.endswith("/{run_id}/events") and re.fullmatch(
+        r"[A-Za-z0-9][A-Za-z0-9._:-]{0,95}", str(case.path_parameters.get("run_id"))
+    ):
+        case.path_parameters["run_id"] = ("ended", "unknown")[turn % 2]  # likewise
     if case.meta.generation.mode != GenerationMode.POSITIVE:
         return
     if "/worker/lease" in label and isinstance(case.body, dict):
@@ -93,7 +97,7 @@ def _use_known_run(label: str, case: Case[Any], turn: int) -> None:
         body.update(lease=leased["lease"], attempt=1)
         if turn % 2:
             body.update(after_seq=leased["sequence_number"], puts=[])
-    else:
+    elif "{run_id}" in label and not label.endswith("/events"):
         of = "failed" if label.endswith(("/retry", "/fork")) else "waiting"
         case.path_parameters["run_id"] = runs[of][turn % len(runs[of])]
         if label.endswith("/signals") and turn % 3:

@@ -40,6 +40,10 @@ ROUTES = {
     "GET /v1/events",
     "GET /v1/approvals",
     "POST /v1/runs",
+    "GET /v1/runs",
+    "GET /v1/runs/{run_id}/entries",
+    "GET /v1/runs/{run_id}/events",
+    "GET /v1/runs/{run_id}/receipt",
     "GET /v1/runs/{run_id}",
     "GET /v1/runs/{run_id}/state",
     "GET /v1/runs/{run_id}/checkpoints",
@@ -146,6 +150,8 @@ class Outside:
                 error = {"type": "Broken", "message": "broken", "retryable": False}
                 put |= {"then": {"type": "fail", "error": error}}
             self._post(f"/v1/runs/{run['run_id']}/checkpoints", put)
+        self._post("/v1/runs", {"procedure": "onboard", "run_id": "ended"})
+        self._post("/v1/runs/ended/cancel", {})
         return {
             "waiting": [run["run_id"] for run in leased[:12]],
             "failed": [run["run_id"] for run in leased[12:18]],

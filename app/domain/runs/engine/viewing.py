@@ -24,6 +24,19 @@ _STATUS: Final = {
 }
 
 
+# Which states a status can mean; of WAITING, `waiting_for_human` is what waits for a person.
+STATES_OF_STATUS: Final[dict[str, tuple[str, ...]]] = {
+    "running": ("SCHEDULED", "RUNNING"),
+    "waiting": ("WAITING",),
+    "waiting_for_human": ("WAITING",),
+    "completed": ("COMPLETED",),
+    "failed": ("FAILED",),
+    "cancelled": ("CANCELLED",),
+    "parked": ("PARKED",),
+    "diverged": ("DIVERGED",),
+}
+
+
 @dataclass(slots=True)
 class StepView:
     """One operation of the program itself. `tries`: how often it was performed."""
@@ -70,7 +83,7 @@ async def view(ports: RunPorts, run_id: str) -> RunView:
     waiting = waiting_for(run)
     return RunView(
         loaded,
-        status_of(run, waiting),
+        status_of(run.head.state, waiting),
         waiting,
         awaits_of(run),
         next((one.artifact for one in reversed(records) if isinstance(one.artifact, RunEnd)), None)
@@ -82,8 +95,8 @@ async def view(ports: RunPorts, run_id: str) -> RunView:
     )
 
 
-def status_of(run: Run, waiting: str | None) -> str:
-    return "waiting_for_human" if waiting == "person" else _STATUS[run.head.state]
+def status_of(state: str, waiting: str | None) -> str:
+    return "waiting_for_human" if waiting == "person" else _STATUS[state]
 
 
 def awaits_of(run: Run) -> list[dict[str, Any]]:
@@ -130,12 +143,19 @@ def _note(steps: dict[str, StepView], said: RunIntent | RunCheckpoint | RunAnswe
 
 
 async def _notice(ports: RunPorts, run: Run, start: RunStart) -> str | None:
-    state = run.head.state
+    state, has_worker = run.head.state, True
     if state == "SCHEDULED":
         program = f"{run.version}@{run.program_digest}"
-        within_ms = ports.lease_ms
-        if not await ports.runs.has_worker(start.principal.tenant, start.procedure, program, within_ms=within_ms):
-            return f"no worker for {start.procedure} {run.version}: start one, or one that accepts this version"
+        has_worker = await ports.runs.has_worker(
+            start.principal.tenant, start.procedure, program, within_ms=ports.lease_ms
+        )
+    return notice_of(state, start.procedure, run.version, has_worker=has_worker)
+
+
+def notice_of(state: str, procedure: str, version: str, *, has_worker: bool) -> str | None:
+    """What somebody should do about a run in this state, where that is known."""
+    if state == "SCHEDULED" and not has_worker:
+        return f"no worker for {procedure} {version}: start one, or one that accepts this version"
     if state == "PARKED":
         return "attempts end without a checkpoint: look at the worker's log, then retry or cancel it"
     if state == "DIVERGED":
