@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.documents import ApprovalPage
 from app.api.traces import json_answer
-from app.edge.cursors import list_cursor, list_position
-from app.edge.parameters import documented_parameters, limit_in, own_name, parameters
+from app.edge.approvals import load_approvals
+from app.edge.parameters import documented_parameters, limit_in, parameters
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
 from app.edge.services import Services
-from app.postgres.listing import list_approvals
 
 
 def router(services: Services) -> APIRouter:
@@ -24,7 +21,7 @@ def router(services: Services) -> APIRouter:
     @routes.get(
         "/v1/approvals",
         operation_id="list_approvals",
-        summary="List requests that wait for a person, oldest first",
+        summary="List what waits for a person: calls, oldest first, then questions of runs",
         response_model=None,
         responses={200: {"model": ApprovalPage}, **documented()},
         openapi_extra=documented_parameters("cursor", "limit"),
@@ -33,14 +30,7 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             require(principal, "read")
             given = parameters(request, "cursor", "limit")
-            page = await list_approvals(
-                services.sessions,
-                scope_of(principal),
-                after=list_position("approvals", given.get("cursor")),
-                limit=limit_in(given),
-            )
-            items = [replace(item, server_id=own_name(principal.tenant, item.server_id)) for item in page.items]
-            cursor = list_cursor("approvals", page.next)
+            items, cursor = await load_approvals(services, principal, cursor=given.get("cursor"), limit=limit_in(given))
             return json_answer({"items": items, "next": cursor, "scope": scope_of(principal).name})
 
     return routes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from app.domain.addresses import OWN_RUN_ID_PATTERN, Path
 from app.domain.ledger.documents import IdempotencyKey, Name, Sha256, Text, Time, Uuid7
 from app.domain.tga.transitions import State
 from app.domain.tools import ToolClass
@@ -185,6 +186,9 @@ class FeedPage(Shape):
 
 
 class ApprovalItem(Shape):
+    """A call that waits for a decision: POST /v1/traces/{trace_id}/decision."""
+
+    kind: Literal["call"]
     trace_id: Uuid7
     action_request_digest: Sha256
     server_id: Name | None
@@ -198,9 +202,29 @@ class ApprovalItem(Shape):
     problem: str | None = Field(description="A code: the request is not the recorded one, and nobody can decide on it.")
 
 
+class QuestionItem(Shape):
+    """A question of a run, to be answered with POST /v1/runs/{run_id}/signals and `path`, `answer` and
+    `intent_digest`."""
+
+    kind: Literal["run"]
+    run_id: Annotated[str, StringConstraints(pattern=OWN_RUN_ID_PATTERN)]
+    path: Path
+    procedure: Name
+    principal_id: Name = Field(description="Who started the run.")
+    name: Name | None
+    request: dict[str, Any] | None = Field(
+        description="As recorded: form, message, context, answer_schema, expires_at, default and webhooks."
+    )
+    intent_digest: Sha256 | None = Field(description="Of exactly this question: an answer that names it fits no other.")
+    asked_at: Time | None
+    expires_at: Time | None
+    problem: str | None = Field(description="A code: the question is not the recorded one, and is not shown.")
+
+
 class ApprovalPage(ScopedPage):
     model_config = _page(
         {
+            "kind": "call",
             "trace_id": _TRACE,
             "action_request_digest": _DIGEST,
             "server_id": "pay",
@@ -215,7 +239,7 @@ class ApprovalPage(ScopedPage):
         },
         scope="tenant",
     )
-    items: list[ApprovalItem]
+    items: list[Annotated[ApprovalItem | QuestionItem, Field(discriminator="kind")]]
 
 
 class HealthDocument(Shape):

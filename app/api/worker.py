@@ -23,7 +23,7 @@ from app.api.traces import json_answer
 from app.config import qualify
 from app.core import errors
 from app.core.canonical import parse_object
-from app.core.errors import InputMalformed, InputTooLarge, SchemaViolation
+from app.core.errors import InputMalformed, InputTooLarge, RunNotFound, SchemaViolation
 from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_PUT_BYTES_MAX, SAFE_INTEGER_MAX
 from app.domain.identity import Principal
 from app.domain.runs.engine.journal import first_seq, load_journal
@@ -71,7 +71,7 @@ def router(services: Services) -> APIRouter:
         openapi_extra=request_body(LeaseRequest, _LEASE),
     )
     async def lease(request: Request) -> Response:
-        async with services.admitted(request) as principal:
+        async with services.polling(request) as principal:
             require(principal, "work")
             parameters(request)
             body = await read_body(request.scope, request.receive, LeaseRequest)
@@ -87,23 +87,23 @@ def router(services: Services) -> APIRouter:
         openapi_extra=request_body(BeatRequest, _BEAT),
     )
     async def beat(request: Request) -> Response:
-        async with services.admitted(request) as principal:
-            require(principal, "work")
-            parameters(request)
-            body = await read_body(request.scope, request.receive, BeatRequest)
-            runs = [one.model_copy(update={"run_id": qualified(principal, one.run_id)}) for one in body.runs]
-            answers = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
-            told = [
-                {
-                    "run_id": own_run_id(principal.tenant, answer.run_id),
-                    "directive": answer.directive,
-                    "reason": answer.reason,
-                    "sequence_number": answer.sequence_number,
-                    "news": await shown_records(services, principal, answer.news),
-                }
-                for answer in answers
-            ]
-            return json_answer({"runs": told})
+        principal = await services.passing(request)
+        require(principal, "work")
+        parameters(request)
+        body = await read_body(request.scope, request.receive, BeatRequest)
+        runs = [one.model_copy(update={"run_id": qualified(principal, one.run_id)}) for one in body.runs]
+        answers = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
+        told = [
+            {
+                "run_id": own_run_id(principal.tenant, answer.run_id),
+                "directive": answer.directive,
+                "reason": answer.reason,
+                "sequence_number": answer.sequence_number,
+                "news": await shown_records(services, principal, answer.news),
+            }
+            for answer in answers
+        ]
+        return json_answer({"runs": told})
 
     @routes.post(
         "/v1/runs/{run_id}/heartbeat",
@@ -114,17 +114,19 @@ def router(services: Services) -> APIRouter:
         openapi_extra=request_body(BeatRequest, _BEAT, in_path=("run_id",)),
     )
     async def beat_for_a_run(request: Request) -> Response:
-        async with services.admitted(request) as principal:
-            own_id = request.path_params["run_id"]
-            run_id = run_of_worker(principal, own_id)
-            parameters(request)
-            body = await read_body(request.scope, request.receive, BeatRequest)
-            if [one.run_id for one in body.runs] != [own_id]:
-                raise InputMalformed("the heartbeat of one run names this one", expected=own_id)
-            runs = [one.model_copy(update={"run_id": run_id}) for one in body.runs]
-            (answer,) = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
-            news = await shown_records(services, principal, answer.news)
-            return json_answer({**asdict(answer), "run_id": own_id, "news": news})
+        principal = await services.passing(request)
+        own_id = request.path_params["run_id"]
+        run_id = run_of_worker(principal, own_id)
+        parameters(request)
+        body = await read_body(request.scope, request.receive, BeatRequest)
+        if [one.run_id for one in body.runs] != [own_id]:
+            raise InputMalformed("the heartbeat of one run names this one", expected=own_id)
+        runs = [one.model_copy(update={"run_id": run_id}) for one in body.runs]
+        (answer,) = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
+        if not answer.sequence_number:
+            raise RunNotFound("no such run")
+        news = await shown_records(services, principal, answer.news)
+        return json_answer({**asdict(answer), "run_id": own_id, "news": news})
 
     @routes.post(
         "/v1/runs/{run_id}/checkpoints",

@@ -148,19 +148,19 @@ async def show_approvals(client: GatewayClient, *, limit: int, as_json: bool) ->
         output.print("Nothing waits for a person." if not waiting.is_own_only else "Nothing of your own waits.")
         return True
     print_table(
-        ("trace", "tool", "asked by", "until", "arguments"),
-        (
-            (
-                item["trace_id"],
-                f"{item['server_id']} {item['tool_name']}",
-                item["principal_id"] or "",
-                item["expires_at"] or "",
-                item["problem"] or shown_json(item["arguments"]),
-            )
-            for item in waiting
-        ),
+        ("trace or run", "tool or question", "asked by", "until", "arguments or message"),
+        (_shown_approval(item) for item in waiting),
     )
     return True
+
+
+def _shown_approval(item: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    who, until = item["principal_id"] or "", item["expires_at"] or ""
+    if item["kind"] == "run":
+        message = item["problem"] or item["request"]["message"]
+        return f"{item['run_id']} {item['path']}", f"{item['procedure']} {item['name'] or ''}", who, until, message
+    tool = f"{item['server_id']} {item['tool_name']}"
+    return item["trace_id"], tool, who, until, item["problem"] or shown_json(item["arguments"])
 
 
 async def decide(

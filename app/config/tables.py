@@ -344,6 +344,7 @@ class LimitsConfig(_Table):
     in_flight_per_principal: Limit = 256
     in_flight: Limit = 2048
     event_subscribers: Limit = 256
+    waiting_workers: Limit = 256
 
 
 class LogConfig(_Table):

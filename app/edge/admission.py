@@ -30,6 +30,8 @@ class Limits(Protocol):
     def in_flight(self) -> int: ...
     @property
     def event_subscribers(self) -> int: ...
+    @property
+    def waiting_workers(self) -> int: ...
 
 
 class TokenBucket:
@@ -67,15 +69,16 @@ class TokenBucket:
 class _PrincipalLoad:
     """What one principal has under way."""
 
-    __slots__ = ("bucket", "in_flight", "subscribed")
+    __slots__ = ("bucket", "in_flight", "polling", "subscribed")
 
     def __init__(self, bucket: TokenBucket) -> None:
         self.bucket = bucket
         self.in_flight = 0
         self.subscribed = 0
+        self.polling = 0
 
     def is_idle(self, now: float) -> bool:
-        return self.in_flight == 0 and self.subscribed == 0 and self.bucket.is_full(now)
+        return self.in_flight == self.subscribed == self.polling == 0 and self.bucket.is_full(now)
 
 
 class Admission:
@@ -125,21 +128,46 @@ class Admission:
     def leave(self, load: _PrincipalLoad) -> None:
         load.in_flight -= 1
 
+    def pass_by(self, principal: Principal) -> None:
+        """Count one request of a principal by its rate alone: what is short, and must not wait behind what is long."""
+        self._paid(principal)
+
     @contextmanager
     def subscription(self, principal: Principal) -> Iterator[None]:
         """A request that follows events: counted apart, because it stays; its place among requests is free then."""
         load = self._paid(principal)
         if load.subscribed >= self._limits.event_subscribers:
             raise TooManyInFlight("too many streams of events open", expected=self._limits.event_subscribers)
-        if self._subscribed >= self._limits.in_flight:
-            raise GatewayBusy("the gateway has as many streams of events open as it takes")
         load.subscribed += 1
+        try:
+            with self._staying():
+                yield
+        finally:
+            load.subscribed -= 1
+
+    @contextmanager
+    def poll(self, principal: Principal) -> Iterator[None]:
+        """A worker that waits for runs: counted apart likewise, so that it takes no place from what it does then."""
+        load = self._paid(principal)
+        if load.polling >= self._limits.waiting_workers:
+            raise TooManyInFlight("too many workers wait for runs", expected=self._limits.waiting_workers)
+        load.polling += 1
+        try:
+            with self._staying():
+                yield
+        finally:
+            load.polling -= 1
+
+    @contextmanager
+    def _staying(self) -> Iterator[None]:
+        """Among all who stay, instead of among requests."""
+        if self._subscribed >= self._limits.in_flight:
+            raise GatewayBusy("the gateway has as many streams of events and waiting workers as it takes")
         self._subscribed += 1
         self._in_flight -= 1
         try:
             yield
         finally:
-            load.subscribed -= 1
             self._subscribed -= 1
             self._in_flight += 1
 

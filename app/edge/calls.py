@@ -41,6 +41,10 @@ class Calls:
         finally:
             admission.leave_server(server_id)
 
+    async def until_handed_over(self, call: CheckedCall, *, wait_ms: int) -> Answer:
+        """As `in_line`, or HandedOver when the gateway has to go before there is an answer."""
+        return await self._services.handover.wait(self.in_line(call, wait_ms=wait_ms))
+
     async def handed_over(self, call: CheckedCall) -> Answer:
         """What is durable of a call that is no longer waited for; ShuttingDown if nothing is, or it is another's.
 

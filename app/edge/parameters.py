@@ -100,10 +100,11 @@ def status_in(given: dict[str, str]) -> str | None:
 
 
 def prefix_in(given: dict[str, str]) -> str:
-    prefix = given.get("prefix", "")
-    if prefix and re.fullmatch(OWN_RUN_ID_PATTERN, prefix) is None:
-        raise _malformed("prefix", "the beginning of a run's id", shown(prefix))
-    return prefix
+    if "prefix" not in given:
+        return ""
+    if re.fullmatch(OWN_RUN_ID_PATTERN, given["prefix"]) is None:
+        raise _malformed("prefix", "the beginning of a run's id", shown(given["prefix"]))
+    return given["prefix"]
 
 
 async def trace_seen_by(services: Services, principal: Principal, request: Request) -> TraceId:

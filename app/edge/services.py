@@ -115,6 +115,19 @@ class Services:
         with self.admission.subscription(principal):
             yield principal
 
+    @asynccontextmanager
+    async def polling(self, request: Scoped) -> AsyncIterator[Principal]:
+        """As `subscribed`, for a worker that waits for runs."""
+        principal = await self.authenticator.authenticate(header_of(request.scope, b"authorization"))
+        with self.admission.poll(principal):
+            yield principal
+
+    async def passing(self, request: Scoped) -> Principal:
+        """As `admitted`, for what is short and must get through while its principal has all its places taken."""
+        principal = await self.authenticator.authenticate(header_of(request.scope, b"authorization"))
+        self.admission.pass_by(principal)
+        return principal
+
 
 class Admitted:
     """A principal's request, counted while it is being answered."""

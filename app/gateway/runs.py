@@ -21,6 +21,7 @@ from app.domain.tga.execution import Answer, answer_of
 from app.domain.tga.ports import Companion
 from app.domain.tga.runtime import CheckedCall
 from app.edge.calls import Calls
+from app.edge.handover import HandedOver
 from app.postgres.listener import Listener
 from app.postgres.traces import PostgresTraces
 
@@ -56,7 +57,10 @@ class CallsOfRuns:
     async def call(self, call: CheckedCall, *, wait_ms: int) -> Answer:
         if self.calls is None:
             raise ShuttingDown("the gateway is not serving yet")
-        return await self.calls.in_line(call, wait_ms=wait_ms)
+        try:
+            return await self.calls.until_handed_over(call, wait_ms=wait_ms)
+        except HandedOver:
+            return await self.calls.handed_over(call)
 
 
 class RunSweep:

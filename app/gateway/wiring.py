@@ -208,6 +208,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             blobs=blobs,
             store=database,
             signing_keys=partial(_own_keys, system.log),
+            stopping=engine.ports.stopping,
         )
         calls.calls = Calls(services)
         yield Gateway(

@@ -249,6 +249,7 @@ class World:
                     schedules=Schedules(system, PostgresSchedules(self.sessions), clock),
                     triggers=cast("Any", None),
                     runs=cast("Any", self.runs),
+                    stopping=asyncio.Event() if self.runs is None else self.runs.ports.stopping,
                     authenticator=tokens,
                     admission=Admission(limits),
                     clock=clock,

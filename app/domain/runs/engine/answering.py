@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from app.core.errors import RunAnswerInvalid, RunAnswerUnasked, RunEnded
+from app.core.limits import RUN_PAGE_RECORDS_MAX
 from app.domain.identity import Principal
-from app.domain.runs.documents import Accepted, Resolved, RunError, RunIntent, RunResumption, RunSignal
+from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunError, RunIntent, RunResumption, RunSignal
 from app.domain.runs.engine.artifacts import answer_of, verify_size
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.engine.putting import load_artifact
@@ -27,7 +28,8 @@ class Answering:
     async def answer(
         self, run_id: str, path: str, answer: Any, value: Value, principal: Principal, *, intent_digest: str | None
     ) -> str:
-        """A person's answer to a question of the run; the state it leaves. The first one counts.
+        """A person's answer to a question of the run; the state it leaves. The first one counts; told again by the same
+        person it changes nothing.
 
         RunAnswerUnasked: no such question is open. RunAnswerInvalid: it stays open.
         """
@@ -36,6 +38,8 @@ class Answering:
         async def decide(work: Work) -> str:
             begun = work.run.frontier.begun.get(path)
             if begun is None or begun.kind != "ask" or intent_digest not in (None, begun.intent_digest):
+                if begun is None and await self._is_repeat(work, path, value, principal, intent_digest):
+                    return work.run.head.state
                 raise RunAnswerUnasked(
                     f"no such question is open at {path}",
                     expected=intent_digest or "a question",
@@ -51,6 +55,20 @@ class Answering:
             return work.run.head.state
 
         return await self._table.change(run_id, decide)
+
+    async def _is_repeat(
+        self, work: Work, path: str, value: Value, principal: Principal, intent_digest: str | None
+    ) -> bool:
+        """Whether this very answer was recorded lately: whoever gave it did not hear that it counted."""
+        after, found = max(0, work.run.head.sequence_number - RUN_PAGE_RECORDS_MAX), None
+        while page := await self._ports.runs.load_records(work.run_id, after=after, limit=RUN_PAGE_RECORDS_MAX):
+            after = page[-1].entry.sequence_number
+            answers = [said for record in page if isinstance(said := record.artifact, RunAnswer) and said.path == path]
+            found = answers[-1] if answers else found
+        if found is None or intent_digest not in (None, found.intent_digest):
+            return False
+        by = (found.answered_by.type, found.answered_by.id)
+        return by == ("person", principal.principal_id) and found.value == value
 
     async def signal(self, run_id: str, name: str, signal_id: str, value: Value, principal: Principal) -> str:
         """Send a signal, once for its id; whoever waits for it gets it. The state it leaves."""

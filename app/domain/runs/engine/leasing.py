@@ -23,7 +23,7 @@ from app.domain.runs.engine.artifacts import is_of_worker
 from app.domain.runs.engine.journal import first_seq
 from app.domain.runs.engine.messages import Beat, BeatAnswer, BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts, RunSalt
-from app.domain.runs.engine.table import RunTable
+from app.domain.runs.engine.table import RunTable, either
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.schedule import AT_WORK
@@ -111,7 +111,7 @@ class Leasing:
                 with contextlib.suppress(TimeoutError):
                     left_ms = max(0.0, ends_ms - self._clock.monotonic_ms())
                     async with asyncio.timeout(STORE_ANSWER_MS / 1000 if waiter.is_impatient else left_ms / 1000):
-                        await waiter.woken.wait()
+                        await either(waiter.woken, self._ports.stopping)
                 waiter.woken.clear()
                 waiter.is_here = False  # while its runs are leased it gets no others: it may be gone afterwards
                 given, waiter.given = waiter.given, []
@@ -121,7 +121,7 @@ class Leasing:
                     waiter.woken.clear()
                 leased += [await self._told_of(started) for started in waiter.started]
                 waiter.started = []
-                if leased or self._clock.monotonic_ms() >= ends_ms:
+                if leased or self._clock.monotonic_ms() >= ends_ms or self._ports.stopping.is_set():
                     return leased
                 waiter.is_here = True
         finally:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from app.domain.clock import Clock
@@ -178,7 +179,8 @@ class RunPorts:
     """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs that nobody owns.
     `new_lease`: a secret, between a worker and the gateways.
 
-    `lease_ms`: how long a worker may be silent before its runs are taken from it.
+    `lease_ms`: how long a worker may be silent before its runs are taken from it. `stopping`: set when the gateway
+    takes nothing new; nobody is kept waiting then.
     """
 
     ledger: Ledger
@@ -195,3 +197,4 @@ class RunPorts:
     new_lease: Callable[[], str]
     lease_ms: int
     ask_webhooks: Sequence[str] = ()
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)

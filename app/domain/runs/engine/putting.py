@@ -42,7 +42,7 @@ from app.domain.runs.engine.messages import (
     ThenTool,
 )
 from app.domain.runs.engine.ports import LoadedRun, RunPorts
-from app.domain.runs.engine.table import RunTable, Watchers
+from app.domain.runs.engine.table import RunTable, Watchers, either
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.replay import Run, RunRecord
@@ -204,14 +204,15 @@ class Putting:
             while True:
                 changed.clear()
                 left_ms = ends_ms - self._clock.monotonic_ms()
-                stored = await self._store(run_id, request, putter, holds=left_ms > 0)
+                holds = left_ms > 0 and not self._ports.stopping.is_set()
+                stored = await self._store(run_id, request, putter, holds=holds)
                 if stored.directive != "HOLD":
                     return stored
                 if stored.due_ms is not None:
                     left_ms = min(left_ms, stored.due_ms + 1)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(left_ms, 0) / 1000):
-                        await changed.wait()
+                        await either(changed, self._ports.stopping)
 
     async def record_fenced(self, run_id: str, putter: Putter) -> None:
         """A worker whose attempt is over has come back; told once for each attempt. Nothing rests on it."""

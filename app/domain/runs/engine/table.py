@@ -30,6 +30,20 @@ from app.domain.runs.engine.ports import LoadedRun, RunPorts
 from app.domain.runs.engine.work import Work
 
 T = TypeVar("T")
+
+
+async def either(first: asyncio.Event, second: asyncio.Event) -> None:
+    """Return when one of them is set."""
+    if first.is_set() or second.is_set():
+        return
+    waits = [asyncio.ensure_future(event.wait()) for event in (first, second)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 Decide = Callable[[Work], Awaitable[T]]
 
 # What the store says when the run is not where the change was decided on: by another owner, further, elsewhere.
