@@ -234,8 +234,8 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             body = await read_body(request.scope, request.receive, RetryBody, is_optional=True)
             run_id = await run_seen_by(services, principal, request.path_params["run_id"], "retry_run")
-            has_failed = (await engine.ports.runs.load(run_id)).run.head.state == "FAILED"
-            action: Action = "retry_run" if has_failed and not body.accepts and not body.resolves else "resume_run"
+            needs_operator = (await engine.ports.runs.load(run_id)).run.head.state in ("PARKED", "DIVERGED")
+            action: Action = "resume_run" if needs_operator or body.accepts or body.resolves else "retry_run"
             await _require_on(services, principal, action, run_id)
             parameters(request)
             await engine.answering.resume(

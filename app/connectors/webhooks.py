@@ -1,7 +1,7 @@
-"""Tells webhooks which requests wait for a supervisor: from the outbox, signed, at least once. docs/webhooks.md is
-for those who receive it.
+"""Tells webhooks which requests wait for a supervisor, and what runs ask: from the outbox, signed, at least once.
+docs/webhooks.md is for those who receive it.
 
-Each row of the outbox is one POST of JSON, repeated until it is answered with 2xx or the trace waits no longer. The
+Each row of the outbox is one POST of JSON, repeated until it is answered with 2xx or nothing waits any longer. The
 headers follow Standard Webhooks: `webhook-id` (the same for every repeat, so that receivers can tell repeats),
 `webhook-timestamp` (seconds, of this attempt) and `webhook-signature`: `v1a,` and the gateway's Ed25519 signature, in
 base64, over `{id}.{timestamp}.{body}`. `tga-key-id` names the key.
@@ -43,10 +43,13 @@ from app.core.limits import (
 )
 from app.domain.clock import Clock
 from app.domain.ledger.documents import Signature
+from app.domain.runs.engine.announcing import RunAnnouncement
 from app.domain.tga.announcements import Announcement, Outbox, OutboxRow
 from app.domain.tga.documents import TraceId
+from app.domain.tga.transitions import TRACE
 
 Load: TypeAlias = Callable[[TraceId], Awaitable[Announcement | None]]
+LoadRun: TypeAlias = Callable[[str, str], Awaitable[RunAnnouncement | None]]
 Sign: TypeAlias = Callable[[bytes], Signature]
 
 APPROVAL_REQUESTED: Final = "approval_requested"
@@ -64,12 +67,14 @@ class Webhooks:
         outbox: Outbox,
         *,
         load: Load,
+        load_run: LoadRun | None = None,
         sign: Sign,
         clock: Clock,
         timeout_ms: int = WEBHOOK_TIMEOUT_MS,
         lease_ms: int = WEBHOOK_LEASE_MS,
     ) -> None:
-        """`load` gives what a trace that still waits announces, and None when it waits no longer."""
+        """`load` gives what a trace that still waits announces, and None when it waits no longer; `load_run` likewise
+        what a run asks, for one webhook."""
         if timeout_ms >= lease_ms:
             raise SettingInvalid(
                 "a lease must outlast a delivery, or every slow one is made twice",
@@ -79,6 +84,7 @@ class Webhooks:
         self._urls = {name: _verified_url(name, url) for name, url in urls.items()}
         self._outbox = outbox
         self._load = load
+        self._load_run = load_run
         self._sign = sign
         self._clock = clock
         self._timeout_ms = timeout_ms
@@ -128,7 +134,7 @@ class Webhooks:
         """Whether the row is settled. However the delivery fails, the others are not touched."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                failure, announcement = None, await self._load(row.trace_id)
+                failure, announcement = None, await self._announcement(row)
                 if announcement is not None:
                     told = asdict(announcement)
                     failure = await self.post(row.webhook, delivery_id_of(row), APPROVAL_REQUESTED, told)
@@ -147,12 +153,17 @@ class Webhooks:
             "webhook %s: attempt %d for %s: %s; again in %d ms",
             row.webhook,
             row.attempts,
-            row.trace_id,
+            row.stream,
             failure,
             retry_ms,
         )
         await self._outbox.failed(row, failure, retry_ms=retry_ms)
         return False
+
+    async def _announcement(self, row: OutboxRow) -> Announcement | RunAnnouncement | None:
+        if TRACE.has(row.stream):
+            return await self._load(TraceId(row.identity))
+        return None if self._load_run is None else await self._load_run(row.identity, row.webhook)
 
     async def post(self, webhook: str, delivery_id: str, event: str, told: Mapping[str, Any]) -> str | None:
         """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
@@ -184,8 +195,8 @@ class Webhooks:
 
 
 def delivery_id_of(row: OutboxRow) -> str:
-    """The same for every attempt; the trace id keeps the rows of different databases apart."""
-    return f"{row.trace_id}-{row.id}"
+    """The same for every attempt; the id of the trace or run keeps the rows of different databases apart."""
+    return f"{row.identity}-{row.id}"
 
 
 def backoff_ms(attempts: int, jitter: float) -> int:

@@ -11,6 +11,7 @@ from app.core.digest import Digest
 from app.core.errors import ShuttingDown, TgaError
 from app.core.limits import RUN_SWEEP_MS
 from app.domain.runs.blobs import Blobs
+from app.domain.runs.engine.announcing import RunAnnouncement, load_announcement
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.ports import Salts
 from app.domain.runs.sealing import SealedSecret, Seals, open_secret, seal_secret
@@ -36,6 +37,12 @@ class EngineLink:
 
     def companion_of(self, request: ActionRequest) -> Companion | None:
         return None if self.engine is None else self.engine.calling.companion_of(request)
+
+    async def announcement(self, run_id: str, webhook: str) -> RunAnnouncement | None:
+        """What a webhook is to be told of a run that asks."""
+        if self.engine is None:
+            raise ShuttingDown("the gateway is not serving yet")
+        return await load_announcement(self.engine.ports, run_id, webhook)
 
 
 class EndedTracesOf:

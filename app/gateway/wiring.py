@@ -140,6 +140,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             await access.create_tenant(tenant)
         await ensure_admin_key(access, settings.admin_key_file)
         link = EngineLink()
+        told_of_approvals = [name for name, one in config.webhooks.items() if APPROVAL_REQUESTED in one.events]
         runtime = TgaRuntime(
             Ports(
                 ledger=writer,
@@ -151,9 +152,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 vault=system.vault,
                 decision_signer=system.decision_signer,
                 clock=clock,
-                approval_webhooks=[
-                    name for name, webhook in config.webhooks.items() if APPROVAL_REQUESTED in webhook.events
-                ],
+                approval_webhooks=told_of_approvals,
                 companion_of=link.companion_of,
             )
         )
@@ -162,7 +161,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         if config.auth.jwt is not None:
             tokens = JwtVerifier(config.auth.jwt, has_tenant=access.has_tenant)
             stack.push_async_callback(tokens.close)
-        webhooks = _webhooks(config, sessions, traces, keyring, clock)
+        webhooks = _webhooks(config, sessions, traces, link, keyring, clock)
         stack.push_async_callback(webhooks.close)
         blobs = Blobs(PostgresBlobRows(sessions), objects, clock, size_bytes_max=config.blobs.max_bytes)
         sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
@@ -184,6 +183,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 executor_id=traces.executor_id,
                 new_lease=partial(secrets.token_urlsafe, 24),
                 lease_ms=config.runs.lease_ms,
+                ask_webhooks=told_of_approvals,
             ),
             EndedTracesOf(traces),
         )
@@ -263,10 +263,13 @@ def _own_keys(system: SystemLog) -> dict[str, KnownKey]:
     return {key_id: key for key_id, key in keys.items() if key.principal_id is None}
 
 
-def _webhooks(config: Config, sessions: Sessions, traces: PostgresTraces, keyring: Keyring, clock: Clock) -> Webhooks:
+def _webhooks(
+    config: Config, sessions: Sessions, traces: PostgresTraces, link: EngineLink, keyring: Keyring, clock: Clock
+) -> Webhooks:
     async def announcement(trace_id: TraceId) -> Announcement | None:
         stored = await traces.load_trace(trace_id)
         return Announcement.of(request_of(stored)) if stored.waiting == "supervisor" else None
 
     urls = {name: webhook.url for name, webhook in config.webhooks.items()}
-    return Webhooks(urls, PostgresOutbox(sessions), load=announcement, sign=keyring.sign, clock=clock)
+    outbox = PostgresOutbox(sessions)
+    return Webhooks(urls, outbox, load=announcement, load_run=link.announcement, sign=keyring.sign, clock=clock)

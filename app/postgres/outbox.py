@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC
 
 from app.domain.tga.announcements import OutboxRow
-from app.domain.tga.documents import TraceId
-from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Sessions
 
 
@@ -25,7 +23,7 @@ class PostgresOutbox:
             OutboxRow(
                 id=row["id"],
                 webhook=row["webhook"],
-                trace_id=TraceId(TRACE.identity_of(row["stream"])),
+                stream=row["stream"],
                 attempts=row["attempts"],
                 created_at=row["created_at"].astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -90,6 +90,7 @@ async def open_engine(
     wrap: Callable[[Ledger], Ledger] = lambda ledger: ledger,
     lease_ms: int = 30_000,
     folder: Path = Path("/nowhere"),
+    ask_webhooks: Sequence[str] = (),
 ) -> AsyncIterator[Engine]:
     """`folder`: where blobs are kept, for those who need any."""
     async with await Sessions.open(url) as sessions, await PostgresTraces.open(sessions, url) as traces:
@@ -114,6 +115,7 @@ async def open_engine(
                 executor_id=traces.executor_id,
                 new_lease=partial(secrets.token_urlsafe, 24),
                 lease_ms=lease_ms,
+                ask_webhooks=ask_webhooks,
             ),
             EndedTracesOf(traces),
         )

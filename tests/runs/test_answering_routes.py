@@ -42,14 +42,14 @@ async def test_questions_stand_beside_the_calls_that_wait(runs: Runs) -> None:
         await runs.front.append(waiting_plan(pending_trace(n)))
     await runs.start("r-1")
     (run,) = await runs.lease()
-    await runs.put(run, ask("1", "first"), ask("2", "second", message="And this?"))
+    await runs.put(run, ask("1:1.1", "first"), ask("1:2.1", "second", message="And this?"))
     await runs.asking("r-2", context={"tier": "inline", "value": {"amount": 7}})
     for limit in (1, 2, 3, 50):
         items = await approvals(runs, limit=limit)
         assert [item["kind"] for item in items] == ["call", "call", "run", "run", "run"], limit
         assert [(item["run_id"], item["path"], item["name"]) for item in items[2:]] == [
-            ("r-1", "1", "first"),
-            ("r-1", "2", "second"),
+            ("r-1", "1:1.1", "first"),
+            ("r-1", "1:2.1", "second"),
             ("r-2", "1", "pay?"),
         ]
     last = items[-1]

@@ -343,7 +343,7 @@ class FlakyOutbox:
             raise ZeroDivisionError("a defect")
         if self.failures_left >= 0:
             raise StoreUnavailable("away")
-        return [] if self.done_ids else [OutboxRow(7, names[0], trace_id(1), 1, "2026-01-01T00:00:00.000Z")]
+        return [] if self.done_ids else [OutboxRow(7, names[0], f"trace:{trace_id(1)}", 1, "2026-01-01T00:00:00.000Z")]
 
     async def done(self, rows: Sequence[OutboxRow]) -> None:
         self.done_ids += [row.id for row in rows]

@@ -23,13 +23,13 @@ async def test_due_rows_of_the_named_webhooks_are_taken_oldest_first(outbox: Pos
     await fill(admin, 1, webhook="other")
     await fill(admin, 1, webhook="third")
     first = await outbox.take(["approvals"], lease_ms=60_000, at_most=2)
-    assert [(row.webhook, row.trace_id, row.attempts) for row in first] == [
+    assert [(row.webhook, row.identity, row.attempts) for row in first] == [
         ("approvals", trace_id(1), 1),
         ("approvals", trace_id(2), 1),
     ]
     assert first[0].created_at.endswith("Z")
     rest = await outbox.take(["approvals", "other"], lease_ms=60_000, at_most=10)
-    assert [(row.webhook, row.trace_id) for row in rest] == [("approvals", trace_id(3)), ("other", trace_id(1))]
+    assert [(row.webhook, row.identity) for row in rest] == [("approvals", trace_id(3)), ("other", trace_id(1))]
     assert await outbox.take(["approvals", "other", "nobody"], lease_ms=60_000, at_most=10) == []
 
 
@@ -60,7 +60,7 @@ async def test_a_row_that_another_holds_is_skipped_and_not_waited_for(outbox: Po
     async with admin.transaction():
         await admin.execute("SELECT FROM tga.outbox WHERE stream = $1 FOR UPDATE", f"trace:{trace_id(1)}")
         (row,) = await asyncio.wait_for(outbox.take(["approvals"], lease_ms=60_000, at_most=2), timeout=HANG_S)
-    assert row.trace_id == trace_id(2)
+    assert row.identity == trace_id(2)
 
 
 async def test_what_is_done_is_gone_and_may_be_said_twice(outbox: PostgresOutbox, admin: Admin) -> None:
@@ -68,7 +68,7 @@ async def test_what_is_done_is_gone_and_may_be_said_twice(outbox: PostgresOutbox
     one, other = await outbox.take(["approvals"], lease_ms=60_000, at_most=2)
     await outbox.done([one])
     await outbox.done([one])
-    assert [row["stream"] for row in await rows_of(admin)] == [f"trace:{other.trace_id}"]
+    assert [row["stream"] for row in await rows_of(admin)] == [f"trace:{other.identity}"]
 
 
 async def test_what_failed_is_due_again_after_its_time_with_its_error(outbox: PostgresOutbox, admin: Admin) -> None:

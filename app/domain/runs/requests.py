@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -43,6 +44,10 @@ class AskRequest(_Request):
     @property
     def due_at(self) -> str | None:
         return self.expires_at
+
+    def told_to(self, configured: Sequence[str]) -> list[str]:
+        """Which of the configured webhooks are told of it: those that it names, or all when it names none."""
+        return [name for name in configured if not self.webhooks or name in self.webhooks]
 
 
 class SleepRequest(_Request):

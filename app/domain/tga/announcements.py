@@ -44,13 +44,19 @@ class OutboxRow:
 
     id: int
     webhook: str
-    trace_id: TraceId
+    stream: str
     attempts: int
     created_at: str
 
+    @property
+    def identity(self) -> str:
+        """The id of the trace or run."""
+        return self.stream.partition(":")[2]
+
 
 class Outbox(Protocol):
-    """Rows are written in the transaction in which a trace starts to wait, so none is lost and none is made up."""
+    """Rows are written in the transaction in which a trace starts to wait or a run asks, so none is lost and none is
+    made up."""
 
     async def take(self, webhooks: Sequence[str], *, lease_ms: int, at_most: int) -> list[OutboxRow]:
         """Due rows, oldest first; no other gateway is given them until the lease has run out."""
@@ -65,5 +71,6 @@ class Outbox(Protocol):
         ...
 
     async def drop_decided(self, *, at_most: int) -> int:
-        """Remove rows, of whatever webhook, whose trace no longer waits for a supervisor; tells how many."""
+        """Remove rows, of whatever webhook, whose trace no longer waits for a supervisor, or whose run has no question
+        open; tells how many."""
         ...

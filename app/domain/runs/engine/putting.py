@@ -153,7 +153,8 @@ class Putting:
     async def add_put(self, work: Work, document: RunDocument) -> None:
         if isinstance(document, RunIntent) and isinstance(document.request, AskRequest):
             self._ports.schemas.verify(document.request.answer_schema)
-            work.announce_to = self._ports.ask_webhooks
+            told = document.request.told_to(self._ports.ask_webhooks)
+            work.announce_to = list(dict.fromkeys([*work.announce_to, *told]))
         work.add(document)
         if isinstance(document, RunIntent) and document.kind == "signal":
             await self._receive(work, document)
