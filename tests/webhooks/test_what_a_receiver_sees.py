@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from app.connectors.webhook_notices import Notice, WebhookNotices
 from app.core.digest import digest_of
 from app.core.errors import LogForked, ToolQuarantined
+from app.domain.runs.engine.announcing import AnnouncedQuestion, RunAnnouncement
 from app.domain.tga.announcements import Announcement
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
@@ -163,4 +164,7 @@ async def test_every_member_that_is_sent_is_documented(database: Database, keyri
     for event, members in told.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{event}`")]
         assert set(re.findall("`([a-z_]+)`", row.rpartition("|")[0].rpartition("|")[2])) == members.keys(), event
+    (row,) = [line for line in text.splitlines() if line.startswith("| of a run: `approval_requested`")]
+    members = {one.name for shape in (RunAnnouncement, AnnouncedQuestion) for one in fields(shape)}
+    assert set(re.findall("`([a-z_]+)`", row.rpartition("|")[0].rpartition("|")[2])) == members
     assert {"approval_requested", "call_held", "tool_quarantined", "log_forked"} == told.keys()
