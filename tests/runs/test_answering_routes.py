@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.api.documents import ApprovalPage
 from app.core.canonical import canonical_bytes
 from app.core.digest import digest_of_bytes
 from app.core.errors import Forbidden, RunAnswerInvalid, RunNotFound
@@ -31,6 +32,7 @@ async def approvals(runs: Runs, who: str = "supervisor", limit: int = 50) -> lis
     found, path = [], f"/v1/approvals?limit={limit}"
     while path:
         page = await runs.front.page(path, who)
+        ApprovalPage.model_validate(page)
         assert len(page["items"]) <= limit
         found += page["items"]
         path = f"/v1/approvals?limit={limit}&cursor={page['next']}" if page["next"] else ""

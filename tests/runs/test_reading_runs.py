@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.api.run_documents import RunPage
 from app.core.digest import digest_of_bytes
 from app.domain.runs.procedures import ProcedureSaid
 from app.postgres import run_lists
@@ -27,6 +28,7 @@ async def runs(database: Database, sessions: Sessions, ledger: PostgresLedger, t
 
 async def listed(runs: Runs, query: str = "", who: str = "auditor") -> list[str]:
     page = await runs.front.page(f"/v1/runs{query}", who)
+    RunPage.model_validate(page)
     assert page["next"] is None
     return [item["run_id"] for item in page["items"]]
 

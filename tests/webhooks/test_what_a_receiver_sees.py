@@ -165,6 +165,6 @@ async def test_every_member_that_is_sent_is_documented(database: Database, keyri
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{event}`")]
         assert set(re.findall("`([a-z_]+)`", row.rpartition("|")[0].rpartition("|")[2])) == members.keys(), event
     (row,) = [line for line in text.splitlines() if line.startswith("| of a run: `approval_requested`")]
-    members = {one.name for shape in (RunAnnouncement, AnnouncedQuestion) for one in fields(shape)}
-    assert set(re.findall("`([a-z_]+)`", row.rpartition("|")[0].rpartition("|")[2])) == members
+    of_runs = {one.name for shape in (RunAnnouncement, AnnouncedQuestion) for one in fields(shape)}
+    assert set(re.findall("`([a-z_]+)`", row.rpartition("|")[0].rpartition("|")[2])) == of_runs
     assert {"approval_requested", "call_held", "tool_quarantined", "log_forked"} == told.keys()
