@@ -35,7 +35,7 @@ async def show_runs(client: GatewayClient, *, limit: int, as_json: bool, **filte
         output.print("No run fits." if any(filters.values()) else "No runs yet: `tga run start` starts one.")
         return True
     print_table(
-        ("run", "status", "procedure", "attempt", "started by", "started at", "last entry at"),
+        ("run", "status", "procedure", "attempt", "started by", "started at", "last entry at", ""),
         (
             (
                 run["run_id"],
@@ -45,6 +45,7 @@ async def show_runs(client: GatewayClient, *, limit: int, as_json: bool, **filte
                 run["principal_id"] or "",
                 run["started_at"] or "",
                 run["updated_at"] or "",
+                Text(printable(run["notice"] or ""), style="yellow"),
             )
             for run in runs
         ),

@@ -269,6 +269,35 @@ def test_a_diverged_run_names_both_sides_and_goes_on_with_a_version_that_is_acce
     newer.put(then=complete(None, 1))
 
 
+def test_runs_are_listed_newest_first_by_status_procedure_and_prefix(run_world: World, hand: HandWorker) -> None:
+    for run_id in ("listed-1", "listed-2", "elsewhere"):
+        run_world.tga("run", "start", "onboard", "--id", run_id)
+        hand.lease()
+        put = [ask("1", "Go on?", YES_NO)] if run_id == "listed-2" else []
+        hand.put(*put, then=suspend("1") if put else complete(None, 0))
+    listed = run_world.json("runs", "--prefix", "listed-")
+    assert [(run["run_id"], run["status"]) for run in listed] == [
+        ("listed-2", "waiting_for_human"),
+        ("listed-1", "completed"),
+    ]
+    assert [run["run_id"] for run in run_world.json("runs", "--status", "waiting-for-human", "--prefix", "l")] == [
+        "listed-2"
+    ]
+    assert run_world.tga("runs", "--procedure", "nothing-of-this-name").stdout == "No run fits.\n"
+    assert run_world.tga("runs", "--status", "sleeping").returncode == 2
+    (line,) = [line for line in run_world.tga("runs").stdout.splitlines() if line.startswith("listed-2 ")]
+    assert line.split()[1:7] == ["waiting", "for", "human", "onboard", "1", "1"]
+    (item,) = [item for item in run_world.json("approvals") if item["kind"] == "run" and item["run_id"] == "listed-2"]
+    assert item["request"]["message"] == "Go on?"
+    assert "listed-2 1" in run_world.tga("approvals").stdout
+    own = run_world.tga("runs", TGA_API_KEY=run_world.new_key("agent-9", "agent"))
+    assert (own.stdout, "may not see runs of others" in own.stderr) == (
+        "No runs yet: `tga run start` starts one.\n",
+        True,
+    )
+    run_world.tga("run", "cancel", "listed-2", "--yes")
+
+
 def test_a_run_whose_program_no_worker_has_says_so(run_world: World, hand: HandWorker) -> None:
     HandWorker(run_world, hand.key, procedure="orphaned").register()
     told = run_world.tga("run", "start", "orphaned", "--id", "alone")
