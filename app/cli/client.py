@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -146,7 +146,7 @@ class GatewayClient:
         async with self._exchanged("POST", path, sent, body, quiet_s=quiet_s) as exchange:
             yield exchange
 
-    async def events(self, path: str, *, last_id: str | None) -> AsyncIterator[Event]:
+    async def events(self, path: str, *, last_id: str | None) -> AsyncGenerator[Event, None]:
         """Server-sent events of one connection, after `last_id`; ends when the gateway ends them.
 
         A connection that is lost, or quiet for longer than the gateway's beat allows, is GatewayUnreachable.

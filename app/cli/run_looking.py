@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -12,15 +14,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from app.cli.client import GatewayClient, path_to
+from app.cli.client import GatewayClient, error_of, path_to
 from app.cli.pipes import reader_is_gone
 from app.cli.run_drawing import STATUS_STYLE, Timeline, duration, shown_value, waits_for
 from app.cli.run_journal import Item, Journal, apart_ms, journal_of, read_journal
 from app.cli.showing import note_own_only, notes, output, print_json, print_table, printable, shown_json
 from app.core.errors import GatewayUnreachable, ShuttingDown, StoreUnavailable
 
-_AGAIN_S: Final = 0.5
+_AGAIN_S: Final = 0.2  # what comes together is read together
 _PATIENCE_S: Final = 60.0  # how long a watcher waits for a gateway that is being restarted
+_MAY_REST: Final = ("run_end", "run_suspension", "run_answer")  # after these a run may wait for somebody
 _ENDED: Final = ("COMPLETED", "CANCELLED", "FAILED", "PARKED", "DIVERGED")
 
 
@@ -111,17 +114,28 @@ async def _followed(client: GatewayClient, run_id: str, *, to_end: bool) -> Asyn
             may_rest = False
             async for item in read_journal(client, run_id, after=after):
                 after, heard_at = item["sequence_number"], time.monotonic()
-                may_rest = item["artifact_type"] in ("run_end", "run_suspension") or may_rest
+                may_rest = item["artifact_type"] in _MAY_REST or may_rest
                 yield item
             if may_rest or after is None:
                 run = await client.get(path_to("v1", "runs", run_id))
                 if rests(run, to_end=to_end) and run["sequence_number"] == after:
                     return
+            await _await_news(client, run_id, after or 0)
         except (GatewayUnreachable, ShuttingDown, StoreUnavailable) as error:
             if after is None or time.monotonic() - heard_at > _PATIENCE_S:
                 raise
             notes.print(f"[dim]{escape(error.code)}: asking again[/]")
         await asyncio.sleep(_AGAIN_S)
+
+
+async def _await_news(client: GatewayClient, run_id: str, after: int) -> None:
+    """Until something is added to the journal: the gateway holds the question, so that waiting costs nothing."""
+    path = path_to("v1", "runs", run_id, "events")
+    async with aclosing(client.events(path, last_id=str(max(after, 0)))) as events:
+        async for event in events:
+            if event.name == "problem":
+                raise error_of(json.loads(event.data))
+            return
 
 
 def rests(run: dict[str, Any], *, to_end: bool = False) -> bool:

@@ -213,9 +213,15 @@ def test_a_run_is_followed_until_it_rests(run_world: World, hand: HandWorker) ->
     assert "2 asks a person: Which?" in told.stdout
     waiting = run_world.tga("run", "start", "onboard", "--id", "followed", "--wait")
     assert (waiting.returncode, waiting.stdout, "Which?" in waiting.stderr) == (0, "", True)
+    arguments = ("run", "watch", "followed", "--to-end")
+    watcher = threading.Thread(target=lambda: watched.append(run_world.tga_process(*arguments)))
+    watcher.start()
     assert run_world.tga("run", "answer", "followed", "2", "b").returncode == 0
     hand.lease()
     hand.put(then=complete(None, 2))
+    watcher.join()
+    assert watched[1].returncode == 0
+    assert timeline(watched[1])[-1] == "── COMPLETED: null"
     lines = run_world.tga("run", "watch", "followed", "--json").stdout.splitlines()
     assert [json.loads(line)["sequence_number"] for line in lines] == list(range(1, len(lines) + 1))
 
