@@ -90,6 +90,12 @@ async def fenced(ctx: Context, given: Any) -> Any:
     return [first, once, sorted(await ctx.tool("bank", "charge", {"amount": 9}))]
 
 
+async def cell(ctx: Context, given: Any) -> Any:
+    """One step of this tier and resume, then a wait, so that a replay meets it."""
+    value = await ctx.step("valued", returning("value"), tier=given["tier"], resume=given["resume"])
+    return [value, await ctx.ask("go-on")]
+
+
 def returning(value: Any) -> Any:
     async def body(_: Context) -> Any:
         return value
@@ -113,4 +119,5 @@ PROGRAMS: dict[str, Program] = {
     "asks": asks,
     "sleeps": sleeps,
     "fenced": fenced,
+    "cell": cell,
 }

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
-from tests.runs.world import Caller, RunsWorld, new_id, working, worlds
+from app.domain.runs.engine.messages import LeasedRun
+from tests.conftest import IS_SOAK
+from tests.runs.programs import PROGRAMS
+from tests.runs.worker import Attempt, Worker, inline
+from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, working, worlds
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +49,173 @@ async def test_a_program_with_everything_in_it_ends_with_its_result(world: RunsW
     assert list(world.executions(run_id).values()) == [1, 1]
     await world.verify_all_is_well()
     await gateway.kill()
+
+
+@pytest.fixture
+async def gateway(world: RunsWorld) -> AsyncIterator[GatewayProcess]:
+    opened = await world.gateway(config=world.config(lease_ms=2_000))
+    yield opened
+    await opened.kill()
+
+
+def of(journal: list[dict[str, Any]], artifact_type: str) -> list[dict[str, Any]]:
+    return [one for one in journal if one["artifact_type"] == artifact_type]
+
+
+async def test_replay_executes_nothing_recorded(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """Cached results are returned, and the first operation that has not ended executes."""
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller:
+        async with working(world, gateway.url) as first:
+            await caller.start("asks", None, run_id)
+            await until(lambda: first.ended == [(run_id, "SUSPENDED")])
+        assert await caller.answer(run_id, "2", True)
+        async with working(world, gateway.url) as second:
+            seen = await caller.see_through(run_id)
+    assert seen["output"]["value"] == ["before", True, "after"]
+    assert [path for _, path, _ in first.bodies] == ["1"]
+    assert [path for _, path, _ in second.bodies] == ["3"]
+
+
+async def test_a_waiting_run_holds_nothing(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """No owner, no worker, nothing due; and any worker resumes it."""
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller:
+        async with working(world, gateway.url) as first:
+            await caller.start("asks", None, run_id)
+            await until(lambda: first.ended == [(run_id, "SUSPENDED")])
+        rows = await world.fetch(
+            "SELECT h.owner, h.state, h.waiting, r.worker, r.due_at FROM tga.heads h"
+            " JOIN tga.runs r ON r.stream_no = h.stream_no WHERE h.stream = $1",
+            f"run:{run_id}",
+        )
+        assert tuple(rows[0]) == (None, "WAITING", "person", None, None)
+        await caller.answer(run_id, "2", True)
+        async with working(world, gateway.url):
+            await caller.see_through(run_id)
+
+
+async def test_any_worker_resumes(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """Each wait ends on another worker; together they come to the one result."""
+    run_id = new_id()
+    two = working(world, gateway.url), working(world, gateway.url)
+    async with Caller(world, gateway.url) as caller, two[0], two[1]:
+        await caller.start("everything", {"user": 7}, run_id)
+        seen = await caller.see_through(run_id)
+    assert seen["output"]["value"] == RESULT
+    assert seen["attempt"] > 1
+
+
+async def test_unknown_run(world: RunsWorld, gateway: GatewayProcess) -> None:
+    async with world.client("worker", gateway.url) as client:
+        body = {"lease": "x" * 32, "attempt": 1, "after_seq": 0}
+        for method, path, sent in (
+            ("POST", "/v1/runs/nobody/checkpoints", body),
+            ("GET", "/v1/runs/nobody/checkpoints", None),
+        ):
+            status, problem = await client.once(method, path, sent)
+            assert (status, problem["code"]) == (404, "RUN_NOT_FOUND")
+
+
+async def test_identical_calls_have_their_own_addresses(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """A loop that calls one tool with the same arguments: each call is made, once, under a key of its own."""
+    run_id = new_id()
+    async with working(world, gateway.url), Caller(world, gateway.url) as caller:
+        await caller.start("calls", {"count": 4}, run_id)
+        seen = await caller.see_through(run_id)
+    assert len(seen["output"]["value"]) == 4
+    assert world.executions(run_id) == {f"run:{run_id}/{number}": 1 for number in range(1, 5)}
+
+
+async def test_crash_inside_outer_hands_it_no_inner_value(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """The outer step runs again after a crash inside it, and gets its own inner results, not one of them as its own."""
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller, world.client("worker", gateway.url) as client:
+        worker = Worker(client, PROGRAMS, new_id("worker"))
+        await worker.register()
+        await caller.start("everything", {"user": 7}, run_id)
+        (attempt,) = await worker.lease()
+        await until_put(attempt, "2.1")
+        released = {"lease": attempt.lease, "attempt": 1, "after_seq": 4, "then": {"type": "release"}}
+        await client.ask("POST", f"/v1/runs/{run_id}/checkpoints", released)
+        async with working(world, gateway.url):
+            seen = await caller.see_through(run_id)
+    assert seen["output"]["value"] == RESULT
+    outer = [one for one in of(await world.journal(run_id), "run_checkpoint") if one["path"] == "2"]
+    assert [one["value"]["value"] for one in outer] == [["first", ["amount", "charge_id"]]]
+
+
+async def until_put(attempt: Attempt, path: str) -> None:
+    """Perform the program until this address is recorded, then leave it as a worker that is lost."""
+    performing = asyncio.create_task(attempt.perform())
+    await until(lambda: attempt.journal.look(path) is not None)
+    performing.cancel()
+    await asyncio.gather(performing, return_exceptions=True)
+
+
+async def test_lease_carries_a_count(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """The lease says how many records there are, and carries none of them."""
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller, world.client("worker", gateway.url) as client:
+        worker = Worker(client, PROGRAMS, new_id("worker"))
+        await worker.register()
+        await caller.start("steps", {"count": 3}, run_id)
+        (attempt,) = await worker.lease()
+        assert attempt.leased["sequence_number"] == 2
+        assert set(attempt.leased) == {one.name for one in fields(LeasedRun)}
+        await worker.perform(attempt)
+        assert (await caller.look(run_id))["state"] == "COMPLETED"
+
+
+CELLS = [("inline", "snapshot"), ("inline", "recompute"), ("event", "snapshot"), ("event", "recompute")]
+
+
+@pytest.mark.parametrize(("tier", "resume"), [*CELLS, ("transient", "recompute")])
+async def test_cell(world: RunsWorld, gateway: GatewayProcess, tier: str, resume: str) -> None:
+    """What a step's value is after a replay, for each tier and resume; artifacts are tested with the blobs,
+    and that nothing transient is skipped in test_transient_snapshot_is_refused."""
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller:
+        async with working(world, gateway.url) as first:
+            await caller.start("cell", {"tier": tier, "resume": resume}, run_id)
+            await until(lambda: first.ended == [(run_id, "SUSPENDED")])
+        await caller.answer(run_id, "2", True)
+        async with working(world, gateway.url) as second:
+            seen = await caller.see_through(run_id)
+    assert seen["output"]["value"] == [None if tier == "event" else "value", True]
+    assert [path for _, path, _ in second.bodies] == []  # nothing is put again
+    (recorded,) = of(await world.journal(run_id), "run_checkpoint")
+    assert recorded["value"] == ({"tier": tier} if tier == "transient" else {"tier": tier, "value": "value"})
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="20,000 checkpoints: in soak")
+async def test_pages_of_20000(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """The journal is read in pages; the last page is as cheap as the first."""
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller, world.client("worker", gateway.url) as client:
+        worker = Worker(client, PROGRAMS, new_id("worker"))
+        await worker.register()
+        await caller.start("steps", {"count": 20_000}, run_id)
+        (attempt,) = await worker.lease()
+        step = {"type": "checkpoint", "kind": "step", "name": "s", "input_digest": "a" * 64, "outcome": "OK"}
+        number = 2
+        for first in range(1, 20_001, 50):
+            puts = [
+                {
+                    **step,
+                    "path": str(at),
+                    "value": inline(at),
+                    "started_at": "2026-01-01T00:00:00.000Z",
+                    "duration_ms": 0,
+                }
+                for at in range(first, first + 50)
+            ]
+            body = {"lease": attempt.lease, "attempt": 1, "after_seq": number, "puts": puts}
+            number = (await client.ask("POST", f"/v1/runs/{run_id}/checkpoints", body))["sequence_number"]
+        read, after = 0, 0
+        while page := (await client.ask("GET", f"/v1/runs/{run_id}/checkpoints?after_seq={after}"))["items"]:
+            assert len(page) <= 1_000
+            assert page[0]["sequence_number"] == after + 1
+            read, after = read + len(page), page[-1]["sequence_number"]
+        assert read == 20_002
+        await caller.agent.ask("POST", f"/v1/runs/{run_id}/cancel", {})
