@@ -84,7 +84,8 @@ async def survives(world: RunsWorld, spare: GatewayProcess, fault: Fault) -> boo
         spare.signal(signal.SIGCONT)
 
     waking = asyncio.create_task(wake())
-    urls = (gateway.url, spare.url)
+    # Where the gateway lives on, whoever is refused asks it again: the other one is asleep.
+    urls = (gateway.url, spare.url) if fault.mode.startswith("kill") else (gateway.url,)
     try:
         async with Caller(world, *urls) as caller, contextlib.AsyncExitStack() as stack:
             if "run_start+" in fault.place:  # a worker that waits gets the run with its start
