@@ -53,7 +53,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SCHEMAS = "0cd3628c194e7a012ea26fefa5e352cc837ec23fd8c47ee2470c0c7500a40076"  # sha256sum schemas/* | sha256sum
+SCHEMAS = "f5d872b20acfdb8e561f21ca31cbc32dbf4001c2e9fb7d9e5295fad87f0b25d2"  # sha256sum schemas/* | sha256sum
 GAP, CHECKSUM, TRANSITION = "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
 RECOVERY, SCHEMA, SIGNATURE, NOTE = "STATE_RECOVERY_FAILED", "SCHEMA_VIOLATION", "SIGNATURE_INVALID", "NOTE_INVALID"
 MALFORMED, BUNDLE, PROOF, FORKED = "INPUT_MALFORMED", "BUNDLE_INVALID", "PROOF_INVALID", "LOG_FORKED"
@@ -449,7 +449,8 @@ class Streams:
         for system_stream, number, said in self.erasures:
             stream, claim = said["erased_stream"], said["claim"]
             known = self.known.get(stream, {**UNBORN, "broken": not self.complete})
-            folded = reduce(lambda a, b: sha256((a + b).encode()), said["artifact_digests"], "0" * 64)
+            folded = said.get("payloads_digest") or reduce(
+                lambda a, b: sha256((a + b).encode()), said["artifact_digests"], "0" * 64)
             is_it = [known["number"], known["digest"], known["payloads"], known["present"]] == [
                 said["last_sequence_number"], said["last_entry_digest"], folded, 0]
             is_own = claim is None or self.claims.setdefault(claim["key_digest"], stream) == stream

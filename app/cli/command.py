@@ -47,7 +47,7 @@ COMMANDS: Final = (
         "receipt",
         "Print the proof that the last entry of a trace or run is in the log, with the signed tree head.",
     ),
-    ("erase", "erasing", "Remove the payloads of a finished trace, for ever."),
+    ("erase", "erasing", "Remove the payloads of a finished trace or run, for ever."),
     ("init", "init", "Write a commented tga.toml and policy.cedar into TGA_HOME, to start from."),
     (
         "doctor",

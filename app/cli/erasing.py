@@ -1,4 +1,4 @@
-"""`tga erase`: remove the payloads of a finished trace, directly on the store."""
+"""`tga erase`: remove the payloads of a finished trace or run, directly on the store."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.running import TraceArgument, Yes, run_in_gateway
+from app.cli.running import StreamArgument, Yes, run_in_gateway, stream_of
 from app.cli.showing import confirmed, notes, output
 from app.domain.identity import DEFAULT_TENANT
+from app.domain.runs.erasing import ERASABLE_RUNS
+from app.domain.runs.transitions import RUN
 from app.domain.tga.erasing import ERASABLE_TRACES
-from app.domain.tga.transitions import TRACE
 from app.postgres.erasing import erase_stream
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ def add_to(application: typer.Typer) -> None:
 
 def erase_command(
     context: typer.Context,
-    trace_id: TraceArgument,
+    trace_id: StreamArgument,
     rationale: Annotated[str, typer.Option("-r", "--rationale", help="Why; it goes on the record.")],
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose trace it is.")] = DEFAULT_TENANT,
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose it is.")] = DEFAULT_TENANT,
     yes: Yes = False,
 ) -> None:
-    """Remove the payloads of a finished trace, for ever. Its entries and digests stand, and so does the erasure.
+    """Remove the payloads of a finished trace or run, for ever. Its entries and digests stand, and so does the erasure.
 
     It asks first; without a terminal it does nothing unless given --yes. Names stay: tenant, principal, server, tool
     and idempotency key.
@@ -45,13 +46,14 @@ async def erase(gateway: Gateway, trace_id: str, *, tenant: str, rationale: str,
     if not confirmed(f"Erase the payloads of {trace_id} for ever?", yes=yes):
         notes.print("Nothing was erased.")
         return False
+    stream = stream_of(trace_id)
     await erase_stream(
         gateway.sessions,
         gateway.system,
         gateway.clock,
         gateway.traces.executor_id(),
-        TRACE.stream(trace_id),
-        ERASABLE_TRACES,
+        stream,
+        ERASABLE_RUNS if RUN.has(stream) else ERASABLE_TRACES,
         tenant=tenant,
         erased_by=_BY,
         rationale=rationale,

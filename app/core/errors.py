@@ -317,6 +317,14 @@ class TraceErased(TgaError):
     remedy = "The erasure is on the system stream. Nothing else can be told."
 
 
+class StreamInUse(TgaError):
+    code = "STREAM_IN_USE"
+    meaning = (
+        "What an open run refers to is not erased: its tool calls, its children, and the run that it was forked from."
+    )
+    remedy = "Wait until that run has ended, or cancel it; then erase again."
+
+
 class TraceUnfinished(TgaError):
     code = "TRACE_UNFINISHED"
     meaning = "Only the payloads of a finished trace can be erased."
@@ -612,6 +620,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     ToolQuarantined,
     SecretMissing,
     TraceErased,
+    StreamInUse,
     TraceUnfinished,
     RateLimited,
     TooManyInFlight,

@@ -171,6 +171,7 @@ QUARANTINED_PER_PIN_MAX: Final = 8
 
 # Keys, secrets and webhooks.
 KEY_FILE_BYTES_MAX: Final = 1_024
+ERASURE_DIGESTS_MAX: Final = 1_000  # listed one by one; those of longer streams are folded
 CLAIM_SALT_BYTES: Final = 32
 REDACTION_SALT_BYTES: Final = 32
 WEBHOOK_TIMEOUT_MS: Final = 10_000

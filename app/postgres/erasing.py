@@ -7,11 +7,12 @@ of a trace its tenant, principal, server, tool and idempotency key.
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import asyncpg
 
 from app.core.chain import Head
-from app.core.digest import Digest, digest_of_bytes
+from app.core.digest import GENESIS, Digest, digest_of_bytes
 from app.core.errors import (
     BY_CODE,
     ChecksumMismatch,
@@ -20,32 +21,35 @@ from app.core.errors import (
     SequenceGap,
     TgaError,
     TraceErased,
-    TraceNotFound,
     TraceUnfinished,
 )
-from app.core.limits import CLAIM_SALT_BYTES, LOCK_TIMEOUT_MS
+from app.core.limits import CLAIM_SALT_BYTES, ERASURE_DIGESTS_MAX, LOCK_TIMEOUT_MS
 from app.domain.clock import Clock
-from app.domain.ledger.checks import AnyRecord
+from app.domain.ledger.checks import AnyRecord, Report, with_payload
 from app.domain.ledger.erasing import ErasableKind
 from app.domain.ledger.plans import Claim
+from app.domain.ledger.verification import verify_ledger
+from app.domain.runs.verification import stream_checks
 from app.domain.system.documents import SYSTEM, ErasedClaim, Erasure
 from app.domain.system.log import SystemLog, plan_system
+from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import verify_head
 
 _STREAM = """
-SELECT h.sequence_number, h.entry_digest, h.is_open, h.state, r.stream IS NOT NULL AS is_erased,
-       h.subject, h.name, h.idempotency_key, h.payload_digest, h.effect_digest AS effect,
-       e.entries, e.digests, e.artifacts
+SELECT h.stream_no, h.sequence_number, h.entry_digest, h.is_open, h.state, h.artifact_digest,
+       r.stream IS NOT NULL AS is_erased,
+       h.subject, h.name, h.idempotency_key, h.payload_digest, h.effect_digest AS effect
   FROM tga.heads h
   LEFT JOIN tga.erasures r USING (stream)
- CROSS JOIN LATERAL (
-       SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
-              array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
-              array_agg(e.artifact ORDER BY e.sequence_number) AS artifacts
-         FROM tga.records e
-        WHERE e.stream_no = h.stream_no) AS e
  WHERE h.stream = $1 AND h.tenant = $2 AND h.sequence_number > 0
+"""
+_RECORDS = """
+SELECT e.entry, e.entry_digest, e.artifact FROM tga.records e WHERE e.stream_no = $1 ORDER BY e.sequence_number
+"""
+_DIGESTS = """
+SELECT l.sequence_number, l.artifact_digest FROM tga.links l
+ WHERE l.stream_no = $1 AND l.sequence_number > $2 ORDER BY l.sequence_number LIMIT $3
 """
 _RECORDED = """
 SELECT sha256(a.artifact) AS digest FROM tga.erasures e
@@ -70,10 +74,11 @@ async def erase_stream(
 ) -> None:
     """Remove the payloads of this tenant's finished stream, which is of this kind; durable when it returns.
 
-    Raises TraceNotFound (another tenant's is as good as none), TraceUnfinished, TraceErased. A stream that does not
-    verify is not erased, whatever is wrong with it: its payloads are the evidence.
+    Raises TraceNotFound or RunNotFound (another tenant's is as good as none), TraceUnfinished, TraceErased or
+    RunErased, and StreamInUse while an open run refers to it. A stream that does not verify is not erased, whatever is
+    wrong with it: its payloads are the evidence.
     """
-    head, records, claim = await _load_finished(sessions, stream, kind, tenant)
+    head, payloads, claim = await _load_finished(sessions, stream, kind, tenant)
     salt = None if claim is None else secrets.token_bytes(CLAIM_SALT_BYTES)
     sent: set[Digest] = set()
     for _ in range(_TRIES_MAX):
@@ -85,9 +90,9 @@ async def erase_stream(
             erased_stream=stream,
             last_sequence_number=head.sequence_number,
             last_entry_digest=head.entry_digest,
-            artifact_digests=[record.entry.artifact_digest for record in records],
             claim=None if claim is None or salt is None else ErasedClaim.of(claim, salt=salt),
             rationale=rationale,
+            **payloads,
         )
         if await _is_erased(sessions, system, executor_id, erasure, salt=salt, sent=sent):
             return
@@ -141,32 +146,62 @@ async def _recorded_digest(sessions: Sessions, stream: str) -> Digest | None:
 
 async def _load_finished(
     sessions: Sessions, stream: str, kind: ErasableKind, tenant: str
-) -> tuple[Head, list[AnyRecord], Claim | None]:
-    """The stream and its claim, both verified: after the erasure nobody can compare them any more."""
+) -> tuple[Head, dict[str, Any], Claim | None]:
+    """The stream's head, what the erasure says of its payloads, and its claim; all of it verified: after the erasure
+    nobody can compare them any more."""
     name = kind.documents.kind.name
     rows = await sessions.fetch(_STREAM, stream, tenant)
     if not rows:
-        raise TraceNotFound(f"no such {name}", stream=stream)
+        raise kind.not_found(f"no such {name}", stream=stream)
     row = rows[0]
     if row["is_erased"]:
-        raise TraceErased("the payloads were erased before", stream=stream)
+        raise kind.erased("the payloads were erased before", stream=stream)
     if row["is_open"]:
-        raise TraceUnfinished(f"the {name} is not finished", found=row["state"], stream=stream)
+        raise TraceUnfinished(f"the {name} is not finished", found=row["state"], stream=stream, remedy=kind.unfinished)
     claim = None
     if row["idempotency_key"] is not None:
         payload_digest = Digest(row["payload_digest"].hex())
         claim = Claim(row["subject"], row["name"], row["idempotency_key"], payload_digest)
-    effect = None if row["effect"] is None else Digest(row["effect"].hex())
     try:
-        records = _records(kind, row)
-        head = kind.verify(records, claim, effect)
+        if kind.verify is None:
+            head = await _verify_in_pages(sessions, stream, row)
+        else:
+            effect = None if row["effect"] is None else Digest(row["effect"].hex())
+            head = kind.verify(await _records(sessions, kind, row["stream_no"]), claim, effect)
         verify_head(head, stream=stream, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
     except TgaError as error:
         raise error.at(stream=stream) from None
-    return head, records, claim
+    return head, await _payloads(sessions, row["stream_no"], head.sequence_number), claim
 
 
-def _records(kind: ErasableKind, row: asyncpg.Record) -> list[AnyRecord]:
-    places = zip(row["entries"] or (), row["digests"] or (), row["artifacts"] or (), strict=True)
+async def _verify_in_pages(sessions: Sessions, stream: str, row: asyncpg.Record) -> Head:
+    """By the walk of `tga verify`, which follows its entries to the head that is stored; it raises what it finds."""
+    async with open_reader(sessions, stream=stream) as reader:
+        async for error in verify_ledger(reader, stream_checks(), Report()):
+            raise error
+    return Head(
+        row["sequence_number"], Digest(row["entry_digest"].hex()), row["state"], Digest(row["artifact_digest"].hex())
+    )
+
+
+async def _records(sessions: Sessions, kind: ErasableKind, stream_no: int) -> list[AnyRecord]:
     read = kind.documents.read
-    return [read(entry, artifact, entry_digest=Digest(digest.hex())) for entry, digest, artifact in places]
+    return [
+        read(row["entry"], row["artifact"], entry_digest=Digest(row["entry_digest"].hex()))
+        for row in await sessions.fetch(_RECORDS, stream_no)
+    ]
+
+
+async def _payloads(sessions: Sessions, stream_no: int, entries: int) -> dict[str, Any]:
+    """The fields of an erasure that say which payloads went: their digests, or of many what they fold to."""
+    listed: list[str] = []
+    folded, after = GENESIS, 0
+    while rows := await sessions.fetch(_DIGESTS, stream_no, after, ERASURE_DIGESTS_MAX):
+        after = rows[-1]["sequence_number"]
+        for row in rows:
+            digest = row["artifact_digest"].hex()
+            folded = with_payload(folded, digest)
+            listed += [digest] if entries <= ERASURE_DIGESTS_MAX else []
+    if entries <= ERASURE_DIGESTS_MAX:
+        return {"artifact_digests": listed}
+    return {"artifact_digests": [], "payloads_digest": folded}

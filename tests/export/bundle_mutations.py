@@ -18,6 +18,7 @@ from app.domain.log.bundle import ENTRIES, HEADS, KEYS, MANIFEST, SCHEMAS, FileF
 from app.domain.system.documents import SystemDocument
 from app.domain.system.log import SystemState, plan_system
 from tests.export.handmade_ledger import (
+    BROUGHT,
     VERIFIER,
     Files,
     Ledger,
@@ -464,4 +465,6 @@ WANTED = {
     "default": Filter(tenant="default"),
     "acme": Filter(tenant="acme"),
     "since": Filter(since=time_at(0)),
+    **{run_id: Filter(tenant="default", run_id=run_id) for run_id in BROUGHT},
 }
+RUNS = sorted(BROUGHT)  # of a ledger that has them

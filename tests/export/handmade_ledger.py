@@ -37,14 +37,25 @@ from app.domain.log.bundle import (
     HeadLine,
     Manifest,
 )
+from app.domain.runs.replay import RunRecord
 from app.domain.system.documents import Erasure, PolicySet, SigningKey, SystemDocument, ToolPin
 from app.domain.system.log import SystemState, plan_system
 from app.domain.tga.documents import SupervisorDecision
 from app.domain.tga.replay import LogRecord
+from tests.runs.samples import (
+    TRACE,
+    fork_of,
+    interrupted,
+    parent_and_child,
+    sample_trace_id,
+    small,
+    with_tool,
+)
 from tests.traces import (
     EXECUTOR,
     PATHS,
     action_request,
+    completed_trace,
     records_of,
     supervisor_decision,
     time_at,
@@ -106,7 +117,7 @@ class Ledger:
                 Row(plan.stream, head.sequence_number + 1, planned.entry, planned.artifact, planned.artifact)
             )
 
-    def traces(self, *traces: list[LogRecord]) -> None:
+    def traces(self, *traces: Sequence[LogRecord | RunRecord]) -> None:
         """Their entries through one another: the first of each, then the second of each."""
         for place in range(max(map(len, traces))):
             for records in traces:
@@ -117,7 +128,10 @@ class Ledger:
                     self.rows.append(Row(record.stream, place + 1, record.entry.body_bytes(), artifact, artifact))
 
     def erase(self, n: int, *, tenant: str = "default") -> None:
-        erased = [row for row in self.rows if row.stream == f"trace:{trace_id(n)}"]
+        self.erase_stream(f"trace:{trace_id(n)}", tenant=tenant)
+
+    def erase_stream(self, stream: str, *, tenant: str = "default") -> None:
+        erased = [row for row in self.rows if row.stream == stream]
         self.system(erasure_of(erased, tenant))
         for row in erased:
             row.artifact = None
@@ -186,6 +200,8 @@ class Ledger:
     def _is_wanted(self, row: Row, wanted: Filter) -> bool:
         tenant = row.tenant or self.tenant_of(row.stream)
         is_other_trace = row.tenant is None and wanted.trace_id not in (None, row.stream.partition(":")[2])
+        if wanted.run_id is not None and row.tenant is None and row.stream not in BROUGHT[wanted.run_id]:
+            return False
         return wanted.tenant in (None, tenant) and not is_other_trace
 
     def tenant_of(self, stream: str) -> str:
@@ -199,8 +215,10 @@ def _is_gateway_key(row: Row) -> bool:
 
 def erasure_of(rows: Sequence[Row], tenant: str) -> Erasure:
     """One that says exactly what stands in these rows."""
-    request = json.loads(rows[0].original)
-    key = {name: request[name] for name in ("server_id", "tool_name", "idempotency_key")}
+    request, claim = json.loads(rows[0].original), None
+    if "idempotency_key" in request:
+        key = {name: request[name] for name in ("server_id", "tool_name", "idempotency_key")}
+        claim = {"key_digest": digest_of_bytes(canonical_bytes(key)), "payload_commitment": "ab" * 32}
     return Erasure.made(
         system_id=tenant,
         recorded_at=time_at(9),
@@ -209,7 +227,7 @@ def erasure_of(rows: Sequence[Row], tenant: str) -> Erasure:
         last_sequence_number=len(rows),
         last_entry_digest=digest_of_bytes(rows[-1].entry),
         artifact_digests=[digest_of_bytes(row.original) for row in rows],
-        claim={"key_digest": digest_of_bytes(canonical_bytes(key)), "payload_commitment": "ab" * 32},
+        claim=claim,
         rationale="asked to",
     )
 
@@ -258,8 +276,25 @@ def decided_trace(n: int, key: Ed25519PrivateKey, who: str, *, tenant: str = "de
     return records_of(request, decision, call, tool_effect(call))
 
 
+# By run: the streams that its bundle holds.
+BROUGHT = {
+    "fork": {"run:small", "run:fork"},
+    "parent": {"run:parent", "run:child"},
+    "with-tool": {"run:with-tool", f"trace:{sample_trace_id()}"},
+}
+
+
+def _add_runs(made: Ledger) -> None:
+    """Runs that name one another and a trace, one of them erased; a fork comes when its source has gone on."""
+    trace, first, (parent, child) = list(completed_trace(TRACE)), small(), parent_and_child()
+    runs = (first, parent, child, with_tool(trace), interrupted(), small("erased"))
+    made.traces(trace, *(run.records for run in runs))
+    made.traces(fork_of(first, 3).records)
+    made.erase_stream("run:erased")
+
+
 @cache
-def ledger(*, is_poisoned: bool = False) -> Ledger:
+def ledger(*, is_poisoned: bool = False, has_runs: bool = False) -> Ledger:
     """Two tenants with all that a bundle can hold, three heads, two entries behind the last one. Poisoned: with an
     approval in alice's name that a throw-away key has signed."""
     made = Ledger()
@@ -280,6 +315,8 @@ def ledger(*, is_poisoned: bool = False) -> Ledger:
         made.traces(decided_trace(7, private_key("throw-away"), "alice"))
         made.forged.add(first + 1)
     made.erase(1)
+    if has_runs:
+        _add_runs(made)
     made.sign()
     made.traces(PATHS["EXECUTING"](8), decided_trace(9, gateway, "dave", tenant="acme"))
     made.erase(5, tenant="acme")

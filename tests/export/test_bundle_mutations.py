@@ -6,6 +6,7 @@ TGA_SEED=17-3 repeats it alone, TGA_SEED=17 the whole run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import pytest
 
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, FileFacts, HeadLine
 from tests.conftest import IS_SOAK
-from tests.export.bundle_mutations import MUTATIONS, WANTED, Line, Mutant
+from tests.export.bundle_mutations import MUTATIONS, RUNS, WANTED, Line, Mutant
 from tests.export.handmade_ledger import VERIFIER, Files, Ledger, ledger
 from tests.export.world import Verdict, judge, judge_alone
 
@@ -47,8 +48,11 @@ class Folder:
 
 def mutant_of(seed: str) -> tuple[Ledger, Files, list[str]]:
     chance = random.Random(seed)
-    made = ledger(is_poisoned=chance.random() < 0.3)
-    wanted = WANTED[chance.choice(sorted(WANTED))]
+    is_poisoned, has_runs = chance.random() < 0.3, chance.random() < 0.4
+    made = ledger(is_poisoned=is_poisoned, has_runs=has_runs)
+    wanted = WANTED[
+        chance.choice(sorted(WANTED) if has_runs else [name for name in sorted(WANTED) if name not in RUNS])
+    ]
     mutant = Mutant.of(made, made.bundle(wanted), chance)
     done = chance.choices(MUTATIONS, k=chance.choice([1, 1, 2, 2, 3, 4]))
     for mutation in done:
@@ -60,11 +64,12 @@ def test_honest_bundles_are_sound(tmp_path: Path) -> None:
     """Else the next test would show nothing. The poisoned ledger's are not, where the forged decision is in them."""
     folder = Folder(tmp_path)
     for name, wanted in WANTED.items():
-        for is_poisoned in (False, True):
-            made = ledger(is_poisoned=is_poisoned)
+        for is_poisoned, has_runs in itertools.product((False, True), repeat=2):
+            made = ledger(is_poisoned=is_poisoned, has_runs=has_runs)
             folder.hold(made.bundle(wanted))
             for verdict in (judge(tmp_path, VERIFIER), judge_alone(tmp_path, VERIFIER)):
-                assert verdict.is_sound == (not is_poisoned or name == "acme"), (name, verdict.findings)
+                is_sound = not is_poisoned or name == "acme" or name in RUNS
+                assert verdict.is_sound == is_sound, (name, verdict.findings)
             if not is_poisoned:
                 assert _why_not_sound(made, made.bundle(wanted), judge(tmp_path, VERIFIER)) is None
 
@@ -158,7 +163,7 @@ def _why_not_as_recorded(made: Ledger, covered: list[Line], tenant: str | None, 
         elif row.number == 1 and row.tenant is None and tenant not in (None, document["principal"]["tenant"]):
             return f"{row.stream} is another tenant's"
     for stream in numbers:
-        if stream.startswith("trace:"):
+        if not stream.startswith("system:"):
             missing = {line["artifact"] is None for line in covered if line["stream"] == stream}
             if missing != {stream in erased}:
                 return f"payloads of {stream} are missing, or stand although they were erased"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from app.core.limits import RUN_CHECKPOINT_EVERY_ENTRIES
-from app.domain.ledger.plans import Ledger, Plan, PlannedCheckpoint, PlannedEntry
+from app.domain.ledger.plans import Ledger, Plan, PlannedCheckpoint, PlannedEntry, ScheduleRow, Sealed
 from app.domain.runs.checkpoints import checkpoint_of, is_due
 from app.domain.runs.documents import RunDocument
 from app.domain.runs.replay import Run, RunRecord, fold_next
@@ -185,26 +185,37 @@ def planned(records: Sequence[RunRecord]) -> list[PlannedEntry]:
     return made
 
 
-async def store(ledger: Ledger, run: Journal, *, entries_a_plan: int = 7, with_checkpoints: bool = True) -> None:
-    """Append a whole journal, in plans, as a gateway does: with execution checkpoints where they are due."""
+async def store(
+    ledger: Ledger,
+    run: Journal,
+    *,
+    entries_a_plan: int = 7,
+    sealed: Sealed | None = None,
+    schedule: ScheduleRow | None = None,
+) -> None:
+    """Append a whole journal, in plans, as a gateway does: with execution checkpoints where they are due. `sealed`
+    comes with the birth, `schedule` with each plan."""
     folded: Run | None = None
     for first in range(0, len(run.records), entries_a_plan):
         page, checkpoint, before = run.records[first : first + entries_a_plan], None, first
         for record in page:
             folded = fold_next(folded, record, source=run.source)
-            if with_checkpoints and is_due(before=before, after=folded.head.sequence_number):
+            if is_due(before=before, after=folded.head.sequence_number):
                 checkpoint = checkpoint_of(folded, created_at=time_at(first))
                 before = folded.head.sequence_number
         assert folded is not None
-        await commit(ledger, folded, planned(page), checkpoint)
+        await commit(ledger, folded, planned(page), checkpoint, sealed=None if first else sealed, schedule=schedule)
 
 
 async def commit(
-    ledger: Ledger, run: Run, entries: Sequence[PlannedEntry], checkpoint: PlannedCheckpoint | None = None
+    ledger: Ledger,
+    run: Run,
+    entries: Sequence[PlannedEntry],
+    checkpoint: PlannedCheckpoint | None = None,
+    **more: Any,
 ) -> None:
-    await ledger.commit(
-        Plan(f"run:{run.run_id}", EXECUTOR, None, entries, checkpoint=checkpoint, waiting_after=waiting_for(run))
-    )
+    plan = Plan(f"run:{run.run_id}", EXECUTOR, None, entries, checkpoint=checkpoint, waiting_after=waiting_for(run))
+    await ledger.commit(plan._replace(**more))
 
 
 def sample_trace_id() -> str:

@@ -223,6 +223,8 @@ def sound_streams() -> Iterator[Json]:
     yield sound("policy_replaced_by_an_empty_one", stream_of(policy_set(), policy_set("")), [], [], empty)
     yield sound("erasure_of_nothing_named", stream_of(erasure(artifact_digests=[], rationale="")), [], [], None)
     yield sound("erasure_of_a_stream_without_claim", stream_of(erasure(claim=None)), [], [], None)
+    folded: Json = {"artifact_digests": [], "payloads_digest": OTHER_DIGEST}
+    yield sound("erasure_of_a_long_stream", stream_of(erasure(**folded)), [], [], None)
     yield sound("log_that_began_anew_twice", stream_of(log_epoch(), policy_set(), log_epoch(3)), [], [], policy)
     yield from sound_procedures()
     moved = append(stream_of(policy_set()), erasure(), executor_id=OTHER_EXECUTOR_ID)
@@ -356,6 +358,7 @@ def changed_documents() -> Iterator[Json]:
             entry = seal({**records[0]["entry"], "artifact_digest": committed})
             yield refused(f"{kind}_{change.name}", SCHEMA, [{"entry": entry, "artifact": change.document}])
     rules: dict[str, Step] = {
+        "erasure_with_a_fold_that_is_null": erasure(payloads_digest=None),
         "pin_of_an_unknown_change": tool_pin(change="trusted"),
         "pin_with_its_definition_in_a_list": tool_pin(definition=[]),
         "key_of_another_algorithm": signing_key(algorithm="RSA"),

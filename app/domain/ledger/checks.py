@@ -212,11 +212,11 @@ class Standing:
     is_sound: bool = True
     resumes: bool = False  # the row before could not be read, or is missing
     is_erased: bool = False  # a covered erasure of a bundle says so
-    payloads: Digest = GENESIS  # of a bundle
+    payloads: Digest = GENESIS  # of a bundle, and of an erased stream
     payloads_present: int = 0
     payloads_missing: int = 0
     stored: StoredStream | None = None  # of a database
-    artifact_digests: list[str] = field(default_factory=list)  # of an erased stream of a database
+    artifact_digests: list[str] = field(default_factory=list)  # of an erased stream of a database, the first ones
     checkpoints: Iterator[StoredCheckpoint] = field(default_factory=lambda: iter(()))
     next_checkpoint: StoredCheckpoint | None = None
 

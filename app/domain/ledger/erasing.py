@@ -8,6 +8,7 @@ from typing import Any
 
 from app.core.chain import Head
 from app.core.digest import Digest
+from app.core.errors import TgaError, TraceErased, TraceNotFound
 from app.domain.ledger.checks import AnyRecord
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.records import StreamDocuments
@@ -16,7 +17,14 @@ from app.domain.ledger.records import StreamDocuments
 @dataclass(frozen=True, slots=True)
 class ErasableKind:
     """`verify` is given all records of a stream, its claim if it has one, and the effect that the claim names. It
-    returns the head that they fold to, and raises when anything does not hold: a stream that is wrong is not erased."""
+    returns the head that they fold to, and raises when anything does not hold: a stream that is wrong is not erased.
+    None: streams of this kind are long, and are verified by the walk of `tga verify`, in pages.
+
+    `not_found`, `erased`: what is raised when there is no such stream, or its payloads are gone. `unfinished`: what to
+    do about one that is still open."""
 
     documents: StreamDocuments[Any, Any]
-    verify: Callable[[Sequence[AnyRecord], Claim | None, Digest | None], Head]
+    verify: Callable[[Sequence[AnyRecord], Claim | None, Digest | None], Head] | None
+    not_found: type[TgaError] = TraceNotFound
+    erased: type[TgaError] = TraceErased
+    unfinished: str | None = None

@@ -65,7 +65,8 @@ class ScheduleRow(NamedTuple):
     """When a stream is due, and for whom: the row that gateways look for. Always the whole row, a function of the state
     that the plan leaves; tenant and state are added by the store, from the head. Times are RFC 3339.
 
-    `parent` is the stream that waits for this one, `failures` counts since the last progress.
+    `parent` is the stream that waits for this one, `forked_from` the one that it goes on from, `failures` counts since
+    the last progress.
     """
 
     procedure: str
@@ -77,6 +78,7 @@ class ScheduleRow(NamedTuple):
     due_at: str | None = None
     parent: str | None = None
     deadline_at: str | None = None
+    forked_from: str | None = None
     asks: Sequence[OpenAsk] = ()  # all that are open then
 
 

@@ -57,6 +57,7 @@ from app.core.errors import (
     SequenceGap,
     TgaError,
 )
+from app.core.limits import ERASURE_DIGESTS_MAX
 from app.domain.ledger.checks import (
     AnyRecord,
     EntryPlace,
@@ -170,11 +171,10 @@ class Walk:
 
     def _verify_payload(self, at: Standing, record: AnyRecord) -> None:
         digest = record.entry.artifact_digest
-        is_erased = False
-        if at.stored is None:
+        is_erased = at.stored is not None and self.may_lack_payload(at)
+        if at.stored is None or is_erased:
             at.payloads = with_payload(at.payloads, digest)
-        elif self.may_lack_payload(at):
-            is_erased = True
+        if is_erased and len(at.artifact_digests) < ERASURE_DIGESTS_MAX:
             at.artifact_digests.append(digest)
         if record.artifact is not None:
             if is_erased:

@@ -40,6 +40,7 @@ def schedule_of(run: Run, start: RunStart, *, worker: str | None, now: str) -> S
         due_at=_due_at(run, start, now),
         parent=None if start.parent is None else RUN.stream(start.parent.run_id),
         deadline_at=deadline,
+        forked_from=None if start.forked_from is None else RUN.stream(start.forked_from.run_id),
         asks=[
             OpenAsk(path, begun.sequence_number, begun.due_at)
             for path, begun in run.frontier.begun.items()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from app.core.canonical import JsonValue
 from app.core.chain import ArtifactRule, StreamKind, Transition
-from app.core.digest import Digest, digest_of_bytes
+from app.core.digest import GENESIS, Digest, digest_of_bytes
 from app.core.errors import RecoveryFailed
 from app.core.limits import (
     CLAIM_SALT_BYTES,
+    ERASURE_DIGESTS_MAX,
     PROCEDURE_NAME_CHARS_MAX,
     PROCEDURE_TRIGGERS_MAX,
     RUN_TAGS_MAX,
@@ -19,7 +20,18 @@ from app.core.limits import (
 )
 from app.domain.identity import Principal
 from app.domain.ledger.checks import Epoch as LoggedEpoch
-from app.domain.ledger.documents import LogEntry, Name, Part, SequenceNumber, Sha256, StreamArtifact, Text, Time
+from app.domain.ledger.checks import with_payload
+from app.domain.ledger.documents import (
+    LogEntry,
+    Name,
+    Part,
+    SequenceNumber,
+    Sha256,
+    StreamArtifact,
+    Text,
+    Time,
+    require_no_stated_null,
+)
 from app.domain.ledger.plans import Claim
 
 SystemArtifactType = Literal[
@@ -140,7 +152,9 @@ def _commitment(salt: bytes, payload_digest: Digest) -> Digest:
 
 
 class Erasure(SystemDocument):
-    """The payloads of a finished stream were removed. `artifact_digests` are those that its entries still commit to,
+    """The payloads of a finished stream were removed. `artifact_digests` are those that its entries still commit to; of
+    more than ERASURE_DIGESTS_MAX entries none is listed, and `payloads_digest`, which alone counts where it stands, is
+    what they fold to (`with_payload`).
     `claim` is what its claim was, if it had one."""
 
     artifact_type: ClassVar[SystemArtifactType] = "erasure"
@@ -148,9 +162,34 @@ class Erasure(SystemDocument):
     erased_stream: StreamName
     last_sequence_number: SequenceNumber
     last_entry_digest: Sha256
-    artifact_digests: Annotated[list[Sha256], Field(max_length=1000)]
+    artifact_digests: Annotated[list[Sha256], Field(max_length=ERASURE_DIGESTS_MAX)]
     claim: ErasedClaim | None
     rationale: Text
+    payloads_digest: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require_no_stated_null(self, "payloads_digest")
+        return self
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        return {n: v for n, v in members.items() if n != "payloads_digest"} if self.payloads_digest is None else members
+
+    def to_json(self) -> dict[str, JsonValue]:
+        body = super().to_json()
+        if self.payloads_digest is None:
+            del body["payloads_digest"]
+        return body
+
+    def folded_payloads(self) -> Digest:
+        """The digests that the stream's entries commit to, folded into one."""
+        if self.payloads_digest is not None:
+            return Digest(self.payloads_digest)
+        payloads = GENESIS
+        for digest in self.artifact_digests:
+            payloads = with_payload(payloads, digest)
+        return payloads
 
 
 class FormerLog(Part):

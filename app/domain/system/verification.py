@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from app.core.digest import GENESIS
 from app.core.errors import RecoveryFailed, TgaError
 from app.domain.identity import DEFAULT_TENANT
-from app.domain.ledger.checks import AnyRecord, Erased, KindChecks, Standing, StreamChecks, Walking, with_payload
+from app.domain.ledger.checks import AnyRecord, Erased, KindChecks, Standing, StreamChecks, Walking
 from app.domain.ledger.stored import StoredEntry, StoredErasure, StoredStream
 from app.domain.system.documents import SYSTEM, Erasure, LogEpoch, SigningKey, SystemDocument
 from app.domain.system.log import SYSTEM_DOCUMENTS, KnownKey, verify_epoch, verify_names
@@ -109,9 +108,11 @@ class SystemKind(KindChecks):
             found = (said.erased_stream, said.last_sequence_number, said.last_entry_digest)
             if found != expected:
                 raise RecoveryFailed("the erasure is of something else", expected=expected, found=found)
-            if at.is_sound and said.artifact_digests != at.artifact_digests:
+            if at.is_sound and said.folded_payloads() != at.payloads:
                 raise RecoveryFailed(
-                    "the erasure names other payloads", expected=at.artifact_digests, found=said.artifact_digests
+                    "the erasure names other payloads",
+                    expected=at.artifact_digests or at.payloads,
+                    found=said.artifact_digests or said.payloads_digest,
                 )
             tenant = None if stored.summary is None else stored.summary.tenant
             if tenant is not None and erasure.system_stream != SYSTEM.stream(tenant):
@@ -138,14 +139,11 @@ def _verify_erased_claim(stored: StoredStream, erasure: Erasure, salt: bytes | N
 
 
 def _erased(erasure: Erasure, system_stream: str, sequence_number: int) -> Erased:
-    payloads = GENESIS
-    for digest in erasure.artifact_digests:
-        payloads = with_payload(payloads, digest)
     return Erased(
         erasure.erased_stream,
         erasure.last_sequence_number,
         erasure.last_entry_digest,
-        payloads,
+        erasure.folded_payloads(),
         None if erasure.claim is None else erasure.claim.key_digest,
         system_stream,
         sequence_number,
