@@ -228,6 +228,13 @@ class RunStarted(RunDescribed):
     replayed: bool = Field(description="This start had been made before, and started nothing.")
 
 
+class RunErasedDocument(Shape):
+    model_config = _example({"run_id": "order-7", "erased": True, "is_new": True})
+    run_id: OwnRunId
+    erased: Literal[True]
+    is_new: bool = Field(description="False: it had been erased before, and nothing changed.")
+
+
 class RunStateDocument(Shape):
     model_config = _example({"run_id": "order-7", "at": 12, "run_state": "RUNNING", "state": {"stage": "billing"}})
     run_id: OwnRunId

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.openapi import request_body
-from app.api.run_documents import OwnRunId, RunDescribed, RunStarted, RunStateDocument
+from app.api.run_documents import OwnRunId, RunDescribed, RunErasedDocument, RunStarted, RunStateDocument
 from app.api.traces import json_answer
 from app.core import errors
 from app.core.errors import InputMalformed
@@ -271,6 +271,31 @@ def router(services: Services) -> APIRouter:
             )
             document = await _shown(services, principal.tenant, started.run_id)
             return json_answer({**document, "replayed": started.replayed})
+
+    @routes.delete(
+        "/v1/runs/{run_id}",
+        operation_id="erase_run",
+        summary="Erase the payloads of a run that has ended, for ever; its entries and digests stand",
+        response_model=None,
+        responses={
+            200: {"model": RunErasedDocument},
+            **documented(*OF_RUNS, errors.TraceUnfinished, errors.StreamInUse),
+        },
+        openapi_extra=documented_parameters("run_id"),
+    )
+    async def erase(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            run_id = await run_seen_by(services, principal, request.path_params["run_id"], "erase_run")
+            parameters(request)
+            is_new = True
+            try:
+                await services.erasure.erase(
+                    run_id, tenant=principal.tenant, erased_by=principal.principal_id, rationale="DELETE over HTTP"
+                )
+            except errors.RunErased:
+                is_new = False
+            engine.table.forget(run_id)
+            return json_answer({"run_id": own_run_id(principal.tenant, run_id), "erased": True, "is_new": is_new})
 
     return routes
 

@@ -46,6 +46,10 @@ class Scoped(Protocol):
     def scope(self) -> Scope: ...
 
 
+class ErasesRuns(Protocol):
+    async def erase(self, run_id: str, *, tenant: str, erased_by: str, rationale: str) -> None: ...
+
+
 class Log(Protocol):
     """What is known here of the verifiable log: the key of its heads, and what is wrong with it."""
 
@@ -80,6 +84,7 @@ class Services:
     schedules: Schedules
     triggers: Triggers
     runs: RunEngine
+    erasure: ErasesRuns
     authenticator: Authenticates
     admission: Admission
     clock: Clock

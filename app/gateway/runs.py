@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from app.core.digest import Digest
-from app.core.errors import ShuttingDown, TgaError
+from app.core.errors import RunErased, ShuttingDown, TgaError
 from app.core.limits import RUN_SWEEP_MS
+from app.domain.clock import Clock
+from app.domain.identity import DEFAULT_TENANT
 from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.announcing import RunAnnouncement, load_announcement
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.ports import Salts
+from app.domain.runs.erasing import ERASABLE_RUNS
 from app.domain.runs.sealing import SealedSecret, Seals, open_secret, seal_secret
 from app.domain.runs.transitions import RUN
 from app.domain.runs.values import ArtifactValue, BlobReference, SecretValue
+from app.domain.system.log import SystemLog
 from app.domain.tga.documents import ActionRequest, TraceId
 from app.domain.tga.execution import Answer, answer_of
 from app.domain.tga.ports import Companion
 from app.domain.tga.runtime import CheckedCall
 from app.edge.calls import Calls
 from app.edge.handover import HandedOver
+from app.postgres.erasing import erase_stream
 from app.postgres.listener import Listener
+from app.postgres.sessions import Sessions
 from app.postgres.traces import PostgresTraces
 
 RUNS_CHANNEL = "tga_runs"
@@ -133,6 +139,36 @@ class SealedSecrets:
         salt = (await self._salts.load(run_id)).digests
         kept = SealedSecret(sealed, secret.commitment)
         return open_secret(self._seals, kept, stream=RUN.stream(run_id), path=path, salt=salt)
+
+
+class RunErasure:
+    """Erases the payloads of runs that have ended."""
+
+    def __init__(self, sessions: Sessions, system: SystemLog, clock: Clock, executor_id: Callable[[], str]) -> None:
+        self._sessions = sessions
+        self._system = system
+        self._clock = clock
+        self._executor_id = executor_id
+
+    async def erase(self, run_id: str, *, tenant: str, erased_by: str, rationale: str) -> None:
+        """Durable when it returns; RunNotFound, TraceUnfinished, RunErased, or StreamInUse."""
+        await erase_stream(
+            self._sessions,
+            self._system,
+            self._clock,
+            self._executor_id(),
+            RUN.stream(run_id),
+            ERASABLE_RUNS,
+            tenant=tenant,
+            erased_by=erased_by,
+            rationale=rationale,
+        )
+
+    async def erase_as_agreed(self, run_id: str) -> None:
+        """What a run's own policy says of its payloads once it has succeeded."""
+        tenant = run_id.partition("/")[0] if "/" in run_id else DEFAULT_TENANT
+        with contextlib.suppress(RunErased):
+            await self.erase(run_id, tenant=tenant, erased_by="retention", rationale="its policy: delete_on_success")
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,15 @@ from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
-from app.gateway.runs import CallsOfRuns, EndedTracesOf, EngineLink, JournalValues, SealedSecrets, listening
+from app.gateway.runs import (
+    CallsOfRuns,
+    EndedTracesOf,
+    EngineLink,
+    JournalValues,
+    RunErasure,
+    SealedSecrets,
+    listening,
+)
 from app.gateway.schedules import EngineStart, ScheduleRounds
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring
@@ -168,6 +176,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         procedures = Procedures(system.log, clock)
         calls = CallsOfRuns()
         salts, values = PostgresRunSalts(sessions, keyring), JournalValues(blobs)
+        erasure = RunErasure(sessions, system.log, clock, traces.executor_id)
         link.engine = engine = RunEngine(
             RunPorts(
                 ledger=writer,
@@ -186,6 +195,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 ask_webhooks=told_of_approvals,
             ),
             EndedTracesOf(traces),
+            erase=erasure.erase_as_agreed,
         )
         stack.push_async_callback(engine.close)
         await stack.enter_async_context(listening(engine, url))
@@ -194,6 +204,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         services = Services(
             runtime=runtime,
             runs=engine,
+            erasure=erasure,
             traces=traces,
             sessions=sessions,
             registry=registry,

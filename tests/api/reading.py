@@ -33,6 +33,7 @@ from app.edge.admission import Admission
 from app.edge.middleware import GatewayMiddleware, add_exception_handlers
 from app.edge.services import Log, Services
 from app.gateway.http_server import serve_http
+from app.gateway.runs import RunErasure
 from app.postgres.blobs import PostgresBlobRows
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -249,6 +250,7 @@ class World:
                     schedules=Schedules(system, PostgresSchedules(self.sessions), clock),
                     triggers=cast("Any", None),
                     runs=cast("Any", self.runs),
+                    erasure=RunErasure(self.sessions, system, clock, traces.executor_id),
                     stopping=asyncio.Event() if self.runs is None else self.runs.ports.stopping,
                     authenticator=tokens,
                     admission=Admission(limits),

@@ -97,6 +97,8 @@ def _use_known_run(label: str, case: Case[Any], turn: int) -> None:
         body.update(lease=leased["lease"], attempt=1)
         if turn % 2:
             body.update(after_seq=leased["sequence_number"], puts=[])
+    elif label.startswith("DELETE"):
+        case.path_parameters["run_id"] = "ended"
     elif "{run_id}" in label and not label.endswith("/events"):
         of = "failed" if label.endswith(("/retry", "/fork")) else "waiting"
         case.path_parameters["run_id"] = runs[of][turn % len(runs[of])]

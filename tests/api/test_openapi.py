@@ -45,6 +45,7 @@ ROUTES = {
     "GET /v1/runs/{run_id}/events",
     "GET /v1/runs/{run_id}/receipt",
     "GET /v1/runs/{run_id}",
+    "DELETE /v1/runs/{run_id}",
     "GET /v1/runs/{run_id}/state",
     "GET /v1/runs/{run_id}/checkpoints",
     "GET /v1/runs/{run_id}/checkpoints/{path}",
@@ -69,7 +70,6 @@ NEVER_OVER_HTTP = {
     errors.AccessNotFound.code,  # keys and tenants are managed with `tga`
     errors.KeyClaimed.code,  # answered from the trace that has the key
     errors.ApprovalNotExpired.code,  # of the sweep
-    errors.TraceUnfinished.code,  # of `tga erase`
     errors.RunLeaseLost.code,  # a worker is told STOP, with 200
 }
 UNKNOWN = "0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"

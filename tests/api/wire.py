@@ -244,6 +244,7 @@ async def open_front(
         schedules=cast("Any", None),
         triggers=cast("Any", None),
         runs=parts.get("runs", cast("Any", None)),
+        erasure=cast("Any", None),
         authenticator=tokens,
         admission=parts.get("admission", Admission(limits or ROOMY)),
         clock=SystemClock(),

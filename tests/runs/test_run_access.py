@@ -35,6 +35,7 @@ ROUTES: dict[str, tuple[Any, set[str], set[str]]] = {
     "POST /v1/runs/{run_id}/cancel": ({}, {"operator"}, {"agent"}),
     "POST /v1/runs/{run_id}/retry": ({}, {"operator"}, {"agent"}),
     "POST /v1/runs/{run_id}/fork": ({}, {"operator"}, {"agent"}),
+    "DELETE /v1/runs/{run_id}": (None, {"operator"}, set()),
 }
 MANY = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
