@@ -209,8 +209,10 @@ async def test_every_route_repeated_on_another_gateway_is_the_same_and_nothing_i
         assert (added, answer["directive"]) == (2, "SUSPENDED")
         await three_times(caller.agent, f"/v1/runs/{run_id}/signals", {"name": "n", "value": 1, "signal_id": "one"})
         assert [one["artifact_type"] for one in await world.journal(run_id)].count("run_signal") == 1
-        assert await caller.answer(run_id, "5:2.1", True)
-        assert not await caller.answer(run_id, "5:2.1", True)
+        await three_times(caller.person, f"/v1/runs/{run_id}/signals", {"path": "5:2.1", "answer": True})
+        assert not await caller.answer(run_id, "5:2.1", False), "another answer comes too late"
+        answered = [one["path"] for one in await world.journal(run_id) if one["artifact_type"] == "run_answer"]
+        assert answered == ["4", "5:2.1"]
         leases: list[Attempt] = []
         while not leases:
             leases = [one for one in await worker.lease() if one.run_id == run_id]
