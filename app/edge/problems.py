@@ -58,7 +58,6 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ChecksumMismatch: 409,
     errors.RecoveryFailed: 409,
     errors.SecretMissing: 409,
-    errors.RunBlobMissing: 409,
     errors.BlobDamaged: 409,
     errors.TraceErased: 410,
     errors.RunErased: 410,
