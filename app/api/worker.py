@@ -35,6 +35,7 @@ from app.edge.permissions import require
 from app.edge.problems import documented
 from app.edge.runs import own_run_id, qualified, run_of_worker, run_read_by, shown_journal, shown_records
 from app.edge.services import Services
+from app.edge.streaming import gone_with
 
 _OF_RUNS: Final = (
     errors.RunNotFound,
@@ -75,7 +76,8 @@ def router(services: Services) -> APIRouter:
             require(principal, "work")
             parameters(request)
             body = await read_body(request.scope, request.receive, LeaseRequest)
-            leased = await services.runs.leasing.lease(body, principal)
+            async with gone_with(request.receive) as gone:
+                leased = await services.runs.leasing.lease(body, principal, gone=gone)
             return json_answer({"runs": [_leased(run) for run in leased]})
 
     @routes.post(

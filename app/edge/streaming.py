@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -150,3 +151,19 @@ class EventStream(Response):
 async def _is_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+@asynccontextmanager
+async def gone_with(receive: Receive) -> AsyncIterator[asyncio.Event]:
+    """An event that is set when the client has closed its connection; its body was read before."""
+    gone = asyncio.Event()
+
+    async def watch() -> None:
+        await _is_gone(receive)
+        gone.set()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield gone
+    finally:
+        watching.cancel()

@@ -26,7 +26,7 @@ from app.core.errors import (
 )
 from app.domain.identity import Principal
 from app.domain.runs.documents import Accepted, Resolved, RunCheckpoint, RunPolicy
-from app.domain.runs.engine.messages import BeatRequest, LeasedRun
+from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.viewing import view
 from app.domain.runs.procedures import ProcedureSaid
 from app.domain.runs.replay import RunRecord
@@ -451,3 +451,16 @@ async def test_a_secret_is_sealed_and_a_repeat_of_it_is_the_same_put(engine: Eng
     assert await ports.secrets.open("default", "r", "1", kept) == {"token": "hunter2"}
     with pytest.raises(SecretMissing):
         await ports.secrets.open("default", "r", "2", kept)
+
+
+async def test_a_worker_that_is_gone_while_it_waits_gets_no_run(engine: Engine) -> None:
+    gone, leasing = asyncio.Event(), engine.engine.leasing
+    offered = [{"name": "onboard", "version": "1", "program_digest": PROGRAM}]
+    asked = {"worker": "worker-two", "name": "here", "procedures": offered, "wait_ms": 60_000}
+    waiting = asyncio.create_task(leasing.lease(LeaseRequest.made_of(asked), WORKER, gone=gone))
+    while not leasing._waiting:
+        await asyncio.sleep(0.01)
+    gone.set()
+    assert (await engine.start("r")).state == "SCHEDULED"  # not leased to it with its start
+    assert await waiting == []
+    assert (await again(engine)).run_id == "r"

@@ -23,7 +23,7 @@ from app.domain.runs.engine.artifacts import is_of_worker
 from app.domain.runs.engine.journal import first_seq
 from app.domain.runs.engine.messages import Beat, BeatAnswer, BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts, RunSalt
-from app.domain.runs.engine.table import RunTable, either
+from app.domain.runs.engine.table import RunTable, first_of
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.schedule import AT_WORK
@@ -50,6 +50,7 @@ class _Waiter:
     slots: int
     worker: str
     name: WorkerName
+    gone: asyncio.Event  # it does not wait for an answer any more
     is_impatient: bool  # it wants to know at once, also that there is nothing
     given: list[str] = field(default_factory=list)
     started: list[Reservation] = field(default_factory=list)
@@ -59,7 +60,9 @@ class _Waiter:
 
     @property
     def free(self) -> int:
-        return max(0, self.slots - len(self.given) - len(self.started) - self.reserved) if self.is_here else 0
+        if not self.is_here or self.gone.is_set():
+            return 0
+        return max(0, self.slots - len(self.given) - len(self.started) - self.reserved)
 
 
 class Leasing:
@@ -89,8 +92,11 @@ class Leasing:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._serving
 
-    async def lease(self, request: LeaseRequest, principal: Principal) -> list[LeasedRun]:
-        """Runs for this worker, as many as it has slots; [] when none is ready within `wait_ms`."""
+    async def lease(
+        self, request: LeaseRequest, principal: Principal, *, gone: asyncio.Event | None = None
+    ) -> list[LeasedRun]:
+        """Runs for this worker, as many as it has slots; [] when none is ready within `wait_ms`, or when it is `gone`
+        before: a run that is given to who hears no answer waits until that is noticed."""
         ends_ms = self._clock.monotonic_ms() + request.wait_ms
         programs = self._programs(principal.tenant, request)
         await self._note_life(request, principal, programs)
@@ -100,6 +106,7 @@ class Leasing:
             request.slots,
             request.worker,
             WorkerName(principal_id=principal.principal_id, name=request.name),
+            gone or asyncio.Event(),
             is_impatient=not request.wait_ms,
         )
         self._waiting.append(waiter)
@@ -111,10 +118,13 @@ class Leasing:
                 with contextlib.suppress(TimeoutError):
                     left_ms = max(0.0, ends_ms - self._clock.monotonic_ms())
                     async with asyncio.timeout(STORE_ANSWER_MS / 1000 if waiter.is_impatient else left_ms / 1000):
-                        await either(waiter.woken, self._ports.stopping)
+                        await first_of(waiter.woken, self._ports.stopping, waiter.gone)
                 waiter.woken.clear()
                 waiter.is_here = False  # while its runs are leased it gets no others: it may be gone afterwards
                 given, waiter.given = waiter.given, []
+                if waiter.gone.is_set():
+                    await self._free(given)
+                    return []
                 leased = await self._leased(given, request, principal)
                 while waiter.reserved:  # a start is on its way to it
                     await waiter.woken.wait()
@@ -207,12 +217,16 @@ class Leasing:
                     break
             else:
                 left_over.append(run_id)  # whoever it was for has got another meanwhile, or is gone
-        if left_over:
-            await self._ports.runs.unhold_ready(left_over)
-            self._kicked.set()
+        await self._free(left_over)
         for waiter in waiters:  # whoever gets nothing waits on, or leaves when its time is over
             if waiter.given or waiter.is_impatient:
                 waiter.woken.set()
+
+    async def _free(self, run_ids: Sequence[str]) -> None:
+        """Nobody is there for these after all: they are others'."""
+        if run_ids:
+            await self._ports.runs.unhold_ready(run_ids)
+            self._kicked.set()
 
     async def _leased(self, run_ids: Sequence[str], request: LeaseRequest, principal: Principal) -> list[LeasedRun]:
         """Record the leases, together where they can be; a run that cannot be leased now is another time's."""

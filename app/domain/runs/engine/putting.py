@@ -42,7 +42,7 @@ from app.domain.runs.engine.messages import (
     ThenTool,
 )
 from app.domain.runs.engine.ports import LoadedRun, RunPorts
-from app.domain.runs.engine.table import RunTable, Watchers, either
+from app.domain.runs.engine.table import RunTable, Watchers, first_of
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.replay import Run, RunRecord
@@ -213,7 +213,7 @@ class Putting:
                     left_ms = min(left_ms, stored.due_ms + 1)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(left_ms, 0) / 1000):
-                        await either(changed, self._ports.stopping)
+                        await first_of(changed, self._ports.stopping)
 
     async def record_fenced(self, run_id: str, putter: Putter) -> None:
         """A worker whose attempt is over has come back; told once for each attempt. Nothing rests on it."""

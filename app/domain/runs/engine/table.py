@@ -32,11 +32,11 @@ from app.domain.runs.engine.work import Work
 T = TypeVar("T")
 
 
-async def either(first: asyncio.Event, second: asyncio.Event) -> None:
+async def first_of(*events: asyncio.Event) -> None:
     """Return when one of them is set."""
-    if first.is_set() or second.is_set():
+    if any(event.is_set() for event in events):
         return
-    waits = [asyncio.ensure_future(event.wait()) for event in (first, second)]
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
