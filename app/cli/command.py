@@ -16,8 +16,12 @@ COMMANDS: Final = (
     ("traces", "traces", "The newest traces."),
     ("trace", "traces", "One trace as a timeline: who asked, who decided, what was sent, what came back."),
     ("approvals", "decisions", "What waits for a person, oldest first."),
-    ("approve", "decisions", "Show a waiting request, and approve exactly that."),
-    ("deny", "decisions", "Show a waiting request, and deny it."),
+    (
+        "approve",
+        "decisions",
+        "Show a waiting request, and approve exactly that; of a run (run:ID), answer yes.",
+    ),
+    ("deny", "decisions", "Show a waiting request, and deny it; of a run (run:ID), answer no."),
     ("withdraw", "decisions", "Take back your own request while it waits for a person."),
     (
         "resolve",

@@ -69,7 +69,7 @@ def approve_command(
     principal: SignAs = None,
     yes: Yes = False,
 ) -> None:
-    """Show a waiting request, and approve exactly that; of a run (run:ID), answer the question whether it may go on.
+    """Show a waiting request, and approve exactly that; of a run (run:ID), answer yes.
 
     It asks first; without a terminal it does nothing unless given --yes. Exit 0 when the approved call is completed or
     goes on, 1 when it failed.

@@ -86,7 +86,7 @@ class PostgresLedger:
         reason: TgaError | None = None  # why the rest is not tried
         for group in groups:
             if reason is not None:
-                results += _to_each(group.plans, reason)
+                results += [_copy(reason).at(stream=plan.stream) for plan in group.plans]
                 continue
             try:
                 rows = await self._append(group.plans, _needs_of([group]), lock_timeout_ms)

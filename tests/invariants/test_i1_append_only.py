@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from app.domain.tga.execution_state import ExecutionCheckpoint
+from app.domain.tga.replay import fold
 from app.postgres.database import Database
 from app.postgres.sessions import GATEWAY_ROLE
 from app.postgres.state_store import PostgresStateStore
 from tests.conftest import Admin, Server
-from tests.traces import completed_trace, executing_trace
+from tests.traces import completed_trace, executing_trace, time_at
 
 LEDGER_TABLES = (
     "links",
@@ -95,8 +97,13 @@ MERGES = [
 
 
 async def fill(store: PostgresStateStore) -> None:
-    for record in completed_trace(1):
+    records = completed_trace(1)
+    for record in records:
         await store.append_log_entry(record)
+    # What may be erased is guarded row by row, so there must be one.
+    state = fold(records[:3])
+    assert state is not None
+    await store.write_checkpoint(ExecutionCheckpoint.of(state, created_at=time_at(9)))
 
 
 async def contents(admin: Admin) -> dict[str, list[asyncpg.Record]]:
