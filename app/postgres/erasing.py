@@ -170,6 +170,9 @@ async def _load_finished(
             head = kind.verify(await _records(sessions, kind, row["stream_no"]), claim, effect)
         verify_head(head, stream=stream, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
     except TgaError as error:
+        again = await sessions.fetch(_STREAM, stream, tenant)
+        if again and again[0]["is_erased"]:  # by another, while it was read
+            raise kind.erased("the payloads were erased before", stream=stream) from None
         raise error.at(stream=stream) from None
     return head, await _payloads(sessions, row["stream_no"], head.sequence_number), claim
 
