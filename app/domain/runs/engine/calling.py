@@ -1,6 +1,6 @@
 """Tool calls inside a run.
 
-The journal has its own intent and answer; the call is a trace like every other. Three streams of thought meet here:
+The journal has its own intent and answer; the call is a trace like every other.
 
 1. Birth. The intent, the puts before it and the trace's first entries are one commit, in which the trace needs the
    intent: a worker whose lease is over leaves neither, and nothing is sent. Where the intent stands already (a repeat,
@@ -140,7 +140,7 @@ class Calling:
         if not is_there and then.path not in loaded.run.frontier.begun:
             # Ended before what the worker says it has seen, or another operation stands there.
             loaded.run.frontier.verify_next(then.path)
-        return PutAnswer("CONTINUE", number, None, news, {"status": "answered"})
+        return PutAnswer("CONTINUE", number, None, news, {"status": "answered" if is_there else "pending"})
 
     async def _record_refusal(
         self,
@@ -210,7 +210,7 @@ class RunCompanion:
             if trace.is_final:
                 add_answer(work, self._path, trace, self._clock)
 
-        if is_birth:
+        if is_birth and self._begin is not None:
             await self._table.change(self._run_id, decide)
         else:
             await self._table.change_after(self._run_id, plan, decide)

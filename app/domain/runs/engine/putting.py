@@ -79,7 +79,7 @@ class Putter:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a change has come to: the directive, where the run stands, and how much of the request was there already."""
+    """What a change has come to: the directive, and where the run stands."""
 
     directive: Directive
     sequence_number: int
