@@ -27,7 +27,7 @@ lowest: wheel
 	rm -rf $(VENV)-lowest
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --no-header --no-annotate \
-		--find-links dist --no-emit-package tga-sdk pyproject.toml --output-file $(VENV)-lowest/requirements.txt
+		--find-links dist --no-emit-package tga-sdk pyproject.toml sdk/pyproject.toml --output-file $(VENV)-lowest/requirements.txt
 	$(LOWEST) --require-hashes --requirement requirements.lock
 	$(LOWEST) --requirement $(VENV)-lowest/requirements.txt
 	$(LOWEST) --offline --no-deps --no-build-isolation --editable . --editable sdk
@@ -38,6 +38,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate.py --check
 	$(BIN)/python tools/check_vectors.py

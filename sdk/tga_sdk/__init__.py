@@ -1,1 +1,63 @@
-"""The Python SDK of TGA Gateway. So far its journal alone; it never imports `app`."""
+"""The Python SDK of TGA Gateway: durable programs, flows and agents in plain Python, and tool calls that happen once.
+
+Everything that users import stands here: `from tga_sdk import Client, procedure, Worker`. A name is loaded when it is
+first used, so that a program that only calls tools loads neither workers nor agents. The SDK never imports `app`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+# To export a name add it to the table and, for type checkers, to the imports below it; a test holds the two equal.
+_EXPORTS: Final[dict[str, tuple[str, ...]]] = {
+    "errors": (
+        "ChildError",
+        "GatewayError",
+        "GatewayUnreachable",
+        "Interrupted",
+        "NotDeterministic",
+        "OperationError",
+        "ProcedureInvalid",
+        "StepError",
+        "Stop",
+        "Suspended",
+        "TgaError",
+        "TierInvalid",
+        "TimedOut",
+        "ToolError",
+        "ValueInvalid",
+        "ValueNotSerializable",
+    ),
+}
+
+if TYPE_CHECKING:
+    from tga_sdk.errors import ChildError as ChildError
+    from tga_sdk.errors import GatewayError as GatewayError
+    from tga_sdk.errors import GatewayUnreachable as GatewayUnreachable
+    from tga_sdk.errors import Interrupted as Interrupted
+    from tga_sdk.errors import NotDeterministic as NotDeterministic
+    from tga_sdk.errors import OperationError as OperationError
+    from tga_sdk.errors import ProcedureInvalid as ProcedureInvalid
+    from tga_sdk.errors import StepError as StepError
+    from tga_sdk.errors import Stop as Stop
+    from tga_sdk.errors import Suspended as Suspended
+    from tga_sdk.errors import TgaError as TgaError
+    from tga_sdk.errors import TierInvalid as TierInvalid
+    from tga_sdk.errors import TimedOut as TimedOut
+    from tga_sdk.errors import ToolError as ToolError
+    from tga_sdk.errors import ValueInvalid as ValueInvalid
+    from tga_sdk.errors import ValueNotSerializable as ValueNotSerializable
+
+_MODULE_OF: Final = {name: f"tga_sdk.{module}" for module, names in _EXPORTS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tga_sdk' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -136,3 +136,14 @@ def test_a_commit_a_push_and_a_pull_request_are_checked_by_the_commands_of_this_
     assert "entry: make check\n" in (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
     commands = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
     assert {"make check", "make test"} <= set(commands)
+
+
+def test_the_sdk_needs_two_distributions_and_all_others_are_extras(built: Path) -> None:
+    metadata = metadata_of(wheel_of("tga_sdk", built))
+    required = metadata.get_all("Requires-Dist", [])
+    plain = {text for text in required if "extra ==" not in text}
+    assert {re.split(r"[^\w-]", text)[0] for text in plain} == {"httpx2", "pydantic"}
+    assert [text for text in required if ">=" not in text] == []
+    assert {"pydantic-ai", "langchain", "openai-agents", "claude-agent", "sklearn", "onnx"} <= set(
+        metadata.get_all("Provides-Extra", [])
+    )
