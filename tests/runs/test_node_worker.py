@@ -8,13 +8,13 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import IS_SOAK
-from tests.runs.world import Caller, RunsWorld, new_id, sampled, until, worlds
+from tests.runs.world import Caller, RunsWorld, new_id, sampled, until
 
 NODE = shutil.which("node")
 PROGRAM = Path(__file__).with_name("node_worker.mjs")
@@ -26,11 +26,6 @@ MOMENTS = [
 MOMENTS += ["body.before", "body.done"]
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="no `node` on this machine: install Node.js 18 or newer")
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[RunsWorld]:
-    yield from worlds()
 
 
 @contextlib.asynccontextmanager

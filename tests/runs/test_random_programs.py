@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import IS_SOAK
 from tests.runs.programs import PROGRAMS, returning
 from tests.runs.worker import REPEATED, Body, Client, Context, OperationFailed, Refused, Worker
-from tests.runs.world import Caller, RunsWorld, new_id, worlds
+from tests.runs.world import Caller, RunsWorld, new_id
 
 RETRIES = 2
 PAID = ["amount", "charge_id"]
@@ -155,11 +155,6 @@ class FaultyClient(Client):
             if fault == "after":
                 raise Lost
         return await super().ask(method, path, body, name=name)
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[RunsWorld]:
-    yield from worlds()
 
 
 @pytest.fixture(scope="module")

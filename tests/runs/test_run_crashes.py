@@ -10,15 +10,12 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from tests.conftest import IS_SOAK
 from tests.runs.processes import Fault
 from tests.runs.test_runs_end_to_end import RESULT
-from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, sampled, until, working, worlds
+from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, sampled, until, working
 
 # Every commit that the program `everything` makes, in words; and what else a gateway passes on its way.
 COMMITS = [
@@ -61,11 +58,6 @@ WORKERS = [
 ]
 WORKER_CUTS = [(f"{name}.{when}", number) for name, number in WORKERS for when in ("before", "answered")]
 WORKER_CUTS += [("body.before", 0), ("body.done", 0), ("body.before", 3), ("body.done", 3), ("put.answered", 2)]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[RunsWorld]:
-    yield from worlds()
 
 
 def verify_result(seen: dict[str, Any]) -> None:

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.runs.programs import PROGRAMS
 from tests.runs.worker import Attempt, Worker, inline
-from tests.runs.world import Caller, RunsWorld, new_id, until, working, worlds
+from tests.runs.world import Caller, RunsWorld, new_id, until, working
 
 LEASE_MS = 1_000
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[RunsWorld]:
-    yield from worlds()
 
 
 async def attempts(world: RunsWorld, run_id: str) -> list[str]:

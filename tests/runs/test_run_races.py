@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from tests.conftest import IS_SOAK
 from tests.runs.programs import PROGRAMS
-from tests.runs.worker import Attempt, Client, Refused, Worker, inline
-from tests.runs.world import Caller, RunsWorld, new_id, until, worlds
+from tests.runs.worker import Attempt, Client, Worker, inline
+from tests.runs.world import Caller, RunsWorld, new_id
 
 RACES = 200 if IS_SOAK else 30
 PATH_OF_ASK = {"path": "1", "name": "pay", "input_digest": "a" * 64}
@@ -21,17 +20,13 @@ ASKED = {"form": "approve", "message": "Pay?", "answer_schema": {"type": "boolea
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[RunsWorld]:
-    yield from worlds()
+def urls(world: RunsWorld) -> tuple[str, str]:
+    return asyncio.run(two_gateways(world))
 
 
-@pytest.fixture
-async def urls(world: RunsWorld) -> AsyncIterator[tuple[str, str]]:
+async def two_gateways(world: RunsWorld) -> tuple[str, str]:
     config = world.config(lease_ms=60_000)
-    one, other = await world.gateway(config=config), await world.gateway(config=config)
-    yield one.url, other.url
-    await one.kill()
-    await other.kill()
+    return (await world.gateway(config=config)).url, (await world.gateway(config=config)).url
 
 
 async def leased(world: RunsWorld, client: Client, caller: Caller, count: int) -> dict[str, Attempt]:
@@ -147,91 +142,4 @@ async def test_a_run_is_cancelled_or_completed_and_both_are_told_which(world: Ru
             return str(seen["state"])
 
         print(Counter(await asyncio.gather(*(race(*one) for one in enumerate(attempts.values())))))
-    await world.verify_all_is_well()
-
-
-async def test_every_route_repeated_on_another_gateway_is_the_same_and_nothing_is_done_twice(
-    world: RunsWorld, urls: tuple[str, str]
-) -> None:
-    """Each request is sent twice to one gateway, as after a lost answer, and then to the other."""
-    run_id = new_id()
-    async with world.client("worker", *urls) as client, Caller(world, *urls) as caller:
-        worker = Worker(client, {"asks": PROGRAMS["asks"]}, new_id("worker"))
-        await worker.register()
-
-        async def three_times(sender: Client, path: str, body: Any) -> list[Any]:
-            sent = [await sender.once("POST", path, body, url=url) for url in (urls[0], urls[0], urls[1])]
-            assert {status for status, _ in sent} == {200}, sent
-            return [answer for _, answer in sent]
-
-        started = await three_times(
-            caller.agent, "/v1/runs", {"procedure": "asks", "input": {"n": 1}, "run_id": run_id}
-        )
-        assert [one["replayed"] for one in started] == [False, True, True]
-        with pytest.raises(Refused, match="RUN_ID_TAKEN"):
-            await caller.start("asks", {"n": 2}, run_id)
-        (attempt,) = await worker.lease()
-        where = f"/v1/runs/{run_id}/checkpoints"
-
-        async def thrice(after: int, **body: Any) -> Any:
-            whole = {"lease": attempt.lease, "attempt": 1, "after_seq": after, **body}
-            before = len(await world.journal(run_id))
-            answers = await three_times(client, where, whole)
-            strip = [(one["directive"], one["sequence_number"], one["news"]) for one in answers]
-            assert strip[0] == strip[1] == strip[2], strip
-            return answers[0], len(await world.journal(run_id)) - before
-
-        step: dict[str, Any] = {
-            "type": "checkpoint",
-            "kind": "step",
-            "name": "s",
-            "input_digest": "a" * 64,
-            "outcome": "OK",
-        }
-        step |= {"value": inline(1), "started_at": "2026-01-01T00:00:00.000Z", "duration_ms": 1}
-        answer, added = await thrice(2, puts=[{**step, "path": "1"}, {**step, "path": "2"}])
-        assert added == 2
-        call: dict[str, Any] = {
-            "type": "tool",
-            "path": "4",
-            "input_digest": "a" * 64,
-            "server_id": "bank",
-            "tool_name": "charge",
-        }
-        call["arguments"] = {"amount": 3}
-        answer, added = await thrice(4, puts=[{**step, "path": "3"}], then=call)
-        assert (added, answer["news"][-1]["outcome"]) == (3, "OK")
-        child = {"type": "child", "path": "5:1.1", "name": "c", "input_digest": "a" * 64, "procedure": "asks"}
-        answer, added = await thrice(7, then={**child, "input": inline(None)})
-        assert added == 1
-        asked = {"type": "ask", **PATH_OF_ASK, "path": "5:2.1", "request": ASKED}
-        answer, added = await thrice(8, puts=[asked], then={"type": "suspend", "awaits": ["5:2.1"]})
-        assert (added, answer["directive"]) == (2, "SUSPENDED")
-        await three_times(caller.agent, f"/v1/runs/{run_id}/signals", {"name": "n", "value": 1, "signal_id": "one"})
-        assert [one["artifact_type"] for one in await world.journal(run_id)].count("run_signal") == 1
-        await three_times(caller.person, f"/v1/runs/{run_id}/signals", {"path": "5:2.1", "answer": True})
-        assert not await caller.answer(run_id, "5:2.1", False), "another answer comes too late"
-        answered = [one["path"] for one in await world.journal(run_id) if one["artifact_type"] == "run_answer"]
-        assert answered == ["4", "5:2.1"]
-        leases: list[Attempt] = []
-        while not leases:
-            leases = [one for one in await worker.lease() if one.run_id == run_id]
-        attempt = leases[0]
-        number = attempt.leased["sequence_number"]
-        whole = {"lease": attempt.lease, "attempt": attempt.number, "after_seq": number}
-        done = {**whole, "then": {"type": "complete", "output": inline("end"), "positions": 4}}
-        ends = await three_times(client, where, done)
-        assert [one["directive"] for one in ends] == ["DONE"] * 3
-        beat = {"worker": worker.worker_id, "name": "w", "runs": [{"run_id": run_id, "lease": attempt.lease}]}
-        beats = await three_times(client, "/v1/worker/heartbeat", beat)
-        assert {one["runs"][0]["directive"] for one in beats} == {"STOP"}
-        pages = [await client.once("GET", f"{where}?after_seq=0", url=url) for url in urls]
-        assert pages[0] == pages[1]
-
-        async def is_cancelled() -> bool:
-            rows = await world.fetch("SELECT state FROM tga.runs WHERE parent = $1", f"run:{run_id}")
-            return [row["state"] for row in rows] == ["CANCELLED"]
-
-        await until(is_cancelled)  # the child: nobody waits for it any more
-    assert list(world.executions(run_id).values()) == [1]
     await world.verify_all_is_well()

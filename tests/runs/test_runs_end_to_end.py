@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import fields
 from typing import Any
 
@@ -13,13 +13,7 @@ from app.domain.runs.engine.messages import LeasedRun
 from tests.conftest import IS_SOAK
 from tests.runs.programs import PROGRAMS
 from tests.runs.worker import Attempt, Worker, inline
-from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, working, worlds
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[RunsWorld]:
-    yield from worlds()
-
+from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, working
 
 RESULT = {
     "results": [

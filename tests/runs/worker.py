@@ -114,6 +114,15 @@ class Client:
         async with self._session.request(method, whole, json=body) as answer:
             return answer.status, json.loads(await answer.read())
 
+    async def raw(
+        self, method: str, path: str, sent: bytes | None = None, *, url: str | None = None
+    ) -> tuple[int, bytes]:
+        """One request with a body of bytes, as those of blobs are; the status, and the bytes of the answer."""
+        assert self._session is not None
+        whole = (url or self.urls[self._at % len(self.urls)]) + path
+        async with self._session.request(method, whole, data=sent) as answer:
+            return answer.status, await answer.read()
+
     async def ask(self, method: str, path: str, body: Any = None, *, name: str = "") -> Any:
         """The answer, however often it takes; Refused when the gateway says no."""
         if name:

@@ -114,29 +114,44 @@ class RunsWorld:
         theirs.close()
         self.postgres.start()
         self.bank.start()
-        self.database = asyncio.run(self._make_database())
+        asyncio.run(self._make_template())
+        self.renew()
         return self
 
-    def stop(self) -> None:
+    def renew(self) -> None:
+        """An empty database, with keys of its own."""
+        self.database = asyncio.run(self._make_database())
+
+    def kill_processes(self) -> None:
         for process in self._processes:
             process.signal(signal.SIGKILL)
+        self._processes.clear()
+
+    def stop(self) -> None:
+        self.kill_processes()
         self._zygote.close()
         self._zygote_process.wait()
         self.bank.kill()
         self.postgres.stop()
         shutil.rmtree(self.place)
 
+    async def _make_template(self) -> None:
+        root = await asyncpg.connect(self.postgres.url())
+        try:
+            await root.execute(f"CREATE DATABASE {TEMPLATE}")
+        finally:
+            await root.close()
+        await migrate(self.postgres.url(database=TEMPLATE))
+        Keyring.open(self.place / "keys")
+
     async def _make_database(self) -> Database:
         root = await asyncpg.connect(self.postgres.url())
         name = f"tga_runs_{next(_numbers)}"
         try:
-            await root.execute(f"CREATE DATABASE {TEMPLATE}")
-            await migrate(self.postgres.url(database=TEMPLATE))
             await copy_template(root, name)
         finally:
             await root.close()
         made = Database(name, self.postgres.url(database=name), self.postgres.url(GATEWAY_ROLE, name))
-        Keyring.open(self.place / "keys")
         async with (
             await Sessions.open(made.gateway_url, sessions_max=1) as sessions,
             await PostgresAccess.open(sessions, made.gateway_url) as access,

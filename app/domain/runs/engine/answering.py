@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from app.core.errors import RunAnswerInvalid, RunAnswerUnasked, RunEnded
@@ -10,11 +11,12 @@ from app.domain.identity import Principal
 from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunError, RunIntent, RunResumption, RunSignal
 from app.domain.runs.engine.artifacts import answer_of, verify_size
 from app.domain.runs.engine.ports import RunPorts
-from app.domain.runs.engine.putting import load_artifact
+from app.domain.runs.engine.putting import D, load_artifact
 from app.domain.runs.engine.table import RunTable
 from app.domain.runs.engine.work import Work
 from app.domain.runs.replay import digest_of_frontier, frontier_after
 from app.domain.runs.requests import AskRequest
+from app.domain.runs.schedule import AT_WORK
 from app.domain.runs.transitions import RUN
 from app.domain.runs.values import Value
 
@@ -60,15 +62,20 @@ class Answering:
         self, work: Work, path: str, value: Value, principal: Principal, intent_digest: str | None
     ) -> bool:
         """Whether this very answer was recorded lately: whoever gave it did not hear that it counted."""
-        after, found = max(0, work.run.head.sequence_number - RUN_PAGE_RECORDS_MAX), None
-        while page := await self._ports.runs.load_records(work.run_id, after=after, limit=RUN_PAGE_RECORDS_MAX):
-            after = page[-1].entry.sequence_number
-            answers = [said for record in page if isinstance(said := record.artifact, RunAnswer) and said.path == path]
-            found = answers[-1] if answers else found
+        found = await self._last(work, RunAnswer, lambda said: said.path == path)
         if found is None or intent_digest not in (None, found.intent_digest):
             return False
         by = (found.answered_by.type, found.answered_by.id)
         return by == ("person", principal.principal_id) and found.value == value
+
+    async def _last(self, work: Work, kind: type[D], is_meant: Callable[[D], bool] = lambda _: True) -> D | None:
+        """The newest document of this kind, among the newest of the journal."""
+        after, found = max(0, work.run.head.sequence_number - RUN_PAGE_RECORDS_MAX), None
+        while page := await self._ports.runs.load_records(work.run_id, after=after, limit=RUN_PAGE_RECORDS_MAX):
+            after = page[-1].entry.sequence_number
+            said = [one.artifact for one in page if isinstance(one.artifact, kind) and is_meant(one.artifact)]
+            found = said[-1] if said else found
+        return found
 
     async def signal(self, run_id: str, name: str, signal_id: str, value: Value, principal: Principal) -> str:
         """Send a signal, once for its id; whoever waits for it gets it. The state it leaves."""
@@ -133,11 +140,16 @@ class Answering:
         resolves: list[Resolved] | None = None,
     ) -> str:
         """Have a run that FAILED, was PARKED or has DIVERGED go on. Of a failed one what failed last is open again;
-        what was recorded before stays recorded."""
+        what was recorded before stays recorded. Told again while the run goes on, it changes nothing."""
 
         async def decide(work: Work) -> str:
             run = work.run
             state = run.head.state
+            if state in AT_WORK:
+                last = await self._last(work, RunResumption)
+                said = (principal.principal_id, rationale, accepts, resolves or [])
+                if last is not None and said == (last.resumed_by, last.rationale, last.accepts, last.resolves):
+                    return state
             if state not in ("FAILED", "PARKED", "DIVERGED"):
                 raise RunEnded(
                     "only a run that rests can be resumed",

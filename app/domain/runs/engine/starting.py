@@ -151,10 +151,11 @@ class Starting:
         state_change: StateChanges | None = None,
         version: str | None = None,
     ) -> Started:
-        """A run that goes on from an entry of another one's journal. Nothing of it is executed again."""
+        """A run that goes on from an entry of another one's journal, without `at` from its last. Nothing of it is
+        executed again. Told again with its `run_id`, it is the same fork, also when the source has moved on."""
         origin = await self._ports.runs.load(source_id)
         last = origin.run.head.sequence_number
-        number = last if at is None else at
+        number = (await self._forked_at(run_id, source_id) or last) if at is None else at
         if not 1 <= number <= last:
             raise RunEnded(f"run {source_id} has no entry {at}", expected=f"1 to {last}", found=at)
         source = await self._ports.runs.load_at(source_id, number)
@@ -194,6 +195,15 @@ class Starting:
         except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
             return await self._existing(start, error)
         return Started(start.run_id, "SCHEDULED", replayed=False)
+
+    async def _forked_at(self, run_id: str | None, source_id: str) -> int | None:
+        """After which entry this run was forked from the source; None: it was not."""
+        try:
+            found = None if run_id is None else await self._ports.runs.load(run_id)
+        except RunNotFound:
+            return None
+        origin = None if found is None else found.start.forked_from
+        return origin.sequence_number if origin is not None and origin.run_id == source_id else None
 
 
 def policy_of(program: ProcedureRegistration) -> RunPolicy:
