@@ -29,6 +29,7 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
         "ValueInvalid",
         "ValueNotSerializable",
     ),
+    "values": ("Artifact", "Secret"),
 }
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from tga_sdk.errors import ToolError as ToolError
     from tga_sdk.errors import ValueInvalid as ValueInvalid
     from tga_sdk.errors import ValueNotSerializable as ValueNotSerializable
+    from tga_sdk.values import Artifact as Artifact
+    from tga_sdk.values import Secret as Secret
 
 _MODULE_OF: Final = {name: f"tga_sdk.{module}" for module, names in _EXPORTS.items() for name in names}
 
