@@ -16,7 +16,8 @@ allowed = {"tga_sdk", "httpx2", "httpcore2", "h11", "anyio", "idna", "truststore
            "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "sniffio"}
 class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in allowed | sys.stdlib_module_names:
+        # sysconfig loads what was written when this Python was built, under a name of the platform.
+        if name.partition(".")[0] not in allowed | sys.stdlib_module_names and not name.startswith("_sysconfigdata_"):
             raise ImportError(f"{name} is neither of the standard library nor a dependency of the SDK")
 sys.meta_path.insert(0, Blocked())
 """
