@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
     "errors": (
         "ChildError",
+        "ExtraMissing",
         "GatewayError",
         "GatewayUnreachable",
         "Interrupted",
+        "ModelRefused",
         "NotDeterministic",
         "OperationError",
+        "PredictionFailed",
+        "PredictionTimedOut",
         "ProcedureInvalid",
         "StepError",
         "Stop",
@@ -34,11 +38,15 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
 
 if TYPE_CHECKING:
     from tga_sdk.errors import ChildError as ChildError
+    from tga_sdk.errors import ExtraMissing as ExtraMissing
     from tga_sdk.errors import GatewayError as GatewayError
     from tga_sdk.errors import GatewayUnreachable as GatewayUnreachable
     from tga_sdk.errors import Interrupted as Interrupted
+    from tga_sdk.errors import ModelRefused as ModelRefused
     from tga_sdk.errors import NotDeterministic as NotDeterministic
     from tga_sdk.errors import OperationError as OperationError
+    from tga_sdk.errors import PredictionFailed as PredictionFailed
+    from tga_sdk.errors import PredictionTimedOut as PredictionTimedOut
     from tga_sdk.errors import ProcedureInvalid as ProcedureInvalid
     from tga_sdk.errors import StepError as StepError
     from tga_sdk.errors import Stop as Stop

@@ -80,6 +80,40 @@ class ProcedureInvalid(TgaError):
     code = "PROCEDURE_INVALID"
 
 
+class ExtraMissing(TgaError):
+    """A package that comes with an extra of the SDK is not installed on this worker. The message has the command."""
+
+    code = "EXTRA_MISSING"
+    retryable = True  # another worker may have it
+
+    def __init__(self, *, module: str, extra: str) -> None:
+        super().__init__(
+            f"the package {module!r} is not installed here; it comes with the extra {extra!r}: "
+            f"pip install 'tga-sdk[{extra}]'"
+        )
+        self.module = module
+        self.extra = extra
+
+
+class ModelRefused(TgaError):
+    """A model is not loaded, or not used, as it is specified; the message says what to change."""
+
+    code = "MODEL_REFUSED"
+
+
+class PredictionFailed(TgaError):
+    """A model's service did not answer with a prediction."""
+
+    code = "PREDICTION_FAILED"
+
+
+class PredictionTimedOut(PredictionFailed):
+    """A prediction took longer than it was given. A thread that computes it is not ended by that."""
+
+    code = "PREDICTION_TIMED_OUT"
+    retryable = True
+
+
 class OperationError(TgaError):
     """An operation failed, and the journal says so: the program gets the same error now and in every replay.
 
