@@ -11,18 +11,51 @@ from typing import TYPE_CHECKING, Any, Final
 
 # To export a name add it to the table and, for type checkers, to the imports below it; a test holds the two equal.
 _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
+    "client": (
+        "Approval",
+        "AsyncClient",
+        "Client",
+        "Entry",
+        "Moved",
+        "Result",
+        "Run",
+        "RunItem",
+        "RunState",
+        "Tool",
+        "Trace",
+        "TraceItem",
+        "Triggered",
+    ),
+    "keys": ("key_for",),
     "errors": (
+        "AnswerInvalid",
+        "ApprovalPending",
+        "ArgumentsInvalid",
+        "Busy",
+        "CallFailed",
+        "CallHeld",
         "ChildError",
+        "Denied",
         "ExtraMissing",
+        "Forbidden",
         "GatewayError",
         "GatewayUnreachable",
         "Interrupted",
+        "KeyReused",
+        "KeyUnstable",
         "ModelRefused",
         "NotDeterministic",
+        "NotFound",
         "OperationError",
+        "OutcomeUnknown",
         "PredictionFailed",
         "PredictionTimedOut",
         "ProcedureInvalid",
+        "RateLimited",
+        "RunFailed",
+        "RunIdTaken",
+        "RunUnfinished",
+        "SettingInvalid",
         "StepError",
         "Stop",
         "Suspended",
@@ -30,6 +63,10 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
         "TierInvalid",
         "TimedOut",
         "ToolError",
+        "ToolNotFound",
+        "ToolQuarantined",
+        "Unauthorized",
+        "Unfinished",
         "ValueInvalid",
         "ValueNotSerializable",
     ),
@@ -37,17 +74,47 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 if TYPE_CHECKING:
+    from tga_sdk.client import Approval as Approval
+    from tga_sdk.client import AsyncClient as AsyncClient
+    from tga_sdk.client import Client as Client
+    from tga_sdk.client import Entry as Entry
+    from tga_sdk.client import Moved as Moved
+    from tga_sdk.client import Result as Result
+    from tga_sdk.client import Run as Run
+    from tga_sdk.client import RunItem as RunItem
+    from tga_sdk.client import RunState as RunState
+    from tga_sdk.client import Tool as Tool
+    from tga_sdk.client import Trace as Trace
+    from tga_sdk.client import TraceItem as TraceItem
+    from tga_sdk.client import Triggered as Triggered
+    from tga_sdk.errors import AnswerInvalid as AnswerInvalid
+    from tga_sdk.errors import ApprovalPending as ApprovalPending
+    from tga_sdk.errors import ArgumentsInvalid as ArgumentsInvalid
+    from tga_sdk.errors import Busy as Busy
+    from tga_sdk.errors import CallFailed as CallFailed
+    from tga_sdk.errors import CallHeld as CallHeld
     from tga_sdk.errors import ChildError as ChildError
+    from tga_sdk.errors import Denied as Denied
     from tga_sdk.errors import ExtraMissing as ExtraMissing
+    from tga_sdk.errors import Forbidden as Forbidden
     from tga_sdk.errors import GatewayError as GatewayError
     from tga_sdk.errors import GatewayUnreachable as GatewayUnreachable
     from tga_sdk.errors import Interrupted as Interrupted
+    from tga_sdk.errors import KeyReused as KeyReused
+    from tga_sdk.errors import KeyUnstable as KeyUnstable
     from tga_sdk.errors import ModelRefused as ModelRefused
     from tga_sdk.errors import NotDeterministic as NotDeterministic
+    from tga_sdk.errors import NotFound as NotFound
     from tga_sdk.errors import OperationError as OperationError
+    from tga_sdk.errors import OutcomeUnknown as OutcomeUnknown
     from tga_sdk.errors import PredictionFailed as PredictionFailed
     from tga_sdk.errors import PredictionTimedOut as PredictionTimedOut
     from tga_sdk.errors import ProcedureInvalid as ProcedureInvalid
+    from tga_sdk.errors import RateLimited as RateLimited
+    from tga_sdk.errors import RunFailed as RunFailed
+    from tga_sdk.errors import RunIdTaken as RunIdTaken
+    from tga_sdk.errors import RunUnfinished as RunUnfinished
+    from tga_sdk.errors import SettingInvalid as SettingInvalid
     from tga_sdk.errors import StepError as StepError
     from tga_sdk.errors import Stop as Stop
     from tga_sdk.errors import Suspended as Suspended
@@ -55,8 +122,13 @@ if TYPE_CHECKING:
     from tga_sdk.errors import TierInvalid as TierInvalid
     from tga_sdk.errors import TimedOut as TimedOut
     from tga_sdk.errors import ToolError as ToolError
+    from tga_sdk.errors import ToolNotFound as ToolNotFound
+    from tga_sdk.errors import ToolQuarantined as ToolQuarantined
+    from tga_sdk.errors import Unauthorized as Unauthorized
+    from tga_sdk.errors import Unfinished as Unfinished
     from tga_sdk.errors import ValueInvalid as ValueInvalid
     from tga_sdk.errors import ValueNotSerializable as ValueNotSerializable
+    from tga_sdk.keys import key_for as key_for
     from tga_sdk.values import Artifact as Artifact
     from tga_sdk.values import Secret as Secret
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httpx2
 
-from tga_sdk.errors import GatewayError, GatewayUnreachable
+from tga_sdk.errors import AnswerInvalid, GatewayError, GatewayUnreachable
 
 REPEATED: Final = frozenset({429, 500, 502, 503, 504})  # the same request may be answered later
 FIRST_PAUSE: Final = 0.05
@@ -109,26 +109,39 @@ class Wire:
 
 
 def json_of(answer: httpx2.Response) -> Any:
-    """The JSON of an answer; GatewayError when it is none: then something else than a gateway has answered."""
+    """The JSON of an answer; AnswerInvalid when it is none: then something else than a gateway has answered."""
     if not answer.content:
         return None
+    return parsed(answer.status_code, answer.content)
+
+
+def parsed(status: int, content: bytes) -> Any:
+    """The JSON in these bytes; AnswerInvalid when there is none."""
     try:
-        return json.loads(answer.content)
-    except ValueError as error:
-        problem = {"code": "GATEWAY_ANSWER_INVALID", "detail": f"the answer is no JSON: {answer.content[:80]!r}"}
-        raise GatewayError(answer.status_code, problem) from error
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise AnswerInvalid.found(status, f"the answer is no JSON: {content[:80]!r}") from None
 
 
 def refusal_of(answer: httpx2.Response) -> GatewayError:
     """Why the gateway refused."""
+    return refusal(answer.status_code, answer.content)
+
+
+def refusal(status: int, content: bytes) -> GatewayError:
+    """As `refusal_of`, of a status and bytes."""
     try:
-        problem = json.loads(answer.content)
-    except ValueError:
+        problem = json.loads(content)
+    except (ValueError, RecursionError):
         problem = {}
-    return GatewayError(answer.status_code, problem if isinstance(problem, dict) else {})
+    return GatewayError.of(status, problem if isinstance(problem, dict) else {})
 
 
 def retry_after(answer: httpx2.Response | None) -> float:
     """For how many seconds the gateway asks to be left alone; at most a minute."""
-    said = "" if answer is None else answer.headers.get("Retry-After", "")
-    return min(float(said), 60.0) if said.isdigit() else 0.0
+    return seconds_of("" if answer is None else answer.headers.get("Retry-After", ""))
+
+
+def seconds_of(said: str) -> float:
+    """The seconds in a Retry-After header, at most a minute; 0 when it says none (a date among them)."""
+    return min(float(said), 60.0) if said.isascii() and said.isdigit() else 0.0
