@@ -22,8 +22,8 @@ A log that lost signed entries begins anew as ORIGIN/epoch-2, with the same key:
  5. Each is in its place in its stream: schema, sequence, chain and digest, transition, binding. A person's decision is
     signed by a key that a covered entry announced before it. One idempotency key makes one call. In a run every
     operation comes at the next address, in the current attempt; an answer is of an intent that is open, wakes the run
-    exactly when that was all it waited for, and names what the trace, or the child, really answered. A fork goes on
-    from the very entry that it names.
+    exactly when that was all it waited for, and names what the trace, or the child, really answered; a question is
+    escalated as its intent says. A fork goes on from the very entry that it names.
  6. Payloads are missing only where a covered erasure says so. A bundle of one tenant may withhold other tenants'
     artifacts on system streams: what is withheld vouches for nothing, and is counted.
  7. Entries without a leaf come last, on system streams only. Whether they hang together is told apart.
@@ -53,7 +53,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SCHEMAS = "f5d872b20acfdb8e561f21ca31cbc32dbf4001c2e9fb7d9e5295fad87f0b25d2"  # sha256sum schemas/* | sha256sum
+SCHEMAS = "21d7ebbc05fb6c2f905a0ef78249f253cd494b6e9965e1059255922325fec960"  # sha256sum schemas/* | sha256sum
 GAP, CHECKSUM, TRANSITION = "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
 RECOVERY, SCHEMA, SIGNATURE, NOTE = "STATE_RECOVERY_FAILED", "SCHEMA_VIOLATION", "SIGNATURE_INVALID", "NOTE_INVALID"
 MALFORMED, BUNDLE, PROOF, FORKED = "INPUT_MALFORMED", "BUNDLE_INVALID", "PROOF_INVALID", "LOG_FORKED"
@@ -124,6 +124,7 @@ RUN: dict[tuple[str, str], dict[str, str]] = {
     **{(name, ""): {"RUNNING": "RUNNING"} for name in ("run_intent", "run_checkpoint")},
     ("run_answer", "YES"): {"WAITING": "SCHEDULED"},
     **{(name, said): {state: state for state in OPEN} for name, said in (("run_answer", "NO"), ("run_signal", ""))},
+    ("run_escalation", ""): {state: state for state in OPEN[:3]},
     ("run_suspension", ""): {"RUNNING": "WAITING"},
     **{("run_end", outcome): {"RUNNING": outcome} for outcome in ("COMPLETED", "DIVERGED")},
     ("run_end", "FAILED"): dict.fromkeys(OPEN[:3], "FAILED"),
@@ -139,7 +140,8 @@ class Journal:
     def __init__(self, start: Json) -> None:
         self.program, self.attempt, self.fenced = start["program_digest"], 0, 0
         self.scopes: dict[str, tuple[int, bool, bool]] = {"": (1, False, False)}
-        self.begun: dict[str, list[Any]] = {}  # by address: digest of the intent, kind, name, input, when due, retries
+        # By address: digest of the intent, kind, name, input, when due, retries, entry, since when, level, escalations.
+        self.begun: dict[str, list[Any]] = {}
         self.tries: dict[str, int] = {}
         self.named: dict[str, str] = {}  # by address: the trace or run that the intent names
         self.signals: list[tuple[str, str]] = []
@@ -234,13 +236,21 @@ class Journal:
                 request = said["request"]
                 due = [request[at] for at in ("expires_at", "wakes_at") if at in request] or [None]
                 self.begun[path] = [entry["artifact_digest"], said["kind"], said["name"], said["input_digest"], due[0],
-                                    request.get("retries", 0), entry["sequence_number"]]
+                                    request.get("retries", 0), entry["sequence_number"], entry["recorded_at"], 0,
+                                    [level["at"] for level in request.get("escalations", ())]]
                 self.named[path] = f"trace:{request.get('trace_id')}" if said["kind"] == "tool" else (
                     f"run:{request.get('child_run_id')}")
             case "run_checkpoint":
                 self.fold_checkpoint(path, said)
             case "run_answer":
                 self.fold_answer(path, said, state)
+            case "run_escalation":
+                begun = self.begun.get(path, [None])
+                need(begun[0] == said["intent_digest"], UNASKED, f"no such question is open at {path}")
+                need(begun[8] < len(begun[9]), UNASKED, f"operation {path} is not escalated")
+                is_next = said["level"] == begun[8] + 1 and said["escalated_at"] >= begun[9][begun[8]]
+                need(is_next, CHECKSUM, "the escalation is not the next one, or came before its time")
+                begun[8] = said["level"]
             case "run_signal":
                 self.signals.append((said["name"], said["signal_id"]))
             case "run_suspension":

@@ -21,7 +21,7 @@ def router(services: Services) -> APIRouter:
     @routes.get(
         "/v1/approvals",
         operation_id="list_approvals",
-        summary="List what waits for a person: calls, oldest first, then questions of runs",
+        summary="List what waits for a person: calls and questions of runs, oldest first",
         response_model=None,
         responses={200: {"model": ApprovalPage}, **documented()},
         openapi_extra=documented_parameters("cursor", "limit"),

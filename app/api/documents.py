@@ -213,11 +213,12 @@ class QuestionItem(Shape):
     principal_id: Name = Field(description="Who started the run.")
     name: Name | None
     request: dict[str, Any] | None = Field(
-        description="As recorded: form, message, context, answer_schema, expires_at, default and webhooks."
+        description="As recorded: form, message, context, answer_schema, expires_at, default, webhooks and escalations."
     )
     intent_digest: Sha256 | None = Field(description="Of exactly this question: an answer that names it fits no other.")
-    asked_at: Time | None
+    asked_at: Time
     expires_at: Time | None
+    level: int = Field(description="How often it was escalated; 0: only those who were told first know of it.")
     problem: str | None = Field(description="A code: the question is not the recorded one, and is not shown.")
 
 

@@ -13,6 +13,7 @@ import typer
 from app.cli.calls import show_answer
 from app.cli.client import GatewayClient, path_to
 from app.cli.run_acting import decide_question
+from app.cli.run_drawing import times
 from app.cli.running import AsJson, Limit, Rationale, StreamArgument, TraceArgument, Yes, refuse, run_over_http
 from app.cli.showing import (
     confirmed,
@@ -158,6 +159,8 @@ def _shown_approval(item: dict[str, Any]) -> tuple[str, str, str, str, str]:
     who, until = item["principal_id"] or "", item["expires_at"] or ""
     if item["kind"] == "run":
         message = item["problem"] or item["request"]["message"]
+        if item["level"]:
+            message = f"(escalated {times(item['level'])}) {message}"
         return f"{item['run_id']} {item['path']}", f"{item['procedure']} {item['name'] or ''}", who, until, message
     tool = f"{item['server_id']} {item['tool_name']}"
     return item["trace_id"], tool, who, until, item["problem"] or shown_json(item["arguments"])

@@ -154,6 +154,8 @@ def show_question(question: Item) -> None:
         ("answer", shown_json(request["answer_schema"])),
         ("until", request["expires_at"] or "(no end)"),
     ]
+    for number, level in enumerate(request["escalations"], 1):
+        lines.append((f"level {number}", f"{level['at']}: {', '.join(level['webhooks']) or 'all webhooks'} told"))
     if request["default"] is not None:
         lines.append(("then", shown_value(request["default"])))
     for name, value in lines:

@@ -135,7 +135,7 @@ class Timeline:
     def record(self, item: Item, journal: Journal) -> None:
         """What one more entry says, of a journal that already has it."""
         operation = journal.operations.get(item.get("path", ""))
-        if operation is None:
+        if operation is None or item["artifact_type"] == "run_escalation":
             self.event(item)
         else:
             self._line(operation, operation.last, at=item["recorded_at"])
@@ -193,7 +193,8 @@ def waits_for(operation: Operation, one: Try) -> str:
     match operation.kind:
         case "ask":
             until = f", until {request['expires_at']}" if request.get("expires_at") else ""
-            return f"asks a person: {request.get('message')}{until}"
+            level = f", escalated {times(one.level)}" if one.level else ""
+            return f"asks a person: {request.get('message')}{until}{level}"
         case "sleep":
             return f"sleeps until {request.get('wakes_at')}"
         case "signal":
@@ -207,6 +208,10 @@ def waits_for(operation: Operation, one: Try) -> str:
             return "has begun"
 
 
+def times(level: int) -> str:
+    return "once" if level == 1 else f"{level} times"
+
+
 def event_in_words(item: Item) -> tuple[str, str]:
     """What an entry says of the run as a whole, and in which style; nothing for what is told elsewhere."""
     match item["artifact_type"]:
@@ -214,6 +219,9 @@ def event_in_words(item: Item) -> tuple[str, str]:
             return _start_in_words(item), ""
         case "run_attempt":
             return _attempt_in_words(item)
+        case "run_escalation":
+            told = f": {', '.join(item['announced_to'])} told" if item["announced_to"] else ": no webhook to tell"
+            return f"nobody has answered {item['path']}, level {item['level']}{told}", "yellow"
         case "run_signal":
             return f"signal {item['name']} from {item['sent_by']}: {shown_value(item['value'])}", ""
         case "run_suspension":

@@ -35,6 +35,7 @@ class Try:
     logs: list[dict[str, str]] = field(default_factory=list)
     source: str | None = None
     resume: str = "snapshot"
+    level: int = 0  # how often others were told that nobody has answered
 
 
 @dataclass(slots=True)
@@ -78,6 +79,11 @@ class Journal:
                 if operation is not None and operation.last.outcome is None:
                     _end(operation.last, item)
                     operation.last.took_ms = apart_ms(operation.last.began_at, item["recorded_at"])
+            case "run_escalation":
+                operation = self.operations.get(item.get("path", ""))
+                if operation is not None:
+                    operation.last.level = item["level"]
+                self.events.append(item)
             case _:
                 self.events.append(item)
 

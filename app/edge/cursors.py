@@ -19,8 +19,8 @@ ListKind = Literal["traces", "approvals", "procedures", "schedules", "runs"]
 
 _LIST: Final[dict[ListKind, re.Pattern[str]]] = {
     "traces": re.compile(r"t([0-9a-f-]{1,36})"),
-    # Among the calls, or, with a q, among the questions of runs.
-    "approvals": re.compile(r"a([0-9a-f-]{1,36}~?|q[0-9]{1,18}(?:\.[0-9.:]{1,96})?)"),
+    # Among the calls, and behind the q among the questions of runs: by time, run and address.
+    "approvals": re.compile(r"a((?:[0-9a-f-]{1,36}~?)?q(?:[0-9]{1,16}\.[0-9]{1,18}\.[0-9.:]{1,96})?)"),
     "schedules": re.compile(r"s([A-Za-z0-9][A-Za-z0-9._-]{0,62})"),
     "runs": re.compile(r"r([0-9]{1,16}\.[1-9][0-9]{0,17})"),
     "procedures": re.compile(r"p([A-Za-z0-9][A-Za-z0-9._-]{0,62}:[1-9][0-9]{0,15})"),

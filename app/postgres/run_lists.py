@@ -6,7 +6,7 @@ Positions are plain text here; the edge hands them out as opaque cursors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -58,22 +58,22 @@ _RUNS_IN_STATES: Final = {
     2: _PAGE.format(rows=f"({_IN_STATE.format(state='$11')} UNION ALL {_IN_STATE.format(state='$12')})"),
 }
 _QUESTIONS: Final = f"""
-SELECT t.*, {_TIME.format("t.expires_at")} AS expires,
+SELECT t.*, {_TIME.format("t.expires_at")} AS expires, {_TIME.format("t.asked_at")} AS asked,
        e.entry, e.entry_digest, CASE WHEN t.fits THEN e.artifact END AS artifact
   FROM (SELECT q.*, h.stream, h.principal_id, r.procedure,
                q.place <= {LIST_ROWS_LOOKED_AT_MAX} AND ($4::text IS NULL OR h.principal_id = $4)
                AND (q.expires_at IS NULL OR q.expires_at > clock_timestamp()) AS fits
-          FROM (SELECT q.*, row_number() OVER (ORDER BY q.stream_no, q.path) AS place
+          FROM (SELECT q.*, row_number() OVER (ORDER BY q.asked_at, q.stream_no, q.path) AS place
                   FROM tga.run_requests q
-                 WHERE q.tenant = $1 AND (q.stream_no, q.path) > ($2, $3)
-                 ORDER BY q.stream_no, q.path LIMIT {LIST_ROWS_LOOKED_AT_MAX}) AS q
+                 WHERE q.tenant = $1 AND (q.asked_at, q.stream_no, q.path) > ($2, $3, $6)
+                 ORDER BY q.asked_at, q.stream_no, q.path LIMIT {LIST_ROWS_LOOKED_AT_MAX}) AS q
           JOIN tga.heads h ON h.stream_no = q.stream_no
           JOIN tga.runs r ON r.stream_no = q.stream_no) AS t
   LEFT JOIN LATERAL (SELECT e.entry, e.entry_digest, e.artifact FROM tga.records e
                       WHERE t.fits AND e.stream_no = t.stream_no
                         AND e.sequence_number = t.sequence_number OFFSET 0) AS e ON true
  WHERE t.fits OR t.place = {LIST_ROWS_LOOKED_AT_MAX}
- ORDER BY t.stream_no, t.path LIMIT $5
+ ORDER BY t.asked_at, t.stream_no, t.path LIMIT $5
 """  # noqa: S608 - only our own numbers
 
 
@@ -105,9 +105,11 @@ class ListedQuestion:
     name: str | None
     request: dict[str, Any] | None
     intent_digest: str | None
-    asked_at: str | None
+    asked_at: str
     expires_at: str | None
+    level: int
     problem: str | None
+    position: str = field(repr=False)  # after which the list goes on
 
 
 async def list_runs(
@@ -144,10 +146,11 @@ async def list_runs(
 async def list_questions(
     sessions: Sessions, scope: Visibility, *, after: str | None = None, limit: int = LIST_ITEMS_DEFAULT
 ) -> Page[ListedQuestion]:
-    """What runs have asked and nobody has answered, those of the oldest run first. Each is compared with what the log
-    commits to; one that does not fit is shown as a problem and hides no other."""
-    number, _, path = (after or "0").partition(".")
-    rows = await sessions.fetch(_QUESTIONS, scope.tenant, int(number), path, scope.principal_id, limit + 1)
+    """What runs have asked and nobody has answered, oldest first. Each is compared with what the log commits to; one
+    that does not fit is shown as a problem and hides no other."""
+    micros, number, path = (after or "0.0.").split(".", 2)
+    asked_at = _EPOCH + timedelta(microseconds=int(micros))
+    rows = await sessions.fetch(_QUESTIONS, scope.tenant, asked_at, int(number), scope.principal_id, limit + 1, path)
     fitting = [row for row in rows if row["fits"]]
     items = [_listed_question(row) for row in fitting[:limit]]
     if len(fitting) > limit:
@@ -157,11 +160,15 @@ async def list_questions(
 
 
 def _position(row: asyncpg.Record) -> str:
-    return f"{(row['created_at'] - _EPOCH) // timedelta(microseconds=1)}.{row['stream_no']}"
+    return f"{_micros(row['created_at'])}.{row['stream_no']}"
 
 
 def _after(row: asyncpg.Record) -> str:
-    return f"{row['stream_no']}.{row['path']}"
+    return f"{_micros(row['asked_at'])}.{row['stream_no']}.{row['path']}"
+
+
+def _micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _listed_run(row: asyncpg.Record) -> ListedRun:
@@ -180,7 +187,7 @@ def _listed_run(row: asyncpg.Record) -> ListedRun:
 
 
 def _listed_question(row: asyncpg.Record) -> ListedQuestion:
-    name = request = digest = asked_at = problem = None
+    name = request = digest = problem = None
     try:
         if row["entry"] is None or row["artifact"] is None:
             raise RecoveryFailed("the question's payload is missing")
@@ -189,7 +196,7 @@ def _listed_question(row: asyncpg.Record) -> ListedQuestion:
         if not isinstance(intent, RunIntent) or not isinstance(intent.request, AskRequest):
             raise RecoveryFailed("the entry is not a question")
         name, request = intent.name, intent.request.to_json()
-        digest, asked_at = record.entry.artifact_digest, record.entry.recorded_at
+        digest = record.entry.artifact_digest
     except TgaError as error:
         problem = error.code
     return ListedQuestion(
@@ -200,7 +207,9 @@ def _listed_question(row: asyncpg.Record) -> ListedQuestion:
         name=name,
         request=request,
         intent_digest=digest,
-        asked_at=asked_at,
+        asked_at=row["asked"],
         expires_at=row["expires"],
+        level=row["level"],
         problem=problem,
+        position=_after(row),
     )

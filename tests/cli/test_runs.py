@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from app.cli.decisions import _shown_approval
 from app.cli.run_acting import typed
-from app.cli.run_drawing import clock, duration
-from app.cli.run_journal import place
+from app.cli.run_drawing import clock, duration, event_in_words, waits_for
+from app.cli.run_journal import journal_of, place
 from tests.cli.hand_worker import HandWorker, ask, complete, fail, failed, may_start, step, suspend, tool
 from tests.cli.world import Told, World
 
@@ -435,3 +436,44 @@ def test_times_and_addresses_are_read_by_people() -> None:
         *("12 ms", "1.2 s", "3 min 5 s", "2 h 4 min", "1 d"),
     ]
     assert sorted(["10", "3:2.1", "3", "3:10.1", "3.1", "4"], key=place) == ["3", "3.1", "3:2.1", "3:10.1", "4", "10"]
+
+
+def test_an_escalated_question_says_so_wherever_it_is_shown() -> None:
+    asked = {"form": "approve", "message": "Pay?", "expires_at": None}
+    first = {
+        "artifact_type": "run_intent",
+        "sequence_number": 3,
+        "path": "1",
+        "kind": "ask",
+        "name": "pay",
+        "try_number": 1,
+        "recorded_at": "2026-01-01T00:00:00.000Z",
+        "input_digest": "a" * 64,
+        "artifact_digest": "b" * 64,
+        "request": asked,
+    }
+    told = {
+        "artifact_type": "run_escalation",
+        "sequence_number": 4,
+        "path": "1",
+        "level": 2,
+        "announced_to": ["ops", "boss"],
+    }
+    operation = journal_of([first, told]).operations["1"]
+    assert waits_for(operation, operation.last) == "asks a person: Pay?, escalated 2 times"
+    assert event_in_words(told)[0] == "nobody has answered 1, level 2: ops, boss told"
+    assert event_in_words({**told, "announced_to": []})[0] == "nobody has answered 1, level 2: no webhook to tell"
+    waiting = {
+        "kind": "run",
+        "run_id": "r",
+        "path": "1",
+        "procedure": "onboard",
+        "name": "pay",
+        "principal_id": "agent-1",
+        "expires_at": None,
+        "problem": None,
+        "request": asked,
+        "level": 1,
+    }
+    assert _shown_approval(waiting)[4] == "(escalated once) Pay?"
+    assert _shown_approval({**waiting, "level": 0})[4] == "Pay?"

@@ -93,7 +93,7 @@ def attempt(n: int) -> Plan:
 def large(n: int) -> Plan:
     """An entry that refers to a blob, of a stream that stands in a schedule."""
     born = plan_of(pending_trace(n))
-    asks = [OpenAsk("1", 1, None)]
+    asks = [OpenAsk("1", 1, None, time_at(1), 0)]
     schedule = ScheduleRow("onboard", "1.0.0@ab", time_at(1), due_at=time_at(2), asks=asks)
     return born._replace(blobs=[BlobUse(1, BLOB, 5)], schedule=schedule)
 

@@ -12,6 +12,7 @@ from app.domain.runs.documents import (
     RunCheckpoint,
     RunDocument,
     RunEnd,
+    RunEscalation,
     RunIntent,
     RunLogEntry,
     RunResumption,
@@ -45,6 +46,7 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "expires_at": time_at(60),
         "default": {"tier": "inline", "value": False},
         "webhooks": ["ops"],
+        "escalations": [{"at": time_at(20), "webhooks": ["boss"]}, {"at": time_at(40), "webhooks": []}],
     },
     "sleep": {"wakes_at": time_at(60)},
     "signal": {"expires_at": time_at(60)},
@@ -143,6 +145,18 @@ def answer(path: str, of: str, by: str = "tool", run_id: str = "r", **changed: A
         "signature": None,
     }
     return RunAnswer.made_of({**fields, **changed})
+
+
+def escalation(path: str, intent_digest: str, level: int = 1, run_id: str = "r", **changed: Any) -> RunEscalation:
+    fields: dict[str, Any] = {
+        "run_id": run_id,
+        "path": path,
+        "intent_digest": intent_digest,
+        "level": level,
+        "announced_to": ["boss"],
+        "escalated_at": time_at(20 * level),
+    }
+    return RunEscalation.made_of({**fields, **changed})
 
 
 def signal(name: str, signal_id: str, run_id: str = "r", **changed: Any) -> RunSignal:

@@ -18,6 +18,7 @@ from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from tests.api.reading import PEOPLE, waiting_plan
+from tests.conftest import Admin
 from tests.runs.routes import Runs, ask, open_runs
 from tests.traces import pending_trace
 
@@ -70,6 +71,32 @@ async def test_questions_stand_beside_the_calls_that_wait(runs: Runs) -> None:
     assert len(await approvals(runs, "agent")) == 5
     assert [item["kind"] for item in await approvals(runs, "agent-2")] == []
     assert await approvals(runs, "acme") == []
+
+
+async def test_calls_and_questions_are_listed_in_the_order_in_which_they_began_to_wait(
+    runs: Runs, admin: Admin
+) -> None:
+    """Each page has its place in both lists, so that none is left out and none is shown twice, however small it is."""
+    waits_since = {}
+    for n in range(1, 8):
+        await runs.front.append(waiting_plan(pending_trace(n)))
+        trace = str(pending_trace(n)[0].entry.trace_id)
+        waits_since[trace] = int(trace[:8] + trace[9:13], 16)
+    first, last = min(waits_since.values()), max(waits_since.values())
+    assert first < last
+    for n, at_ms in enumerate((first - 5, first + 1, (first + last) // 2, (first + last) // 2, last, last + 60_000)):
+        await runs.asking(f"r-{n}")
+        await admin.execute(
+            "UPDATE tga.run_requests q SET asked_at = to_timestamp($1 / 1000.0) FROM tga.heads h"
+            " WHERE h.stream_no = q.stream_no AND h.stream = $2",
+            at_ms,
+            f"run:r-{n}",
+        )
+        waits_since[f"r-{n}"] = at_ms
+    for limit in (1, 2, 3, 5, 50):
+        names = [item.get("trace_id") or item["run_id"] for item in await approvals(runs, limit=limit)]
+        assert sorted(names) == sorted(waits_since), limit
+        assert [waits_since[name] for name in names] == sorted(waits_since.values()), limit
 
 
 async def test_a_question_goes_when_it_is_answered_or_its_run_ends(runs: Runs) -> None:

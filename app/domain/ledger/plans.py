@@ -54,11 +54,14 @@ class Sealed(NamedTuple):
 
 
 class OpenAsk(NamedTuple):
-    """A question that stands open at this address; the entry that asks it, and until when it can be answered."""
+    """A question that stands open at this address; the entry that asks it, and until when it can be answered; since
+    when, and how often others were told that nobody has answered."""
 
     path: str
     sequence_number: int
     expires_at: str | None
+    asked_at: str
+    level: int
 
 
 class ScheduleRow(NamedTuple):

@@ -12,9 +12,11 @@ from pydantic import Field, StringConstraints, model_validator
 from app.core.limits import (
     RUN_AWAITS_MAX,
     RUN_ENTRIES_MAX,
+    RUN_ESCALATIONS_MAX,
     RUN_LOG_CHARS_MAX,
     RUN_LOG_LINES_MAX,
     RUN_TAGS_MAX,
+    WEBHOOKS_MAX,
 )
 from app.domain.identity import Principal
 from app.domain.ledger.documents import (
@@ -180,6 +182,11 @@ class RunIntent(RunDocument):
         return self.request.due_at
 
     @property
+    def escalates_at(self) -> tuple[str, ...]:
+        """When a question that is still open is told to others."""
+        return self.request.escalates_at
+
+    @property
     def retries(self) -> int:
         """How often an answer may say RETRY."""
         return self.request.retries if isinstance(self.request, ToolRequest) else 0
@@ -253,6 +260,19 @@ class RunAnswer(RunDocument):
         if self.outcome == "OK" and self.value is None:
             raise ValueError("an answer that is OK has a value")
         return self
+
+
+class RunEscalation(RunDocument):
+    """Nobody has answered a question in time, so others are told of it; it stays open. `level`: which of the intent's
+    escalations this is, from 1. `announced_to`: the webhooks of this gateway that were told."""
+
+    artifact_type: ClassVar[RunArtifactType] = "run_escalation"
+    schema_id: Literal["tga/v1/run_escalation"] = "tga/v1/run_escalation"
+    path: Path
+    intent_digest: Sha256
+    level: Annotated[int, Field(ge=1, le=RUN_ESCALATIONS_MAX)]
+    announced_to: Annotated[list[Name], Field(max_length=WEBHOOKS_MAX)]
+    escalated_at: Time
 
 
 class RunSignal(RunDocument):
@@ -358,6 +378,7 @@ RUN_MODELS: Final[dict[str, type[RunDocument]]] = {
         RunIntent,
         RunCheckpoint,
         RunAnswer,
+        RunEscalation,
         RunSignal,
         RunSuspension,
         RunEnd,

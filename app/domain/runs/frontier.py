@@ -22,7 +22,8 @@ from app.domain.runs.paths import ROOT, is_scope_inside, operation_of, path_at, 
 
 class Begun(NamedTuple):
     """An operation that has begun and not ended: what its end must agree with, when it is due by itself, how often it
-    may be tried again, and which entry holds its intent."""
+    may be tried again, which entry holds its intent, and since when. Of a question: how often it was escalated
+    (`level`), and when it is."""
 
     intent_digest: str
     kind: str
@@ -31,6 +32,15 @@ class Begun(NamedTuple):
     due_at: str | None = None
     retries: int = 0
     sequence_number: int = 0
+    begun_at: str = ""
+    level: int = 0
+    escalates_at: tuple[str, ...] = ()
+
+    @property
+    def next_at(self) -> str | None:
+        """When something is to be done about it by itself: it is over, or others are told."""
+        times = [*self.escalates_at[self.level :][:1], *([] if self.due_at is None else [self.due_at])]
+        return min(times, default=None)
 
 
 class ScopePosition(NamedTuple):
@@ -179,7 +189,7 @@ class Frontier:
     def to_json(self) -> dict[str, Any]:
         """As an execution checkpoint and a resumption state it."""
         return {
-            "begun": {path: list(begun) for path, begun in self.begun.items()},
+            "begun": {path: [*begun[:-1], list(begun.escalates_at)] for path, begun in self.begun.items()},
             "scopes": {scope: [at.next, at.failed, at.ended] for scope, at in self.scopes.items()},
             "tries": dict(self.tries),
         }
@@ -188,7 +198,7 @@ class Frontier:
     def from_json(cls, stated: dict[str, Any]) -> Self:
         return cls(
             {scope: ScopePosition(*at) for scope, at in stated["scopes"].items()},
-            {path: Begun(*begun) for path, begun in stated["begun"].items()},
+            {path: Begun._make([*begun[:-1], tuple(begun[-1])]) for path, begun in stated["begun"].items()},
             dict(stated["tries"]),
         )
 

@@ -34,6 +34,7 @@ from app.domain.runs.documents import (
     RunCheckpoint,
     RunDocument,
     RunEnd,
+    RunEscalation,
     RunIntent,
     RunLogEntry,
     RunResumption,
@@ -257,6 +258,9 @@ def _intent(run: Run, intent: RunIntent, entry: Appended) -> None:
         intent.due_at,
         intent.retries,
         entry.sequence_number,
+        entry.recorded_at,
+        0,
+        intent.escalates_at,
     )
     run.frontier.begin(intent.path, begun)
 
@@ -315,6 +319,26 @@ def _answer(run: Run, answer: RunAnswer, entry: Appended) -> None:
     else:
         run.frontier.end(path, failed=answer.outcome != "OK")
     run.awaits = [] if wakes else [awaited for awaited in run.awaits if awaited != path]
+
+
+def _escalation(run: Run, escalation: RunEscalation, _: Appended) -> None:
+    path = escalation.path
+    begun = run.frontier.begun.get(path)
+    if begun is None or begun.intent_digest != escalation.intent_digest:
+        found = "nothing has begun there" if begun is None else f"intent {begun.intent_digest}"
+        raise RunAnswerUnasked(f"no such question is open at {path}", expected=escalation.intent_digest, found=found)
+    if begun.level >= len(begun.escalates_at):
+        raise RunAnswerUnasked(
+            f"operation {path} is not escalated", expected=f"{len(begun.escalates_at)} levels", found=escalation.level
+        )
+    _verify_same("the next level of the escalation", begun.level + 1, escalation.level)
+    if escalation.escalated_at < begun.escalates_at[begun.level]:
+        raise ChecksumMismatch(
+            "a question was escalated before its time",
+            expected=begun.escalates_at[begun.level],
+            found=escalation.escalated_at,
+        )
+    run.frontier.begun[path] = begun._replace(level=escalation.level)
 
 
 def wakes_with(run: Run, path: str) -> bool:
@@ -411,6 +435,7 @@ _APPLY: Final[dict[type[RunDocument], Callable[[Run, Any, Appended], None]]] = {
     RunIntent: _intent,
     RunCheckpoint: _checkpoint,
     RunAnswer: _answer,
+    RunEscalation: _escalation,
     RunSignal: _signal,
     RunSuspension: _suspension,
     RunEnd: _end,

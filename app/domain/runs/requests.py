@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from app.core.limits import RUN_ESCALATIONS_MAX
 from app.domain.ledger.documents import IdempotencyKey, Name, Part, Text, Time, Uuid7
 from app.domain.runs.values import RunId, Value
 
@@ -16,6 +17,11 @@ class _Request(Part):
     def due_at(self) -> str | None:
         """When it ends by itself, if it does."""
         return None
+
+    @property
+    def escalates_at(self) -> tuple[str, ...]:
+        """When others are told of it, as long as it is open."""
+        return ()
 
 
 class StepRequest(_Request):
@@ -30,8 +36,19 @@ class ToolRequest(_Request):
     retries: Annotated[int, Field(ge=0, le=1_000)]
 
 
+class Escalation(Part):
+    """Nobody has answered by then: these webhooks are told, all if none is named, and the question stays open."""
+
+    at: Time
+    webhooks: Annotated[list[Name], Field(max_length=16)]
+
+
+Escalations = Annotated[list[Escalation], Field(max_length=RUN_ESCALATIONS_MAX)]
+
+
 class AskRequest(_Request):
-    """A question to a person. `default` is the answer when nobody gives one in time."""
+    """A question to a person. `default` is the answer when nobody gives one in time; `escalations`: who is told before
+    that, one after the other."""
 
     form: Literal["approve", "input", "select", "review"]
     message: Text
@@ -40,14 +57,21 @@ class AskRequest(_Request):
     expires_at: Time | None
     default: Value | None
     webhooks: Annotated[list[Name], Field(max_length=16)]
+    escalations: Escalations
 
     @property
     def due_at(self) -> str | None:
         return self.expires_at
 
-    def told_to(self, configured: Sequence[str]) -> list[str]:
-        """Which of the configured webhooks are told of it: those that it names, or all when it names none."""
-        return [name for name in configured if not self.webhooks or name in self.webhooks]
+    @property
+    def escalates_at(self) -> tuple[str, ...]:
+        return tuple(level.at for level in self.escalations)
+
+    def told_to(self, configured: Sequence[str], *, level: int = 0) -> list[str]:
+        """Which of the configured webhooks are told of it when it is asked, or when it reaches this level: those that
+        it names, or all when it names none."""
+        named = self.escalations[level - 1].webhooks if level else self.webhooks
+        return [name for name in configured if not named or name in named]
 
 
 class SleepRequest(_Request):

@@ -3,8 +3,8 @@
 | state | `due_at` is when |
 |---|---|
 | SCHEDULED | a worker may have it |
-| RUNNING | its worker has been silent for too long, if it says after how long that is |
-| WAITING | the first of what it waits for is over, or is looked at again |
+| RUNNING | its worker has been silent for too long, if it says after how long that is; or a question is due |
+| WAITING | the first of what it waits for is over, is told to others, or is looked at again |
 | PARKED, DIVERGED | never: somebody acts |
 | FAILED, COMPLETED, CANCELLED | its parent is told, its children are, or its payloads are erased |
 
@@ -42,7 +42,7 @@ def schedule_of(run: Run, start: RunStart, *, worker: str | None, now: str) -> S
         deadline_at=deadline,
         forked_from=None if start.forked_from is None else RUN.stream(start.forked_from.run_id),
         asks=[
-            OpenAsk(path, begun.sequence_number, begun.due_at)
+            OpenAsk(path, begun.sequence_number, begun.due_at, begun.begun_at, begun.level)
             for path, begun in run.frontier.begun.items()
             if begun.kind == "ask"
         ]
@@ -57,8 +57,7 @@ def _due_at(run: Run, start: RunStart, now: str) -> str | None:
         case "SCHEDULED":
             return run.not_before or now
         case "RUNNING":
-            silence = policy.checkpoint_timeout_ms
-            return None if silence is None else later(now, silence)
+            return running_due_at(run, start, heard_at=now)
         case "WAITING":
             return min((_over_at(run, path, now) for path in run.awaits), default=None, key=lambda at: at or "9")
         case "COMPLETED" | "CANCELLED" | "FAILED" if start.parent is not None:
@@ -67,6 +66,14 @@ def _due_at(run: Run, start: RunStart, now: str) -> str | None:
             return now if policy.retention == "delete_on_success" else None
         case _:
             return None
+
+
+def running_due_at(run: Run, start: RunStart, *, heard_at: str) -> str | None:
+    """When a run that a worker has is looked at: it was silent for too long since `heard_at`, or a question that it has
+    asked, and works on beside, expires or is escalated."""
+    silence = start.policy.checkpoint_timeout_ms
+    times = [begun.next_at for begun in run.frontier.begun.values() if begun.kind == "ask" and begun.next_at]
+    return min([*times, *([] if silence is None else [later(heard_at, silence)])], default=None)
 
 
 def _over_at(run: Run, path: str, now: str) -> str | None:
@@ -78,4 +85,4 @@ def _over_at(run: Run, path: str, now: str) -> str | None:
         # often, so that waiting costs nothing.
         waited = elapsed_ms(run.updated_at, now)
         return later(now, min(max(RUN_RECHECK_MS, waited), RUN_RECHECK_MAX_MS))
-    return begun.due_at
+    return begun.next_at

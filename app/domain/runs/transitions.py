@@ -9,7 +9,8 @@ Theory, before the table:
    moves the state: they move the frontier (frontier.py), which says at which address the next operation stands.
 3. An answer is what others did for the run: a tool server, a person, time, a child. It may come in every open state,
    because others do not wait for the worker; only in WAITING does it wake the run, and only if all that the run waits
-   for is there (`wakes`). Everywhere else it is recorded and found by the next replay.
+   for is there (`wakes`). Everywhere else it is recorded and found by the next replay. An escalation says that nobody
+   has answered a question in time and that others were told: the question stays open, and nothing moves.
 4. An attempt is a lease of the run by a worker. LEASED begins one; RELEASED, LOST and FAILED end it. A worker that
    comes back after its lease is over is refused; that it came is recorded once (FENCED), and changes nothing.
 5. FAILED is not final: a caller may retry it, and what was recorded stays recorded. Only COMPLETED and CANCELLED are.
@@ -30,6 +31,7 @@ RunArtifactType = Literal[
     "run_intent",
     "run_checkpoint",
     "run_answer",
+    "run_escalation",
     "run_signal",
     "run_suspension",
     "run_end",
@@ -52,6 +54,7 @@ RUN: Final = StreamKind(
         ArtifactRule("run_intent", "tga/v1/run_intent"),
         ArtifactRule("run_checkpoint", "tga/v1/run_checkpoint"),
         ArtifactRule("run_answer", "tga/v1/run_answer", verdict_field="wakes"),
+        ArtifactRule("run_escalation", "tga/v1/run_escalation"),
         ArtifactRule("run_signal", "tga/v1/run_signal"),
         ArtifactRule("run_suspension", "tga/v1/run_suspension"),
         ArtifactRule("run_end", "tga/v1/run_end", verdict_field="outcome"),
@@ -66,6 +69,7 @@ RUN: Final = StreamKind(
         Transition("RUNNING", "run_checkpoint", "", "RUNNING"),
         Transition("WAITING", "run_answer", "YES", "SCHEDULED"),
         *(Transition(state, "run_answer", "NO", state) for state in _OPEN),
+        *(Transition(state, "run_escalation", "", state) for state in _AT_WORK),
         *(Transition(state, "run_signal", "", state) for state in _OPEN),
         Transition("RUNNING", "run_suspension", "", "WAITING"),
         Transition("RUNNING", "run_end", "COMPLETED", "COMPLETED"),

@@ -22,6 +22,7 @@ class AnnouncedQuestion:
     form: str
     intent_digest: str
     expires_at: str | None
+    level: int  # how often it was escalated: who was told first has not answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,11 @@ async def load_announcement(ports: RunPorts, run_id: str, webhook: str) -> RunAn
         if begun.kind != "ask" or run.head.state not in AT_WORK:
             continue
         intent = await load_artifact(ports, run_id, begun.sequence_number, RunIntent)
-        if isinstance(intent.request, AskRequest) and intent.request.told_to([webhook]):
-            questions.append(
-                AnnouncedQuestion(path, intent.name, intent.request.form, begun.intent_digest, begun.due_at)
-            )
+        if not isinstance(intent.request, AskRequest):
+            continue
+        if any(intent.request.told_to([webhook], level=level) for level in range(begun.level + 1)):
+            form, digest = intent.request.form, begun.intent_digest
+            questions.append(AnnouncedQuestion(path, intent.name, form, digest, begun.due_at, begun.level))
     if not questions:
         return None
     own_id = run_id.removeprefix(f"{loaded.tenant}/")

@@ -206,7 +206,7 @@ class RunEngine:
     def _look_soon(self, run: Run) -> None:
         """What is due before the next sweep is looked for when it is due."""
         now = self.ports.clock.now()
-        due = [begun.due_at for path in run.awaits if (begun := run.frontier.begun.get(path)) and begun.due_at]
+        due = [begun.next_at for path in run.awaits if (begun := run.frontier.begun.get(path)) and begun.next_at]
         if due and (left_ms := elapsed_ms(now, min(due))) < RUN_SWEEP_MS:
             asyncio.get_running_loop().call_later(max(0, left_ms + 1) / 1000, self._swept.set)
 

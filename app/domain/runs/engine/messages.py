@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from app.core.limits import (
     RUN_AWAITS_MAX,
@@ -25,6 +26,7 @@ from app.domain.runs.documents import (
     RunPolicy,
 )
 from app.domain.runs.replay import RunRecord
+from app.domain.runs.requests import Escalations
 from app.domain.runs.state import StateChanges
 from app.domain.runs.values import (
     ArtifactValue,
@@ -78,7 +80,8 @@ class CheckpointPut(Part):
 
 
 class AskedOfAPerson(Part):
-    """A question. Without `expires_at` it stays open until somebody answers; `default` is the answer after that."""
+    """A question. Without `expires_at` it stays open until somebody answers; `default` is the answer after that.
+    `escalations`: when others are told that nobody has answered yet, the earliest first, all before it expires."""
 
     form: Literal["approve", "input", "select", "review"]
     message: Text
@@ -87,6 +90,14 @@ class AskedOfAPerson(Part):
     expires_at: Time | None = None
     default: Value | None = None
     webhooks: Annotated[list[Name], Field(max_length=16)] = Field(default_factory=list)
+    escalations: Escalations = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        times = [level.at for level in self.escalations] + ([] if self.expires_at is None else [self.expires_at])
+        if any(later <= earlier for earlier, later in pairwise(times)):
+            raise ValueError("each escalation comes after the one before it, and before the question expires")
+        return self
 
 
 class AskPut(Part):

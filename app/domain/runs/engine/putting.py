@@ -23,6 +23,7 @@ from app.domain.runs.documents import (
     RunDocument,
     RunEnd,
     RunError,
+    RunEscalation,
     RunIntent,
     RunSignal,
     RunSuspension,
@@ -195,7 +196,7 @@ class Putting:
         return "DONE"
 
     def _due_in_ms(self, run: Run) -> int | None:
-        due = [begun.due_at for begun in run.frontier.begun.values() if begun.due_at is not None]
+        due = [begun.next_at for begun in run.frontier.begun.values() if begun.next_at is not None]
         return max(0, elapsed_ms(self._clock.now(), min(due))) if due else None
 
     async def _held(self, run_id: str, request: PutRequest, putter: Putter, then: ThenSuspend) -> Stored:
@@ -249,9 +250,12 @@ def fail(work: Work, error: RunError, *, by_id: str, clock: Clock) -> None:
 
 
 async def answer_due(ports: RunPorts, work: Work, now: str) -> None:
-    """Sleeps that are over, questions and waits that have expired."""
+    """Sleeps that are over, questions and waits that have expired, and questions that others are to be told of."""
     for path, begun in list(work.run.frontier.begun.items()):
-        if begun.due_at is None or begun.due_at > now or work.run.head.state not in AT_WORK:
+        if begun.next_at is None or begun.next_at > now or work.run.head.state not in AT_WORK:
+            continue
+        if begun.due_at is None or begun.due_at > now:
+            await _escalate(ports, work, path, now)
             continue
         if begun.kind == "sleep":
             value = {"tier": "inline", "value": None}
@@ -266,6 +270,32 @@ async def answer_due(ports: RunPorts, work: Work, now: str) -> None:
         else:
             error = {"type": "TIMEOUT", "message": f"nobody answered until {begun.due_at}", "retryable": False}
             work.add(answer_of(work.run, path, by="timer", by_id="expiry", at=now, error=error, outcome="TIMEOUT"))
+
+
+async def _escalate(ports: RunPorts, work: Work, path: str, now: str) -> None:
+    """Tell others of the question at this address, at each level whose time has come. One that is over by now is not
+    escalated: nobody could answer it any more."""
+    begun = work.run.frontier.begun[path]
+    intent = await load_artifact(ports, work.run_id, begun.sequence_number, RunIntent)
+    if not isinstance(intent.request, AskRequest):
+        return
+    for level in range(begun.level + 1, len(begun.escalates_at) + 1):
+        if begun.escalates_at[level - 1] > now:
+            return
+        told = intent.request.told_to(ports.ask_webhooks, level=level)
+        work.announce_to = list(dict.fromkeys([*work.announce_to, *told]))
+        work.add(
+            RunEscalation.made_of(
+                {
+                    "run_id": work.run_id,
+                    "path": path,
+                    "intent_digest": begun.intent_digest,
+                    "level": level,
+                    "announced_to": told,
+                    "escalated_at": now,
+                }
+            )
+        )
 
 
 async def load_artifact(ports: RunPorts, run_id: str, sequence_number: int, kind: type[D]) -> D:

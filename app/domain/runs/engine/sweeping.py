@@ -6,6 +6,7 @@ crash has left undone is found again by looking at where the run stands.
 | RUNNING: its worker is lost, or silent | LOST, and PARKED after too many in a row |
 | SCHEDULED, RUNNING, WAITING: its time is over | FAILED, RUN_TIMED_OUT |
 | WAITING: a sleep is over, a question or a wait for a signal has expired | its answer |
+| WAITING, RUNNING: nobody has answered a question by the time that it says | others are told (an escalation) |
 | WAITING for a tool or a child that has ended | its answer |
 | ended: its parent was not told, its children were not | they are told |
 | COMPLETED, to be deleted | its payloads are erased |
@@ -40,7 +41,7 @@ from app.domain.runs.engine.table import RunTable
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later
 from app.domain.runs.requests import ChildRequest, ToolRequest
-from app.domain.runs.schedule import AT_WORK, schedule_of
+from app.domain.runs.schedule import AT_WORK, running_due_at, schedule_of
 from app.domain.runs.transitions import RUN
 from app.domain.tga.execution import Answer
 
@@ -122,8 +123,7 @@ class Sweeping:
         if state not in AT_WORK:
             return None
         if state == "RUNNING":
-            silence = loaded.start.policy.checkpoint_timeout_ms
-            return None if silence is None else later(loaded.run.updated_at, silence)
+            return running_due_at(loaded.run, loaded.start, heard_at=loaded.run.updated_at)
         return schedule_of(loaded.run, loaded.start, worker=loaded.worker, now=self._clock.now()).due_at
 
     async def _decide(self, work: Work, *, lost_attempt: int | None) -> None:

@@ -107,6 +107,7 @@ def awaits_of(run: Run) -> list[dict[str, Any]]:
             "kind": begun.kind,
             "name": begun.name,
             "due_at": begun.due_at,
+            "level": begun.level,
             "intent_digest": begun.intent_digest,
             "is_awaited": path in run.awaits,
         }

@@ -20,6 +20,7 @@ from app.domain.runs.documents import (
     RunDocument,
     RunEnd,
     RunError,
+    RunEscalation,
     RunIntent,
     RunLogEntry,
     RunStart,
@@ -109,7 +110,7 @@ class Work:
         if moved.sequence_number % RUN_CHECKPOINT_EVERY_ENTRIES == 0:
             self._checkpoint = PlannedCheckpoint(canonical_bytes(run.to_json()), now)
         self._is_rescheduled |= (
-            isinstance(artifact, RunAttempt | RunStart)
+            isinstance(artifact, RunAttempt | RunStart | RunEscalation)
             or (isinstance(artifact, RunIntent | RunAnswer) and self._concerns_a_person(artifact))
             or moved.state != head.state
         )
