@@ -163,7 +163,7 @@ def router(services: Services) -> APIRouter:
         summary="A page of the run's journal, in its order; of a fork its source's comes first",
         response_model=None,
         responses={200: {"model": JournalPage}, **documented(*_OF_RUNS)},
-        openapi_extra=documented_parameters("run_id", "after_number", "limit"),
+        openapi_extra=documented_parameters("run_id", "after_number", "records_limit"),
     )
     async def journal(request: Request) -> Response:
         async with services.admitted(request) as principal:
@@ -172,7 +172,7 @@ def router(services: Services) -> APIRouter:
             start = (await services.runs.table.peek(run_id)).start
             first = await first_seq(services.runs.ports, start)
             after = _position(given.get("after_seq"), first)
-            limit = limit_in(given) if "limit" in given else RUN_PAGE_RECORDS_MAX
+            limit = limit_in(given, at_most=RUN_PAGE_RECORDS_MAX) if "limit" in given else RUN_PAGE_RECORDS_MAX
             page = await load_journal(services.runs.ports, run_id, start, after=after, limit=limit)
             items = await shown_journal(services, principal, page)
             return json_answer({"items": items, "next": items[-1]["sequence_number"] if items else None})

@@ -16,6 +16,7 @@ from app.core.limits import (
     LIST_ITEMS_MAX,
     NAME_CHARS_MAX,
     QUERY_PARAMETERS_MAX,
+    RUN_PAGE_RECORDS_MAX,
     RUN_PATH_CHARS_MAX,
     SAFE_INTEGER_MAX,
 )
@@ -63,10 +64,10 @@ def number_in(given: dict[str, str], parameter: str) -> int:
     return _number(parameter, given[parameter], at_most=SAFE_INTEGER_MAX)
 
 
-def limit_in(given: dict[str, str]) -> int:
-    limit = _number("limit", given.get("limit", str(LIST_ITEMS_DEFAULT)), at_most=LIST_ITEMS_MAX)
+def limit_in(given: dict[str, str], *, at_most: int = LIST_ITEMS_MAX) -> int:
+    limit = _number("limit", given.get("limit", str(LIST_ITEMS_DEFAULT)), at_most=at_most)
     if limit < 1:
-        raise _malformed("limit", f"1 to {LIST_ITEMS_MAX}", "0")
+        raise _malformed("limit", f"1 to {at_most}", "0")
     return limit
 
 
@@ -179,6 +180,11 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "limit",
         "How many items at most; there may be fewer, and still a next page.",
         {"type": "integer", "minimum": 1, "maximum": LIST_ITEMS_MAX, "default": LIST_ITEMS_DEFAULT},
+    ),
+    "records_limit": _query(
+        "limit",
+        "How many records at most; a page ends earlier at 1 MiB.",
+        {"type": "integer", "minimum": 1, "maximum": RUN_PAGE_RECORDS_MAX, "default": RUN_PAGE_RECORDS_MAX},
     ),
     "cursor": _query("cursor", "The `next` of the page before.", _CURSOR_SCHEMA),
     "after": _query(

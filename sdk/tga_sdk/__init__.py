@@ -70,7 +70,12 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
         "ValueInvalid",
         "ValueNotSerializable",
     ),
+    "context": ("Context", "Review"),
+    "procedures": ("Procedure", "Task", "procedure", "task"),
+    "retry": ("Retry",),
+    "sync_context": ("SyncContext",),
     "values": ("Artifact", "Secret"),
+    "worker": ("Worker",),
 }
 
 if TYPE_CHECKING:
@@ -87,6 +92,8 @@ if TYPE_CHECKING:
     from tga_sdk.client import Trace as Trace
     from tga_sdk.client import TraceItem as TraceItem
     from tga_sdk.client import Triggered as Triggered
+    from tga_sdk.context import Context as Context
+    from tga_sdk.context import Review as Review
     from tga_sdk.errors import AnswerInvalid as AnswerInvalid
     from tga_sdk.errors import ApprovalPending as ApprovalPending
     from tga_sdk.errors import ArgumentsInvalid as ArgumentsInvalid
@@ -129,8 +136,15 @@ if TYPE_CHECKING:
     from tga_sdk.errors import ValueInvalid as ValueInvalid
     from tga_sdk.errors import ValueNotSerializable as ValueNotSerializable
     from tga_sdk.keys import key_for as key_for
+    from tga_sdk.procedures import Procedure as Procedure
+    from tga_sdk.procedures import Task as Task
+    from tga_sdk.procedures import procedure as procedure
+    from tga_sdk.procedures import task as task
+    from tga_sdk.retry import Retry as Retry
+    from tga_sdk.sync_context import SyncContext as SyncContext
     from tga_sdk.values import Artifact as Artifact
     from tga_sdk.values import Secret as Secret
+    from tga_sdk.worker import Worker as Worker
 
 _MODULE_OF: Final = {name: f"tga_sdk.{module}" for module, names in _EXPORTS.items() for name in names}
 

@@ -60,6 +60,7 @@ class Ended:
     resume: str
     inner: int
     changes: tuple[Mapping[str, Any], ...]
+    sequence_number: int = 0
 
     @property
     def failed(self) -> bool:
@@ -109,6 +110,7 @@ class Journal:
     _ended: dict[str, dict[int, Ended]] = field(default_factory=dict)  # by scope and position
     _begun: dict[str, Begun] = field(default_factory=dict)
     _tries: dict[str, int] = field(default_factory=dict)
+    _passed: dict[str, int] = field(default_factory=dict)  # by scope: ended ones that the program has left behind
     signals: list[Mapping[str, Any]] = field(default_factory=list)
     sequence_number: int = 0
 
@@ -147,6 +149,14 @@ class Journal:
         scope, position = _place_of(path)
         return self._ended.get(scope, {}).get(position) or self._begun.get(path)
 
+    def leave_behind(self, path: str) -> None:
+        """The program is past this operation and does not come back to it: of its record only the count is kept."""
+        scope, position = _place_of(path)
+        if self._ended.get(scope, {}).pop(position, None) is not None:
+            self._passed[scope] = self._passed.get(scope, 0) + 1
+        self._drop_inside(path)
+        self._tries.pop(path, None)
+
     def verify_end(self, path: str, performed: int, *, source: str | None = None) -> None:
         """An operation ends, or with path "" the program, after so many operations; Diverged when more are recorded."""
         begun = sum(_around(_place_of(other)[0]) == path for other in self._begun)
@@ -161,7 +171,8 @@ class Journal:
 
     def performed_inside(self, path: str) -> int:
         """How many operations have ended directly inside this one; "": in the program itself."""
-        return sum(len(ended) for scope, ended in self._ended.items() if _around(scope) == path)
+        ended = sum(len(ended) for scope, ended in self._ended.items() if _around(scope) == path)
+        return ended + sum(count for scope, count in self._passed.items() if _around(scope) == path)
 
     def try_of(self, path: str) -> int:
         """The number of the try that comes next at this address."""
@@ -180,7 +191,16 @@ class Journal:
         changes = [change for position in sorted(inside) for change in inside[position].changes]
         changes += record.get("state_change", ())
         scope, position = _place_of(path)
-        ended = Ended(operation, outcome, record["value"], record["error"], resume, inner, tuple(changes))
+        ended = Ended(
+            operation,
+            outcome,
+            record["value"],
+            record["error"],
+            resume,
+            inner,
+            tuple(changes),
+            record["sequence_number"],
+        )
         if not ended.failed and resume == "snapshot":
             self._drop_inside(path)
             self._tries.pop(path, None)
@@ -199,6 +219,8 @@ class Journal:
     def _drop_inside(self, path: str) -> None:
         for scope in [scope for scope in self._ended if scope and _is_inside(scope, path)]:
             del self._ended[scope]
+        for scope in [scope for scope in self._passed if scope and _is_inside(scope, path)]:
+            del self._passed[scope]
         for tried in [other for other in self._tries if other != path and _is_inside(other, path)]:
             del self._tries[tried]
 
@@ -231,6 +253,7 @@ class Journal:
             before.resume,
             before.inner,
             before.changes,
+            before.sequence_number,
         )
 
 

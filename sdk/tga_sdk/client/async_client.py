@@ -72,7 +72,7 @@ class AsyncClient(Connection):
         key: str | None = None,
         intent: str | None = None,
         wait: Wait = 0.0,
-        timeout: float | None = 60.0,  # noqa: ASYNC109
+        timeout: float | None = 60.0,
     ) -> Result:
         """Call a tool, once for its key however often it takes, and return what it answered.
 
@@ -126,7 +126,7 @@ class AsyncClient(Connection):
         """What waits for a person: calls, oldest first, then questions of runs."""
         return await self._perform(calls.approvals(self._tries(), limit))
 
-    async def approve(self, which: Which, *, rationale: str | None = None, timeout: float = 30.0) -> Moved:  # noqa: ASYNC109
+    async def approve(self, which: Which, *, rationale: str | None = None, timeout: float = 30.0) -> Moved:
         """Say yes to exactly this request, and wait up to `timeout` seconds for what it leads to.
 
         Given an Approval or a Trace, it counts for that request alone; given an id, for the one that waits there now.
@@ -135,7 +135,7 @@ class AsyncClient(Connection):
             calls.decide(self._tries(timeout), "APPROVE", which, rationale, min(timeout, calls.HOLD))
         )
 
-    async def deny(self, which: Which, *, rationale: str | None = None, timeout: float = 30.0) -> Moved:  # noqa: ASYNC109
+    async def deny(self, which: Which, *, rationale: str | None = None, timeout: float = 30.0) -> Moved:
         """Say no to exactly this request. `rationale` is what its caller reads."""
         return await self._perform(
             calls.decide(self._tries(timeout), "DENY", which, rationale, min(timeout, calls.HOLD))
@@ -173,11 +173,11 @@ class AsyncClient(Connection):
         """Where a run stands, what it waits for, and its newest steps."""
         return await self._perform(runs.status(self._tries(), run_id))
 
-    async def wait(self, run_id: str, *, timeout: float | None = None) -> Run:  # noqa: ASYNC109
+    async def wait(self, run_id: str, *, timeout: float | None = None) -> Run:
         """Wait until the run has ended, however it has; RunUnfinished after `timeout` seconds. Outlasts restarts."""
         return await self._perform(runs.wait(self._named, run_id, timeout=seconds(timeout), silence=self._silence))
 
-    async def result(self, run_id: str, type: Any = None, *, timeout: float | None = None) -> Any:  # noqa: A002, ASYNC109
+    async def result(self, run_id: str, type: Any = None, *, timeout: float | None = None) -> Any:  # noqa: A002
         """Wait for the run, and return what it returned; as `type`, validated, where one is given.
 
         RunFailed when it failed, was cancelled, parked or has diverged; RunUnfinished after `timeout` seconds.

@@ -54,7 +54,7 @@ class Predictor:
         *,
         type: Any = None,  # noqa: A002
         retry: Any = None,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
     ) -> Any:
         """The model's answer to one input: plain data, or a value of `type`, which is checked.
 

@@ -1,0 +1,92 @@
+"""The branches of a gather: each a scope of its own, so that no address depends on which of them was faster."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+from tga_sdk import guard
+from tga_sdk.attempt import Attempt, error_document
+from tga_sdk.bodies import checkpoint_put, gathered, recorded_failure
+from tga_sdk.frames import Frame, enter
+from tga_sdk.journal import Operation
+from tga_sdk.values import encode, to_json
+
+Branch = Callable[[], Any] | Coroutine[Any, Any, Any]
+
+
+async def gather(
+    frame: Frame, path: str, operation: Operation, branches: Sequence[Branch], types: Sequence[Any]
+) -> list[Any]:
+    """Run all branches to their end; record their results, or the error of the first that failed, as one operation."""
+    attempt = frame.attempt
+    frames = [frame.branch(path, number, operation) for number in range(1, len(branches) + 1)]
+    marks = [one.state.mark() for one in frames]
+    attempt.count_branches(len(branches) - 1)
+    tasks = [asyncio.create_task(_run(attempt, *pair)) for pair in zip(branches, frames, strict=True)]
+    try:
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        attempt.count_branches(1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, Exception):
+            raise result
+    attempt.verify_going()
+    inner = sum(one.scope.performed for one in frames)
+    attempt.verify_end(path, inner)
+    logs = [line for one in frames for line in one.logs]
+    frame.logs.extend(logs[: max(0, 64 - len(frame.logs))])
+    try:
+        failed = next((result for result in results if isinstance(result, Exception)), None)
+        if failed is not None:
+            raise failed
+        plain = [
+            _plain(result, type_, f"branch {number} of {operation.name}")
+            for number, (result, type_) in enumerate(zip(results, types, strict=True), 1)
+        ]
+        made = encode(plain, where=f"the results of {operation}")
+    except Exception as error:
+        said = error_document(error)
+        await attempt.put([checkpoint_put(frame, path, operation, "ERROR", error=said, inner=inner)])
+        _leave(frame, path)
+        raise recorded_failure("gather", said, path) from error
+    if made.blob is not None:
+        await attempt.upload(made.blob)
+    for one, mark in zip(frames, marks, strict=True):
+        frame.state.change(one.state.changes_since(mark))
+    changes = frame.state.take()
+    sent = checkpoint_put(frame, path, operation, "OK", value=made.value, inner=inner, changes=changes)
+    await attempt.put([sent])
+    _leave(frame, path)
+    return gathered(plain, types, operation.name)
+
+
+async def _run(attempt: Attempt, branch: Branch, frame: Frame) -> Any:
+    enter(frame)
+    try:
+        if inspect.iscoroutine(branch):
+            return await branch
+        if inspect.iscoroutinefunction(branch):
+            return await branch()
+        made = await attempt.in_thread(cast("Callable[[], Any]", branch))
+        return await made if inspect.isawaitable(made) else made
+    finally:
+        attempt.count_branches(-1)
+
+
+def _plain(result: Any, type_: Any, where: str) -> Any:
+    """A branch's result as plain data, by its type."""
+    with guard.off():
+        made = encode(result, tier="inline", type_=type_, where=where, inline_max=1 << 40)
+    return made.value["value"] if "value" in made.value else to_json(result, where=where)
+
+
+def _leave(frame: Frame, path: str) -> None:
+    frame.scope.leave()
+    if not frame.is_kept:
+        frame.attempt.journal.leave_behind(path)
