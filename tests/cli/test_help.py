@@ -23,6 +23,7 @@ PROMISED = (
         "servers",
         "servers/accept",
         "procedures",
+        "lint",
         "runs",
         *(f"run/{name}" for name in _OF_RUN),
         "log/new-epoch",
@@ -48,7 +49,7 @@ PROMISED = (
 READING = (
     *("traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),
     *("keys/list", "tenants/list", "policy/check", "policy/explain"),
-    *("runs", "run/show", "run/watch", "run/state", "run/diff"),
+    *("lint", "runs", "run/show", "run/watch", "run/state", "run/diff"),
 )
 
 

@@ -38,6 +38,8 @@ LOADED = {
     f"trace {TRACE}": ASKS,
     "servers": ASKS,
     "procedures": ASKS,
+    "lint nonsense.py": {"rich.console"},
+    "lint --help": {"rich.console"},
     "mcp --help": ASKS,
     "approvals": ASKS | MODELS | {"cryptography"},
     "verify --all": JUDGES,
