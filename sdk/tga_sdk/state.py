@@ -1,97 +1,103 @@
-"""The state of a run, in its simplest form: a stand-in until the tracked containers are merged.
+"""The state of a run: JSON that its program keeps, changed through proxies that record each change as a delta.
 
-Helper `values`: replace this file by yours, and keep every method that is here, with this meaning: bodies.py,
-branches.py and attempt.py rely on them (SDK.md was amended at 12:20).
+`ctx.state` behaves like the declared model or, without one, like a dict. Its lists, dicts and models are parts of the
+state: `ctx.state.items.append(1)` is recorded as one change, however long the list is. What is put in is copied: an
+object that a program keeps and changes later changes nothing in the state, so read it from there before changing it.
+What `pop()`, `copy()` and `model_copy()` give is a value of its own. A part that was removed or replaced can still be
+read; changing it is refused.
+
+Each change is checked when it is made: ValueInvalid names the place, and nothing has changed. A field's own validators
+are asked when the field is assigned; those of the whole model, and bounds of a list or dict, are asked after each
+change inside, which costs what they look at, and they cannot change what they look at. What is required may be missing
+until it is first set.
 """
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from tga_sdk.changes import Change, Document, Mark
+from tga_sdk.shapes import defaults_of, shape_of
+from tga_sdk.tracked import root_of
+from tga_sdk.values import copied
+
+CHANGES_MAX: Final = 256
+"""A checkpoint carries so many; beyond, whole members are recorded instead."""
 
 
 class State:
-    def __init__(self, model: Any, document: dict[str, Any]) -> None:
-        self.model = model
-        self.document = document
-        self.log: list[Any] = []  # (change, document before)
-        self.pending_from = 0
-        if model is not None:
-            self.change([{"op": "set", "at": "", "to": model().model_dump(mode="json")}])
+    """The state as one branch of the program sees it. Changes are pending until an operation takes them along."""
+
+    __slots__ = ("_document", "_model", "view")
+
+    def __init__(self, model: type[BaseModel] | None, document: dict[str, Any], *, is_copy: bool = False) -> None:
+        """An empty one of a model begins with one pending change: the defaults, of whatever is not required. So the
+        journal shows them, and a default that is made anew each time (an id, a time) is the same in every attempt."""
+        self._model = model
+        self._document = Document(document)
+        shape = shape_of(dict[str, Any] if model is None else model)
+        self.view: Any = root_of(self._document, shape)
+        if model is not None and not document and not is_copy:
+            defaults = defaults_of(shape)
+            if defaults:
+                self._document.change([{"op": "set", "at": "", "to": defaults}])
 
     @property
-    def view(self) -> Any:
-        return self
+    def document(self) -> dict[str, Any]:
+        """The state as plain JSON, as it is now. Not a copy: read it, and change it through `view`."""
+        return self._document.root
 
-    def __setitem__(self, k: str, v: Any) -> None:
-        self.change([{"op": "set", "at": f"/{k}", "to": v}])
+    def pending(self) -> list[Change]:
+        """The changes since the last `take`, in the worker protocol's form."""
+        return self._document.pending
 
-    def __getitem__(self, k: str) -> Any:
-        return self.document[k]
+    def take(self) -> list[Change]:
+        """The same, and they are not pending any more. More than 256 become whole members of the state."""
+        return self._document.take(CHANGES_MAX)
 
-    def append(self, k: str, v: Any) -> None:
-        self.change([{"op": "set", "at": f"/{k}/-", "to": v}])
+    def drop(self, floor: Mark | None = None) -> None:
+        """Undo what is pending, but nothing from before `floor`; costs what those changes cost, not what the state
+        does."""
+        self._document.drop(floor)
 
-    def pending(self) -> list[Any]:
-        return [c for c, _ in self.log[self.pending_from :]]
+    def apply(self, changes: Iterable[Mapping[str, Any]]) -> None:
+        """Make recorded changes; they are not pending, and what is pending comes after them.
 
-    def take(self) -> list[Any]:
-        p = self.pending()
-        self.pending_from = len(self.log)
-        return p
+        ValueInvalid, and nothing has changed, when one names what is not there.
+        """
+        self._document.apply(list(changes))
 
-    def _undo(self, n: int) -> None:
-        if len(self.log) > n:
-            self.document = self.log[n][1]
-            del self.log[n:]
+    def put_before_pending(self, changes: Iterable[Mapping[str, Any]]) -> None:
+        """The same: what is pending comes after."""
+        self._document.apply(list(changes))
 
-    def mark(self) -> Any:
-        return (len(self.log), self.pending_from)
+    def change(self, changes: Iterable[Mapping[str, Any]]) -> None:
+        """Make changes that are written as recorded ones, and have them pending."""
+        self._document.change(list(changes))
 
-    def rollback(self, mark: Any) -> None:
-        self._undo(mark[0])
-        self.pending_from = mark[1]
+    def mark(self) -> Mark:
+        """Where the log of changes stands now. Until it is released, all changes after it are kept, so that they can be
+        undone, also those that were taken or applied. Marks nest."""
+        return self._document.mark()
 
-    def drop(self, floor: Any = None) -> None:
-        self._undo(max(self.pending_from, floor[0] if floor else 0))
+    def release(self, mark: Mark) -> None:
+        """Nobody rolls back to this mark any more."""
+        self._document.release(mark)
 
-    def changes_since(self, mark: Any) -> list[Any]:
-        return [c for c, _ in self.log[mark[0] :]]
+    def rollback(self, mark: Mark) -> None:
+        """Undo all since the mark; what was pending then is pending again. The mark stays."""
+        self._document.rollback(mark)
 
-    def has_changed_since(self, mark: Any) -> bool:
-        return bool(len(self.log) > mark[0])
+    def changes_since(self, mark: Mark) -> list[Change]:
+        """All changes since the mark, in their order: pending, taken and applied."""
+        return self._document.since(mark)
 
-    def release(self, mark: Any) -> None:
-        pass
-
-    def _apply(self, c: Any) -> None:
-        before = copy.deepcopy(self.document)
-        if c["at"] == "":
-            self.document = copy.deepcopy(c["to"])
-        else:
-            *ps, last = c["at"].split("/")[1:]
-            d: Any = self.document
-            for x in ps:
-                d = d[int(x)] if isinstance(d, list) else d[x]
-            if isinstance(d, list):
-                d.append(copy.deepcopy(c["to"]))
-            else:
-                d[last] = copy.deepcopy(c["to"])
-        self.log.append((c, before))
-
-    def change(self, changes: Any) -> None:
-        for c in changes:
-            self._apply(copy.deepcopy(c))
-
-    def apply(self, changes: Any) -> None:
-        self.change(changes)
-        self.pending_from = len(self.log)
-
-    def put_before_pending(self, changes: Any) -> None:
-        p = self.pending()
-        self.drop()
-        self.apply(changes)
-        self.change(p)
+    def has_changed_since(self, mark: Mark) -> bool:
+        return self._document.has_changed_since(mark)
 
     def branch(self) -> State:
-        return State(None, copy.deepcopy(self.document))
+        """An independent copy: what is pending here is part of its document, and nothing is pending there."""
+        return State(self._model, copied(self._document.root), is_copy=True)

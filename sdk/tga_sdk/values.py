@@ -227,11 +227,11 @@ def copied(value: Any) -> Any:
     return value
 
 
-def invalid(error: ValidationError, where: str) -> ValueInvalid:
+def invalid(error: ValidationError, where: object) -> ValueInvalid:
     """What pydantic found, by the first place that is wrong; the others are counted. Never shows the value itself."""
     problems = error.errors(include_url=False, include_context=False, include_input=True)
     first = problems[0]
-    place = where + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    place = str(where) + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     found = "" if first["type"] == "missing" else f"; found {type(first['input']).__name__}"
     return ValueInvalid(f"{place}: {first['msg']}{found}{more}", where=place)
@@ -253,13 +253,11 @@ class Codec:
             except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError):
                 self.is_json = True  # a class that pydantic does not know: only JSON can be recorded of it
 
-    def dump(self, value: Any, where: str) -> Any:
+    def dump(self, value: Any, where: object) -> Any:
         """JSON data of the value, from which `load` reads it back: what it cannot read is refused here."""
         value = detached(value)
         if self.is_json or self.adapter is None:
-            plain = value if is_plain(value) else _untyped(value, where, LEVELS_MAX)
-            self.load(plain, where)
-            return plain
+            return self.load(value if is_plain(value) else _untyped(value, where, LEVELS_MAX), where)
         try:
             try:
                 plain = self.adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
@@ -276,7 +274,7 @@ class Codec:
                 f"{where} is {_named(value)}, and cannot be written as {_shown(self.type)}: {error}. {_WAYS_OUT}"
             ) from None
 
-    def load(self, plain: Any, where: str) -> Any:
+    def load(self, plain: Any, where: object) -> Any:
         """The value of JSON data, a copy."""
         if self._scalar is not None and type(plain) is self._scalar:
             return plain
@@ -401,7 +399,7 @@ def _levels(plain: Any) -> int:
     return 0
 
 
-def _untyped(value: Any, where: str, levels: int) -> Any:
+def _untyped(value: Any, where: object, levels: int) -> Any:
     """JSON data of what has no declared type; tuples become lists, and nothing else changes silently."""
     value = detached(value)
     if isinstance(value, Enum) and isinstance(value, str | int | float):
@@ -416,7 +414,7 @@ def _untyped(value: Any, where: str, levels: int) -> Any:
     raise _not_serializable(value, where)
 
 
-def _not_serializable(value: Any, where: str) -> ValueNotSerializable:
+def _not_serializable(value: Any, where: object) -> ValueNotSerializable:
     if isinstance(value, Artifact | Secret):
         return ValueNotSerializable(
             f"{where} is {_named(value)} inside of another value: return it alone, from an operation of its own"
@@ -491,12 +489,12 @@ def _refuse_sets(value: Any, where: str) -> None:
             _refuse_sets(item, f"{where}[{index}]")
 
 
-def _verify_levels(levels: int, where: str) -> None:
+def _verify_levels(levels: int, where: object) -> None:
     if not levels:
         raise ValueNotSerializable(f"{where} is nested deeper than {LEVELS_MAX} levels, or contains itself")
 
 
-def _key(key: Any, where: str) -> str:
+def _key(key: Any, where: object) -> str:
     if isinstance(key, Enum) and isinstance(key.value, str):
         return key.value
     if isinstance(key, str):
