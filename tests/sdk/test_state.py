@@ -50,7 +50,8 @@ class Twins:
 
     def part(self) -> tuple[Any, Any]:
         """The same list or dict in both."""
-        view, plain = self.state.view, self.plain
+        view: Any = self.state.view
+        plain: Any = self.plain
         while self.rng.random() < 0.7:
             inside = [
                 key
