@@ -76,6 +76,18 @@ class WorkerOptions:
     more: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SdkWorkerOptions:
+    """A worker of the SDK, with the procedures of tests.sdk.programs. `die_at`, `stop_at`: as for WorkerOptions."""
+
+    urls: list[str]
+    key: str
+    notes: str
+    die_at: tuple[str, int] | None = None
+    stop_at: tuple[str, int] | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
 class Mine:
     """Counts the places that a gateway passes, and does what its fault says at one of them."""
 
@@ -237,11 +249,24 @@ async def run_worker(options: WorkerOptions) -> None:
     await worker.serve(options.urls, options.key, options.worker_id, boundaries, tell=tell, **options.more)
 
 
+async def run_sdk_worker(options: SdkWorkerOptions) -> None:
+    from tests.sdk import workers
+
+    await workers.serve(options)
+
+
+RUN: dict[str, tuple[Callable[..., Any], Callable[[Any], Awaitable[None]]]] = {
+    "GatewayOptions": (GatewayOptions, run_gateway),
+    "WorkerOptions": (WorkerOptions, run_worker),
+    "SdkWorkerOptions": (SdkWorkerOptions, run_sdk_worker),
+}
+
+
 def command_line() -> list[str]:
     return [sys.executable, "-m", "tests.runs.processes"]
 
 
-def fork(zygote: socket.socket, options: GatewayOptions | WorkerOptions) -> int:
+def fork(zygote: socket.socket, options: GatewayOptions | WorkerOptions | SdkWorkerOptions) -> int:
     """Ask for a process; its id."""
     zygote.send(json.dumps([type(options).__name__, asdict(options)]).encode())
     return int(zygote.recv(64))
@@ -259,12 +284,11 @@ def _serve_forks(control: socket.socket) -> None:
             os.dup2(log, 1)
             os.dup2(log, 2)
             with contextlib.suppress(KeyboardInterrupt):
-                if kind == "GatewayOptions":
-                    asyncio.run(run_gateway(GatewayOptions(**fields)))
-                else:
+                if kind != "GatewayOptions":
                     for name in ("die_at", "stop_at"):
                         fields[name] = fields[name] and tuple(fields[name])
-                    asyncio.run(run_worker(WorkerOptions(**fields)))
+                make, run = RUN[kind]
+                asyncio.run(run(make(**fields)))
             os._exit(0)
         control.send(str(pid).encode())
 

@@ -29,7 +29,7 @@ from tests.bank import bank_tables
 from tests.conftest import TEMPLATE, copy_template, make_home
 from tests.crash.world import PATIENCE_S, Bank, Database
 from tests.runs import processes
-from tests.runs.processes import Fault, GatewayOptions, WorkerOptions
+from tests.runs.processes import Fault, GatewayOptions, SdkWorkerOptions, WorkerOptions
 from tests.runs.programs import PROGRAMS
 from tests.runs.worker import Boundaries, Client, Refused, Worker
 
@@ -202,6 +202,21 @@ class RunsWorld:
         notes = self._notes()
         worker_id = f"worker-{next(_numbers)}-{os.getpid()}"
         options = WorkerOptions(list(urls), self.keys["worker"], worker_id, str(notes), die_at, stop_at, more)
+        process = Process(processes.fork(self._zygote, options), notes)
+        self._processes.append(process)
+        await until(lambda: process.has_said("ready") or not process.is_alive())
+        return process
+
+    async def sdk_worker(
+        self,
+        *urls: str,
+        die_at: tuple[str, int] | None = None,
+        stop_at: tuple[str, int] | None = None,
+        **more: Any,
+    ) -> Process:
+        """A worker of the SDK as a process; it has registered its procedures."""
+        notes = self._notes()
+        options = SdkWorkerOptions(list(urls), self.keys["worker"], str(notes), die_at, stop_at, more)
         process = Process(processes.fork(self._zygote, options), notes)
         self._processes.append(process)
         await until(lambda: process.has_said("ready") or not process.is_alive())
