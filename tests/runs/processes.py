@@ -29,7 +29,7 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -255,7 +255,7 @@ async def run_sdk_worker(options: SdkWorkerOptions) -> None:
     await workers.serve(options)
 
 
-RUN: dict[str, tuple[Callable[..., Any], Callable[[Any], Awaitable[None]]]] = {
+RUN: dict[str, tuple[Callable[..., Any], Callable[[Any], Coroutine[Any, Any, None]]]] = {
     "GatewayOptions": (GatewayOptions, run_gateway),
     "WorkerOptions": (WorkerOptions, run_worker),
     "SdkWorkerOptions": (SdkWorkerOptions, run_sdk_worker),

@@ -67,6 +67,9 @@ async def everything(ctx: Context[Kept], input: Given) -> Done:
         ctx.state.log.append("c")
         return await ctx.step("note-c", ident, "slept")
 
+    def missing() -> str:
+        raise KeyError("no such order")
+
     def once() -> str:
         return "once"
 
@@ -90,13 +93,13 @@ async def everything(ctx: Context[Kept], input: Given) -> Done:
     results.append(await ctx.step("again", lambda: "again", resume="recompute"))
     results.append(await ctx.step("flaky", flaky, retry=Retry(9, first=0.001)))
     try:
-        await ctx.step("fails", lambda: {}["no such order"])
+        await ctx.step("fails", missing)
     except StepError as error:
         results.append(error.type)
     results.append(await ctx.signal("go"))
     results.append(await ctx.call(doubling, 21))
     results.append(await ctx.call(paying, {"amount": 3}, child=True))
-    large = await ctx.step("large", lambda: Artifact(b"x" * 40_000))
+    large: Any = await ctx.step("large", lambda: Artifact(b"x" * 40_000))
     results.append(len(large))
     await ctx.emit({"at": "the end"})
     await ctx.checkpoint()
@@ -137,7 +140,7 @@ def blocking(ctx: SyncContext[Kept], input: int) -> int:
     second = tripled(first)
     paid = ctx.tool("bank", "charge", {"amount": second})
     both = ctx.gather(lambda: ctx.step("left", lambda: 1), lambda: ctx.step("right", lambda: 2))
-    return first + second + sum(both) + len(paid)
+    return int(first + second + sum(both) + len(paid))
 
 
 @procedure(name="sdk-steps")
