@@ -446,8 +446,10 @@ def _given(value: Any, where: str, for_digest: bool, levels: int) -> Any:
         dataclasses.is_dataclass(value) and not isinstance(value, type | Artifact | Secret)
     ):
         return _given(_fields_of(value, where), where, for_digest, levels)
-    if isinstance(value, datetime | date | time | timedelta | UUID | Decimal | PurePath):
+    if isinstance(value, datetime | date | time | timedelta | UUID | Decimal):
         return to_jsonable_python(value)
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, Artifact):
         return _given(value.value, where, for_digest, levels)
     if isinstance(value, bytes | bytearray | memoryview):
