@@ -118,6 +118,10 @@ class Journal:
         """One more record of the journal: its `artifact_type`, its `sequence_number`, and what its artifact says."""
         self.sequence_number = record["sequence_number"]
         match record["artifact_type"]:
+            case "run_start" if record.get("forked_from"):
+                # What had begun in the source and not ended begins anew here; its signals were its own.
+                self._begun.clear()
+                self.signals.clear()
             case "run_intent":
                 self._make_room(record["path"])
                 self._begun[record["path"]] = Begun(_operation_of(record), record)

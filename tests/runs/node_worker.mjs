@@ -76,6 +76,7 @@ class Attempt {
   feed(record) {
     this.seen = Math.max(this.seen, record.sequence_number);
     const identity = `${record.kind} ${record.name} ${record.input_digest}`;
+    if (record.artifact_type === "run_start" && record.forked_from) this.begun.clear();
     if (record.artifact_type === "run_intent") this.begun.set(record.path, identity);
     if (record.artifact_type === "run_checkpoint") this.ended.set(record.path, { ...record, identity });
     if (record.artifact_type === "run_answer" && this.begun.has(record.path)) {

@@ -18,114 +18,14 @@ import aiohttp
 import pytest
 
 from tests.conftest import IS_SOAK
-from tests.runs.programs import PROGRAMS, returning
-from tests.runs.worker import REPEATED, Body, Client, Context, OperationFailed, Refused, Worker
+from tests.runs.programs import PROGRAMS
+from tests.runs.trees import expected, random_tree, tree_program
+from tests.runs.worker import REPEATED, Client, Refused, Worker
 from tests.runs.world import Caller, RunsWorld, new_id
-
-RETRIES = 2
-PAID = ["amount", "charge_id"]
-Tree = list[dict[str, Any]]
 
 
 class Lost(BaseException):
     """The worker is gone, at this request."""
-
-
-def random_tree(chance: random.Random, depth: int = 0) -> Tree:
-    return [random_node(chance, depth) for _ in range(chance.randint(1, 3))]
-
-
-def random_node(chance: random.Random, depth: int) -> dict[str, Any]:
-    kinds = ["step", "step", "tool", "tool", "ask", "sleep", "signal", "child", "once", "again"]
-    if depth < 3:
-        kinds += ["nest", "nest", "gather"]
-    kind = chance.choice(kinds)
-    node: dict[str, Any] = {"kind": kind, "name": chance.choice(["plan", "pay", "tell"])}
-    if kind in ("nest", "again") and depth < 3:
-        node["inside"] = random_tree(chance, depth + 1)
-    if kind in ("step", "nest"):
-        node["fails"] = chance.choice([0, 0, 0, 1, 3])
-        node["changes"] = chance.random() < 0.5
-    if kind == "gather":
-        node["branches"] = [random_tree(chance, depth + 1) for _ in range(chance.randint(1, 3))]
-    return node
-
-
-def expected(tree: Tree) -> tuple[list[Any], list[str], int]:
-    """The model: the results, what is appended to the state, and how many tools of the run itself are called."""
-    results: list[Any] = []
-    log: list[str] = []
-    tools = 0
-    for node in tree:
-        inner, inner_log, inner_tools = expected(node.get("inside", []))
-        result: Any = {"tool": PAID, "ask": True, "signal": "gone", "child": PAID, "once": "once"}.get(node["kind"])
-        if node["kind"] in ("step", "nest", "again"):
-            has_failed = node.get("fails", 0) > RETRIES
-            result = f"failed {node['name']}" if has_failed else [node["name"], inner]
-            log += inner_log + ([node["name"]] if node.get("changes") and not has_failed else [])
-            tools += inner_tools
-        elif node["kind"] == "gather":
-            parts = [expected(branch) for branch in node["branches"]]
-            result = [part[0] for part in parts]
-            log += [entry for part in parts for entry in part[1]]
-            tools += sum(part[2] for part in parts)
-        tools += node["kind"] == "tool"
-        results.append(result)
-    return results, log, tools
-
-
-async def random_program(ctx: Context, tree: Tree) -> Any:
-    async def begin(inside: Context) -> None:
-        inside.change("/log", [])
-
-    await ctx.step("begin", begin)
-    return {"results": await perform_all(ctx, tree), "log": ctx.state["log"]}
-
-
-async def perform_all(ctx: Context, tree: Tree) -> list[Any]:
-    return [await perform(ctx, node) for node in tree]
-
-
-async def perform(ctx: Context, node: dict[str, Any]) -> Any:
-    kind, name = node["kind"], node["name"]
-    if kind == "tool":
-        return sorted(await ctx.tool("bank", "charge", {"amount": 1}))
-    if kind == "ask":
-        return await ctx.ask(name)
-    if kind == "sleep":
-        return await ctx.sleep(5, name)
-    if kind == "signal":
-        return await ctx.signal(name)
-    if kind == "child":
-        return await ctx.child("paying", {"amount": 2})
-    if kind == "gather":
-        return await ctx.gather(*(branch_of(branch) for branch in node["branches"]), name=name)
-    try:
-        if kind == "once":
-            return await ctx.step(name, returning("once"), at_most_once=True)
-        resume = "recompute" if kind == "again" else "snapshot"
-        return await ctx.step(name, body_of(node), retries=RETRIES, resume=resume)
-    except OperationFailed:
-        return "once" if kind == "once" else f"failed {name}"  # whether it was done is not known: then as if it was
-
-
-def branch_of(tree: Tree) -> Body:
-    async def branch(ctx: Context) -> Any:
-        return await perform_all(ctx, tree)
-
-    return branch
-
-
-def body_of(node: dict[str, Any]) -> Body:
-    async def body(inside: Context) -> Any:
-        inner = await perform_all(inside, node.get("inside", []))
-        if inside.attempt.journal.try_of(inside.scope.address) <= node.get("fails", 0):
-            raise ValueError(node["name"])
-        if node.get("changes"):
-            inside.change("/log/-", node["name"])
-        return [node["name"], inner]
-
-    return body
 
 
 class FaultyClient(Client):
@@ -206,10 +106,10 @@ async def test_random_programs_with_faults_end_as_the_model_says(
     world: RunsWorld, urls: tuple[str, str], seed: int, share: float
 ) -> None:
     print(f"TGA_SEED={seed}")
-    count = 100 if IS_SOAK else 6
+    count = 100 if IS_SOAK else 4
     chance = random.Random(seed)
     trees = {new_id("random"): random_tree(chance) for _ in range(count)}
-    programs = {"random": random_program, "paying": PROGRAMS["paying"]}
+    programs = {"random": tree_program, "paying": PROGRAMS["paying"]}
     faulty = FaultyClient(urls, world.keys["worker"], chance, share=share, faults=5 * count)
     async with faulty as client, Caller(world, *urls) as caller:
         worker = Worker(client, programs, new_id("worker"), slots=50, is_careful=False)
@@ -228,7 +128,7 @@ async def test_random_programs_with_faults_end_as_the_model_says(
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
         for run_id, tree in trees.items():
-            results, log, tools = expected(tree)
+            results, log, tools, _ = expected(tree)
             assert seen[run_id]["state"] == "COMPLETED", (seen[run_id], tree, await world.journal(run_id))
             assert seen[run_id]["output"]["value"] == {"results": results, "log": log}, tree
             state = await caller.agent.ask("GET", f"/v1/runs/{run_id}/state")

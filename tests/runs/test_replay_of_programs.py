@@ -261,6 +261,15 @@ def test_divergence_names_both_sides_and_the_line() -> None:
         journal.match("1", Operation("step", "plan", "b"))
 
 
+def test_what_had_begun_in_the_source_of_a_fork_begins_anew() -> None:
+    journal = Journal()
+    asked = {"artifact_type": "run_intent", "path": "1", "kind": "ask", "name": "pay?", "input_digest": "a"}
+    journal.add({**asked, "sequence_number": -1})
+    journal.add({"artifact_type": "run_signal", "sequence_number": 0, "name": "go"})
+    journal.add({"artifact_type": "run_start", "sequence_number": 1, "forked_from": {"run_id": "r"}})
+    assert (journal.look("1"), journal.signals) == (None, [])
+
+
 def test_two_operations_at_once_in_one_scope_are_refused_at_once() -> None:
     scope = Scope()
     scope.enter(Operation("step", "one", "a"))

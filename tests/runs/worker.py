@@ -159,6 +159,7 @@ class Worker:
     changed: str = ""  # what makes the programs other ones
     accepts: tuple[str, ...] = ()
     tell: Callable[[dict[str, Any]], None] = lambda _: None
+    time_in: Callable[[int], str] = lambda milliseconds: time_in(milliseconds)
     # Of the moment.
     holding: dict[str, Attempt] = field(default_factory=dict)
     lease_ms: int = 30_000
@@ -567,7 +568,7 @@ class Context:
         return await self._wait("ask", name, {"form": asked["form"], "message": name}, {"request": asked})
 
     async def sleep(self, milliseconds: int, name: str = "sleep") -> Any:
-        return await self._wait("sleep", name, milliseconds, {"wakes_at": time_in(milliseconds)})
+        return await self._wait("sleep", name, milliseconds, {"wakes_at": self.attempt.worker.time_in(milliseconds)})
 
     async def signal(self, name: str, *, expires_in_ms: int | None = None) -> Any:
         more = {} if expires_in_ms is None else {"expires_at": time_in(expires_in_ms)}
