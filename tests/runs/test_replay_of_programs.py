@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import app.domain.runs.replay as fold_module
 from app.domain.runs.replay import fold
+from tests.conftest import IS_SOAK
 from tests.runs import simulator
 from tests.runs.simulator import Crash, Gateway, Node, Outcome, Suspended, Worker, run_to_the_end
 from tga_sdk.journal import Diverged, Journal, Operation, OperationsAtOnce, Scope
@@ -52,7 +53,7 @@ nodes = st.recursive(
 programs = st.lists(nodes, min_size=1, max_size=4).map(tuple)
 often = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=200 if IS_SOAK else 20,  # the engine itself is driven by test_machine.py
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking such programs takes minutes
 )
