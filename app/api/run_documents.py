@@ -180,12 +180,13 @@ class AwaitedItem(Shape):
 
 
 class StepItem(Shape):
-    """One operation of the program itself; those inside of others stand in the journal."""
+    """One operation of the program itself; those inside of others stand in the journal. A flow's steps are all there,
+    `pending` before they begin."""
 
     path: Path
     kind: OperationKind
     name: Name
-    status: Literal["in_progress", "completed", "failed", "retrying", "interrupted"]
+    status: Literal["pending", "in_progress", "completed", "failed", "retrying", "interrupted"]
     tries: Count
     attempt: Count
     value: Value | None

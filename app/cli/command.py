@@ -73,6 +73,11 @@ COMMANDS: Final = (
         "lint",
         "Find in a file of procedures what a replay would not repeat; exit 1 if anything is found.",
     ),
+    (
+        "worker",
+        "worker",
+        "Serve the procedures, tasks and flows of FILE.py to the gateway, until SIGTERM or SIGINT.",
+    ),
     ("log", "log", "The verifiable log: begin a new epoch when entries that were signed are lost."),
     ("db", "db", "The database: its schema, whether it is fit, backup, restore, rebuild, and its end."),
     ("keys", "keys", "API keys, and keys that sign and seal."),
@@ -131,10 +136,10 @@ def options(
 ) -> None:
     """Every tool call decided, dispatched once, and on a log that can be verified.
 
-    call, traces, trace, approvals, approve, deny, withdraw, resolve, servers, procedures, runs, run and mcp ask a
-    running gateway: the one at TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420), with the
-    key in TGA_API_KEY (default, on the same machine: the one in TGA_HOME/admin.key). lint reads files. All others work
-    on the store, whether a gateway runs or not.
+    call, traces, trace, approvals, approve, deny, withdraw, resolve, servers, procedures, runs, run, worker and mcp
+    ask a running gateway: the one at TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420), with
+    the key in TGA_API_KEY (default, on the same machine: the one in TGA_HOME/admin.key). lint reads files. All others
+    work on the store, whether a gateway runs or not.
 
     TGA_HOME (default ~/.tga) is where state lives; TGA_DATABASE_URL names a PostgreSQL server, else the embedded
     one is used.

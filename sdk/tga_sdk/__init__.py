@@ -71,8 +71,10 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
         "ValueNotSerializable",
     ),
     "context": ("Context", "Review"),
+    "flows": ("DeleteOnSuccess", "Event", "Flow", "Keep", "Schedule", "Step", "agent", "call_tool", "llm"),
     "procedures": ("Procedure", "Task", "procedure", "task"),
     "retry": ("Retry",),
+    "serving": ("serving",),
     "sync_context": ("SyncContext",),
     "values": ("Artifact", "Secret"),
     "worker": ("Worker",),
@@ -135,12 +137,22 @@ if TYPE_CHECKING:
     from tga_sdk.errors import Unfinished as Unfinished
     from tga_sdk.errors import ValueInvalid as ValueInvalid
     from tga_sdk.errors import ValueNotSerializable as ValueNotSerializable
+    from tga_sdk.flows import DeleteOnSuccess as DeleteOnSuccess
+    from tga_sdk.flows import Event as Event
+    from tga_sdk.flows import Flow as Flow
+    from tga_sdk.flows import Keep as Keep
+    from tga_sdk.flows import Schedule as Schedule
+    from tga_sdk.flows import Step as Step
+    from tga_sdk.flows import agent as agent
+    from tga_sdk.flows import call_tool as call_tool
+    from tga_sdk.flows import llm as llm
     from tga_sdk.keys import key_for as key_for
     from tga_sdk.procedures import Procedure as Procedure
     from tga_sdk.procedures import Task as Task
     from tga_sdk.procedures import procedure as procedure
     from tga_sdk.procedures import task as task
     from tga_sdk.retry import Retry as Retry
+    from tga_sdk.serving import serving as serving
     from tga_sdk.sync_context import SyncContext as SyncContext
     from tga_sdk.values import Artifact as Artifact
     from tga_sdk.values import Secret as Secret

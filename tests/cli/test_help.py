@@ -45,6 +45,7 @@ PROMISED = (
         "keys/show",
     ),
     *("tenants/create", "tenants/list", "policy/check", "policy/explain", "policy/explain-start", "mcp", "demo"),
+    "worker",
 )
 READING = (
     *("traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),
@@ -90,5 +91,8 @@ def test_the_commands_that_need_a_gateway_are_those_that_help_names() -> None:
     modules = {name.partition("/")[0]: found.callback.__module__ for name, found in COMMANDS.items()}
     help_text = " ".join(CliRunner().invoke(application, ["--help"]).stdout.split())
     named = help_text.split("verified. ")[1].split(" ask a running gateway")[0].replace(" and ", ", ").split(", ")
-    asking = {f"app.cli.{topic}" for topic in ("calls", "traces", "servers", "procedures", "runs", "decisions", "mcp")}
+    asking = {
+        f"app.cli.{topic}"
+        for topic in ("calls", "traces", "servers", "procedures", "runs", "decisions", "worker", "mcp")
+    }
     assert set(named) == {name for name, module in modules.items() if module in asking}

@@ -8,10 +8,16 @@ from typing import Any, Final
 from app.core.limits import RUN_PAGE_RECORDS_MAX
 from app.domain.runs.documents import RunAnswer, RunCheckpoint, RunEnd, RunIntent, RunStart
 from app.domain.runs.engine.ports import LoadedRun, RunPorts
-from app.domain.runs.paths import ROOT, place_of
+from app.domain.runs.frontier import Frontier
+from app.domain.runs.paths import ROOT, path_at, place_of
 from app.domain.runs.replay import Run, RunRecord
+from app.domain.runs.values import InlineValue
 from app.domain.runs.waiting import waiting_for
 
+# By this name the first operation of a flow records the names of its steps: {"steps": [...]}.
+FLOW_STEPS: Final = "flow.steps"
+_FIRST: Final = path_at(ROOT, 1)
+_OPENING_RECORDS: Final = 8  # start, leases, and then the first operation
 _STATUS: Final = {
     "SCHEDULED": "running",
     "RUNNING": "running",
@@ -80,6 +86,10 @@ async def view(ports: RunPorts, run_id: str) -> RunView:
             break
         records += more
         seen = more[-1].entry.sequence_number
+    opening = records if not after else await ports.runs.load_records(run_id, after=0, limit=_OPENING_RECORDS)
+    steps, flow = steps_of(records), flow_steps_in(opening)
+    if flow:
+        steps = flow_steps(steps, flow, run.frontier)
     waiting = waiting_for(run)
     return RunView(
         loaded,
@@ -90,7 +100,7 @@ async def view(ports: RunPorts, run_id: str) -> RunView:
         if run.head.state not in ("SCHEDULED", "RUNNING", "WAITING")
         else None,
         await _notice(ports, run, start),
-        steps_of(records),
+        steps,
         after > 0,
     )
 
@@ -113,6 +123,29 @@ def awaits_of(run: Run) -> list[dict[str, Any]]:
         }
         for path, begun in sorted(run.frontier.begun.items(), key=lambda item: item[0] not in run.awaits)
     ]
+
+
+def flow_steps_in(opening: list[RunRecord]) -> list[str]:
+    """The names of a flow's steps, as its first operation recorded them; empty for every other program."""
+    for said in (record.artifact for record in opening):
+        if isinstance(said, RunCheckpoint) and said.path == _FIRST and (said.kind, said.name) == ("step", FLOW_STEPS):
+            value = said.value.value if isinstance(said.value, InlineValue) else None
+            names = value.get("steps") if isinstance(value, dict) else None
+            return [str(name) for name in names] if isinstance(names, list) else []
+    return []
+
+
+def flow_steps(seen: list[StepView], flow: list[str], frontier: Frontier) -> list[StepView]:
+    """Of what was seen exactly the flow's steps, then those to come. What ended before the records that were looked at
+    is left out, as it is of other programs."""
+    steps = {step.path: step for step in seen if step.path != _FIRST}
+    for number, name in enumerate(flow, 2):
+        path = path_at(ROOT, number)
+        if number > frontier.positions and path not in steps:
+            has_begun = path in frontier.begun
+            status, tries = ("in_progress", frontier.try_of(path)) if has_begun else ("pending", 0)
+            steps[path] = StepView(path, "step", name, status=status, tries=tries)
+    return list(steps.values())
 
 
 def steps_of(records: list[RunRecord]) -> list[StepView]:
