@@ -21,13 +21,13 @@ def wait_for_it(name: str) -> str:
 
 
 @procedure(name="slow")
-async def slow(ctx: Context[None], input: str) -> list[str]:  # noqa: A002
+async def slow(ctx: Context[None], input: str) -> list[str]:
     first = await ctx.step("first", wait_for_it, input)
     return [first, await ctx.step("second", str.upper, input)]
 
 
 @procedure(name="reads-a-clock")
-def reads_a_clock(ctx: SyncContext[Any], input: None) -> float:  # noqa: A002
+def reads_a_clock(ctx: SyncContext[Any], input: None) -> float:
     return time.time()
 
 
