@@ -21,7 +21,7 @@ import re
 import sys
 import types
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA, GAP = "SCHEMA_VIOLATION", "STATE_SEQUENCE_GAP"
@@ -381,12 +381,72 @@ def judged(schemas: Schemas, section: str, vector: Any) -> Any:
 _ED25519 = (".hazmat.primitives.asymmetric", ".hazmat.primitives.asymmetric.ed25519")
 
 
+_P: Final = 2**255 - 19
+_L: Final = 2**252 + 27742317777372353535851937790883648493
+_D: Final = -121665 * pow(121666, _P - 2, _P) % _P
+_BASE_Y: Final = 4 * pow(5, _P - 2, _P) % _P
+Point = tuple[int, int, int, int]
+
+
+def _added(p: Point, q: Point) -> Point:
+    a, b = (p[1] - p[0]) * (q[1] - q[0]) % _P, (p[1] + p[0]) * (q[1] + q[0]) % _P
+    c, d = 2 * p[3] * q[3] * _D % _P, 2 * p[2] * q[2] % _P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % _P, g * h % _P, f * g % _P, e * h % _P
+
+
+def _times(factor: int, point: Point) -> Point:
+    result: Point = (0, 1, 1, 0)
+    while factor:
+        if factor & 1:
+            result = _added(result, point)
+        point, factor = _added(point, point), factor >> 1
+    return result
+
+
+def _point(raw: bytes) -> Point:
+    """RFC 8032, 5.1.3; ValueError for what is no point."""
+    number = int.from_bytes(raw, "little")
+    sign, y = number >> 255, number & ((1 << 255) - 1)
+    square = (y * y - 1) * pow(_D * y * y + 1, _P - 2, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if (x * x - square) % _P:
+        x = x * pow(2, (_P - 1) // 4, _P) % _P
+    if y >= _P or (x * x - square) % _P or (x == 0 and sign):
+        raise ValueError("no point of the curve")
+    x = _P - x if x & 1 != sign else x
+    return x, y, 1, x * y % _P
+
+
+class PlainPublicKey:
+    """Ed25519 (RFC 8032, 5.1.7) in plain Python: slow, and for verifying alone."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw, self._point = raw, _point(raw)
+
+    @classmethod
+    def from_public_bytes(cls, raw: bytes) -> PlainPublicKey:
+        return cls(raw)
+
+    def verify(self, signature: bytes, message: bytes) -> None:
+        r, s = signature[:32], int.from_bytes(signature[32:], "little")
+        if len(signature) != 64 or s >= _L:
+            raise ValueError("no signature")
+        h = int.from_bytes(hashlib.sha512(r + self._raw + message).digest(), "little") % _L
+        left = _times(s, _point(_BASE_Y.to_bytes(32, "little")))
+        right = _added(_point(r), _times(h, self._point))
+        same_x = (left[0] * right[2] - right[0] * left[2]) % _P == 0
+        if not same_x or (left[1] * right[2] - right[1] * left[2]) % _P:
+            raise ValueError("the signature does not fit")
+
+
 def load_verifier() -> Any:
-    """tools/verify.py as a module. It verifies signatures with `cryptography`, which may be absent: runs have none."""
+    """tools/verify.py as a module. It verifies signatures with `cryptography`; where that is absent, with what is
+    below."""
     if importlib.util.find_spec("cryptography") is None:
         for name in ("", ".exceptions", ".hazmat", ".hazmat.primitives", *_ED25519):
             absent = sys.modules[f"cryptography{name}"] = types.ModuleType(f"cryptography{name}")
-            vars(absent).update(InvalidSignature=ValueError, Ed25519PublicKey=None)
+            vars(absent).update(InvalidSignature=ValueError, Ed25519PublicKey=PlainPublicKey)
     spec = importlib.util.spec_from_file_location("verify", ROOT / "tools" / "verify.py")
     if spec is None or spec.loader is None:
         raise SystemExit("tools/verify.py cannot be loaded")

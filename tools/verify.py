@@ -19,11 +19,11 @@ A log that lost signed entries begins anew as ORIGIN/epoch-2, with the same key:
  2. The bundle's schemas are those whose digest is pinned below: this file's, whatever the bundle brings.
  3. Heads that you kept are within the tree. KEY has signed the bundle's last head, which is its tree.
  4. Covered entries come first, each in its place in the tree: all of it in a complete bundle, else each with a proof.
- 5. Each is in its place in its stream: schema, sequence, chain and digest, transition, binding. A person's decision is
-    signed by a key that a covered entry announced before it. One idempotency key makes one call. In a run every
-    operation comes at the next address, in the current attempt; an answer is of an intent that is open, wakes the run
-    exactly when that was all it waited for, and names what the trace, or the child, really answered; a question is
-    escalated as its intent says. A fork goes on from the very entry that it names.
+ 5. Each is in its place in its stream: schema, sequence, chain and digest, transition, binding. A person's decision or
+    answer is signed by a key that a covered entry announced before it. One idempotency key makes one call. In a run
+    every operation comes at the next address, in the current attempt; an answer is of an intent that is open, wakes
+    the run exactly when that was all it waited for, and names what the trace, or the child, really answered; a
+    question is escalated as its intent says. A fork goes on from the very entry that it names.
  6. Payloads are missing only where a covered erasure says so. A bundle of one tenant may withhold other tenants'
     artifacts on system streams: what is withheld vouches for nothing, and is counted.
  7. Entries without a leaf come last, on system streams only. Whether they hang together is told apart.
@@ -53,7 +53,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SCHEMAS = "21d7ebbc05fb6c2f905a0ef78249f253cd494b6e9965e1059255922325fec960"  # sha256sum schemas/* | sha256sum
+SCHEMAS = "127edc5c73b230d2b5cfc2119a8ee9f437ea17d1d11c046dc50ce03d56dc5069"  # sha256sum schemas/* | sha256sum
 GAP, CHECKSUM, TRANSITION = "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
 RECOVERY, SCHEMA, SIGNATURE, NOTE = "STATE_RECOVERY_FAILED", "SCHEMA_VIOLATION", "SIGNATURE_INVALID", "NOTE_INVALID"
 MALFORMED, BUNDLE, PROOF, FORKED = "INPUT_MALFORMED", "BUNDLE_INVALID", "PROOF_INVALID", "LOG_FORKED"
@@ -375,7 +375,7 @@ class Streams:
             need(is_bound and is_call and is_effect, CHECKSUM, "the artifact does not go with the ones before it")
             self.note(stream, number, name, artifact, known)
             if kind == "run":
-                self.follow(stream, number, name, artifact, entry, known)
+                self.follow(stream, number, name, artifact, payload or b"", entry, known)
         else:
             known["call"] = known["call_id"] = known["journal"] = None  # what is missing cannot be compared with
             self.counts["payloads withheld"] += is_system
@@ -395,7 +395,9 @@ class Streams:
                 is_own = artifact["idempotency_key"] is None or self.claims.setdefault(claim, stream) == stream
                 need(is_own, RECOVERY, "two traces made a call with one idempotency key")
             case "supervisor_decision" if artifact["decided_by"]["type"] in ("person", "withdrawal"):
-                self.verify_decision(artifact, known["tenant"])
+                added = ("policy_digest", "policy_ids", "signature")
+                text = written({f: v for f, v in artifact.items() if f not in added})
+                self.verify_signed(text, artifact["signature"], artifact["decided_by"]["id"], known["tenant"])
             case "policy_set" if artifact["policy_digest"] != sha256(artifact["text"].encode()):
                 raise Wrong(CHECKSUM, "a policy stands under another's name")
             case "signing_key":
@@ -413,12 +415,12 @@ class Streams:
                 is_told = said["note"].startswith(head) and said["size"] == artifact["kept_size"] + lost
                 need(is_next and is_told, CHECKSUM, "an epoch of the log does not follow the one before, or miscounts")
                 told.append(artifact)
-    def follow(self, stream: str, number: int, name: str, said: Json, entry: Json, known: Json) -> None:
+    def follow(self, stream: str, number: int, name: str, said: Json, raw: bytes, entry: Json, known: Json) -> None:
         """A run's journal, and what it says of other streams: that is compared when all were seen."""
         if name == "run_start":
             tenant = said["principal"]["tenant"]
             need(self.tenant in (None, tenant), BUNDLE, "a run of another tenant than the bundle's")
-            known["begun_by"] = said["parent"] and said["parent"]["intent_digest"]
+            known.update(tenant=tenant, begun_by=said["parent"] and said["parent"]["intent_digest"])
             self.counts["runs"] += 1
             known["journal"] = self.forked(said) if said["forked_from"] else Journal(said)
         elif known["journal"] is not None and not known["missing"]:
@@ -434,6 +436,12 @@ class Streams:
                 need(named == of, CHECKSUM, "the answer is not of what its intent names")
                 self.references.append((stream, number, of, field, found))
             known["journal"] = None if entry["to_state"] not in OPEN else journal
+        if name == "run_answer" and said["answered_by"]["type"] in ("person", "operator"):
+            # Cut out of the bytes, in which all that comes before each of the two is plain: not written again, because
+            # the value may hold fractions.
+            text = raw.replace(b',"signature":' + written(said["signature"]), b"", 1)
+            text = text.removesuffix(f',"wakes":"{said["wakes"]}"}}'.encode()) + b"}"
+            self.verify_signed(text, said["signature"], said["answered_by"]["id"], known["tenant"])
     def forked(self, start: Json) -> Journal | None:
         """A fork goes on from where its source stood; what had begun there begins anew."""
         origin, journal = start["forked_from"], Journal(start)
@@ -444,15 +452,15 @@ class Streams:
         if source is not None:
             journal.scopes, journal.tries = dict(source.scopes), dict(source.tries)
         return source and journal
-    def verify_decision(self, decision: Json, tenant: str) -> None:
-        """Signed by a key that a covered entry announced before: a gateway's, or that of whoever decided."""
-        nobody, signature = {"principal_id": "", "public_key": ""}, decision["signature"] or {"key_id": "", "value": ""}
+    def verify_signed(self, said: bytes, signature: Json | None, by: str, tenant: str) -> None:
+        """Signed by a key that a covered entry announced before: a gateway's, or that of whose word it is. What the
+        gateway added is not in `said`."""
+        nobody, signature = {"principal_id": "", "public_key": ""}, signature or {"key_id": "", "value": ""}
         gateway = self.keys.get(("default", signature["key_id"]), nobody)
         key = gateway if gateway["principal_id"] is None else self.keys.get((tenant, signature["key_id"]), nobody)
-        said = written({f: v for f, v in decision.items() if f not in ("policy_digest", "policy_ids", "signature")})
-        is_own = key["principal_id"] in (None, decision["decided_by"]["id"])
+        is_own = key["principal_id"] in (None, by)
         is_fit = is_own and is_signed(base64(key["public_key"]), base64(signature["value"]), said)
-        need(is_fit, SIGNATURE, "no key of whoever decided has signed this")
+        need(is_fit, SIGNATURE, "no key of whoever decided or answered has signed this")
     def end_covered(self) -> Iterator[Wrong]:
         """Step 6, when all that is covered was seen."""
         self.is_covered = False

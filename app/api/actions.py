@@ -8,17 +8,18 @@ from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field
 from starlette.responses import Response
 
 from app.api.openapi import DECISION_EXAMPLE, MOVED, PIN_STATE, request_body
+from app.api.signatures import SignatureText, own_signature
 from app.api.tool_calls import WaitMs
 from app.core import errors
 from app.core.canonical import canonical_enclosed
-from app.core.errors import InputMalformed, OutcomeUnknown, SchemaViolation, StoreUnavailable
+from app.core.errors import OutcomeUnknown, SchemaViolation, StoreUnavailable
 from app.core.limits import CALL_WAIT_MS, DOCUMENT_BYTES_MAX, STORE_ANSWER_MS
 from app.domain.identity import Principal
-from app.domain.ledger.documents import Name, Part, Sha256, Signature, Text, Time
+from app.domain.ledger.documents import Name, Part, Sha256, Text, Time
 from app.domain.tga.documents import JsonOutput, TraceId
 from app.domain.tga.execution import Answer
 from app.domain.tga.supervision import Ruling
@@ -57,7 +58,7 @@ class DecisionBody(Part):
     decision: Literal["APPROVE", "DENY"]
     action_request_digest: Sha256
     rationale: Text | None = None
-    signature: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]{86}==$")] | None = None
+    signature: SignatureText | None = None
     key_id: Name | None = None
     decided_at: Time | None = None
     wait_ms: WaitMs = CALL_WAIT_MS
@@ -96,12 +97,13 @@ class Actions:
         async with self._services.admitted(request) as principal:
             trace = await self._visible(request, principal, "decide")
             body = await read_body(request.scope, request.receive, DecisionBody)
+            signed = own_signature(body.signature, body.key_id, body.decided_at, "decided_at")
             ruling = Ruling(
                 decision=body.decision,
                 approver=principal,
                 action_request_digest=body.action_request_digest,
                 rationale=body.rationale,
-                signature=_signature(body),
+                signature=None if signed is None else signed[0],
                 decided_at=body.decided_at,
             )
             return await self._moved(trace, self._services.runtime.decide(trace, ruling, wait_ms=body.wait_ms))
@@ -179,22 +181,6 @@ class Actions:
             if answer.waiting is not None:  # what was asked for may still come to pass, or not
                 raise OutcomeUnknown("the gateway is stopping", stream=TRACE.stream(trace_id)) from None
             return moved(answer)
-
-
-def _signature(body: DecisionBody) -> Signature | None:
-    given = [body.signature is not None, body.key_id is not None, body.decided_at is not None]
-    if not any(given):
-        return None
-    if body.signature is None or body.key_id is None or body.decided_at is None:
-        raise InputMalformed(
-            "an incomplete signature",
-            expected="signature, key_id and decided_at together, or none of them",
-            found=f"{sum(given)} of the three",
-        )
-    try:
-        return Signature(algorithm="Ed25519", key_id=body.key_id, value=body.signature)
-    except ValidationError:
-        raise SchemaViolation("the body at /signature", expected="an Ed25519 signature in base64") from None
 
 
 def router(services: Services) -> APIRouter:

@@ -12,13 +12,15 @@ from starlette.responses import Response
 
 from app.api.openapi import request_body
 from app.api.run_documents import OwnRunId, RunDescribed, RunErasedDocument, RunStarted, RunStateDocument
+from app.api.signatures import SignatureText, own_signature
 from app.api.traces import json_answer
 from app.core import errors
 from app.core.errors import InputMalformed
 from app.core.limits import RUN_TAGS_MAX
 from app.domain.identity import Principal
-from app.domain.ledger.documents import Name, Part, Sha256, Text
+from app.domain.ledger.documents import Name, Part, Sha256, Text, Time
 from app.domain.runs.documents import Accepted, ForkedFrom, Resolved, RunPolicy
+from app.domain.runs.engine.answering import OwnSignature
 from app.domain.runs.engine.starting import StartRequest
 from app.domain.runs.engine.viewing import RunView, view
 from app.domain.runs.procedures import PolicySaid
@@ -38,6 +40,7 @@ OF_RUNS: Final = (
     errors.RunIdTaken,
     errors.RunAnswerUnasked,
     errors.RunAnswerInvalid,
+    errors.SignatureInvalid,
     errors.RunValueTooLarge,
     errors.RunPositionTaken,
     errors.SchemaViolation,
@@ -66,7 +69,10 @@ class StartBody(Part):
 
 
 class SignalBody(Part):
-    """Either `path` and `answer`, for a question that is open there, or `name` and `value`, for a signal."""
+    """Either `path` and `answer`, for a question that is open there, or `name` and `value`, for a signal.
+
+    An answer may bring `signature`, `key_id` and `answered_at`, together or not at all: without them the gateway signs.
+    """
 
     path: Path | None = None
     answer: Annotated[Any, Field(description="Any JSON value that fits the question.")] = None
@@ -74,6 +80,17 @@ class SignalBody(Part):
     name: Name | None = None
     value: Annotated[Any, Field(description="Any JSON value.")] = None
     signal_id: Name | None = None
+    signature: SignatureText | None = None
+    key_id: Name | None = None
+    answered_at: Time | None = None
+
+    @property
+    def own_signature(self) -> OwnSignature | None:
+        """The person's own; InputMalformed where it is incomplete, or of a signal."""
+        given = own_signature(self.signature, self.key_id, self.answered_at, "answered_at")
+        if given is not None and self.path is None:
+            raise InputMalformed("a signal is not signed", expected="an answer: `path` and `answer`", found="a name")
+        return None if given is None else OwnSignature(*given)
 
 
 class CancelBody(Part):
@@ -194,11 +211,17 @@ def router(services: Services) -> APIRouter:
             run_id = await run_seen_by(services, principal, request.path_params["run_id"], action)
             await _require_on(services, principal, action, run_id)
             parameters(request)
-            given = body.answer if is_answer else body.value
+            signed, given = body.own_signature, body.answer if is_answer else body.value
             value = await engine.starting.value_of(principal.tenant, given)
             if body.path is not None:
                 await engine.answering.answer(
-                    run_id, body.path, given, value, principal, intent_digest=body.intent_digest
+                    run_id,
+                    body.path,
+                    given,
+                    value,
+                    principal,
+                    intent_digest=body.intent_digest,
+                    signed=signed,
                 )
             elif body.name is not None:
                 signal_id = body.signal_id or services.clock.new_id()

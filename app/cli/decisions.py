@@ -12,9 +12,20 @@ import typer
 
 from app.cli.calls import show_answer
 from app.cli.client import GatewayClient, path_to
-from app.cli.run_acting import decide_question
+from app.cli.run_acting import decide_question, signing_with
 from app.cli.run_drawing import times
-from app.cli.running import AsJson, Limit, Rationale, StreamArgument, TraceArgument, Yes, refuse, run_over_http
+from app.cli.running import (
+    AsJson,
+    Limit,
+    Rationale,
+    SignAs,
+    SignWith,
+    StreamArgument,
+    TraceArgument,
+    Yes,
+    refuse,
+    run_over_http,
+)
 from app.cli.showing import (
     confirmed,
     note_own_only,
@@ -34,17 +45,9 @@ from app.domain.runs.transitions import RUN
 from app.domain.tga.documents import DecidedBy, SupervisorDecision
 from app.domain.tga.transitions import TRACE
 
-SignWith = Annotated[
-    Path | None,
-    typer.Option("--sign-with", metavar="KEYFILE", help="Sign with your own registered key (see `tga keys make`)."),
-]
 QuestionPath = Annotated[
     str | None,
     typer.Argument(metavar="[PATH]", help="With run:ID: which question, if several are open."),
-]
-SignAs = Annotated[
-    str | None,
-    typer.Option("--as", metavar="PRINCIPAL", help="With --sign-with: who you are to the gateway; it is signed too."),
 ]
 
 
@@ -102,10 +105,13 @@ def _decide(
     yes: bool,
 ) -> NoReturn:
     if RUN.has(trace_id):
-        if rationale is not None or sign_with is not None or principal is not None:
-            refuse("-r, --sign-with and --as go with calls; a run gets an answer and nothing else")
-        run_id, is_yes = RUN.identity_of(trace_id), decision == "APPROVE"
-        run_over_http(context, lambda client: decide_question(client, run_id, path, is_yes=is_yes, yes=yes))
+        if rationale is not None:
+            refuse("-r goes with calls; a run gets an answer and nothing else")
+        run_id, is_yes, signing = RUN.identity_of(trace_id), decision == "APPROVE", signing_with(sign_with, principal)
+        run_over_http(
+            context,
+            lambda client: decide_question(client, run_id, path, is_yes=is_yes, yes=yes, signing=signing),
+        )
     if path is not None:
         refuse("PATH goes with run:ID")
     if (sign_with is None) != (principal is None):

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.cli.client import GatewayClient, path_to
 from app.cli.run_drawing import STATUS_STYLE, canonical_or_json, duration, shown_value
 from app.cli.run_journal import Item, apart_ms, journal_of, read_journal
 from app.cli.run_looking import rests, show_what_next, wait_for_rest
+from app.cli.running import refuse
 from app.cli.showing import confirmed, is_watched, notes, output, print_json, printable, shown_json
-from app.core.canonical import parse_json
+from app.core.canonical import canonical_bytes, parse_json
 from app.core.errors import (
     ChecksumMismatch,
     InputMalformed,
+    InputTooLarge,
     ProcedureNotFound,
     RunAnswerInvalid,
     RunAnswerUnasked,
     TgaError,
 )
+from app.core.limits import RUN_INLINE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
 async def start_run(
@@ -77,7 +84,27 @@ def parsed_input(text: str) -> Any:
         raise
 
 
-async def answer_run(client: GatewayClient, run_id: str, path: str, text: str | None, *, is_json: bool) -> bool:
+class Signing(NamedTuple):
+    """A person's own key, and the name that they answer under."""
+
+    key: Ed25519PrivateKey
+    principal_id: str
+
+
+def signing_with(key_file: Path | None, principal_id: str | None) -> Signing | None:
+    """As --sign-with and --as say; they come together."""
+    if key_file is None and principal_id is None:
+        return None
+    if key_file is None or principal_id is None:
+        refuse("--sign-with and --as come together")
+    from app.cli.signing import load_private_key  # here, because cryptography takes long to load
+
+    return Signing(load_private_key(key_file), principal_id)
+
+
+async def answer_run(
+    client: GatewayClient, run_id: str, path: str, text: str | None, *, is_json: bool, signing: Signing | None = None
+) -> bool:
     """Show the question, and answer exactly that one. A value that does not fit leaves it open."""
     question = await open_question(client, run_id, path)
     if is_watched():
@@ -89,19 +116,54 @@ async def answer_run(client: GatewayClient, run_id: str, path: str, text: str | 
             )
         text = output.input("[dim]answer:[/] ")
     value = parse_json(text) if is_json else typed(text, question["request"]["answer_schema"])
-    return await send_answer(client, question, value)
+    return await send_answer(client, question, value, signing)
 
 
-async def send_answer(client: GatewayClient, question: Item, value: Any) -> bool:
+async def send_answer(client: GatewayClient, question: Item, value: Any, signing: Signing | None) -> bool:
     run_id = question["run_id"]
     body = {"path": question["path"], "answer": value, "intent_digest": question["artifact_digest"]}
+    if signing is not None:
+        body |= await _signature_of(client, question, value, signing)
     run = (await client.post(path_to("v1", "runs", run_id, "signals"), body)).document
     notes.print(printable(f"Answered {question['path']} of run {run_id}: {shown_json(value)}"), markup=False)
     _say(run)
     return True
 
 
-async def decide_question(client: GatewayClient, run_id: str, path: str | None, *, is_yes: bool, yes: bool) -> bool:
+async def _signature_of(client: GatewayClient, question: Item, value: Any, signing: Signing) -> dict[str, Any]:
+    """What is signed names the run as the log does, outside the default tenant with the tenant in front."""
+    if len(canonical_bytes(value)) > RUN_INLINE_BYTES_MAX:
+        raise InputTooLarge(
+            "an answer as large as this is kept beside the journal, and cannot be signed here",
+            expected=f"at most {RUN_INLINE_BYTES_MAX} bytes",
+            remedy="Answer without --sign-with: the gateway signs for you.",
+        )
+    from app.cli.signing import signed  # here, because cryptography and the documents take long to load
+    from app.clock import SystemClock
+    from app.domain.runs.documents import RunAnswer
+
+    (first,) = (await client.get(path_to("v1", "runs", question["run_id"], "entries"), limit=1))["items"]
+    answer = RunAnswer.made_of(
+        {
+            "run_id": first["entry"]["run_id"],
+            "path": question["path"],
+            "intent_digest": question["artifact_digest"],
+            "wakes": "NO",  # the gateway says that; it is not signed
+            "outcome": "OK",
+            "value": {"tier": "inline", "value": value},
+            "error": None,
+            "answered_by": {"type": "person", "id": signing.principal_id},
+            "answered_at": SystemClock().now(),
+            "signature": None,
+        }
+    )
+    signature = signed(answer, signing.key)
+    return {"signature": signature.value, "key_id": signature.key_id, "answered_at": answer.answered_at}
+
+
+async def decide_question(
+    client: GatewayClient, run_id: str, path: str | None, *, is_yes: bool, yes: bool, signing: Signing | None = None
+) -> bool:
     """Show the question whether the run may go on, and answer exactly that one with yes or no."""
     if path is None:
         run = await client.get(path_to("v1", "runs", run_id))
@@ -124,7 +186,7 @@ async def decide_question(client: GatewayClient, run_id: str, path: str | None, 
     if is_yes and not confirmed("Approve it?", yes=yes):
         notes.print("Nothing was answered.")
         return False
-    return await send_answer(client, question, is_yes)
+    return await send_answer(client, question, is_yes, signing)
 
 
 async def open_question(client: GatewayClient, run_id: str, path: str) -> Item:

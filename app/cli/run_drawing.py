@@ -184,7 +184,8 @@ def _result(operation: Operation, one: Try) -> Iterator[tuple[str, str]]:
             yield f"  trace {one.value['trace_id']}", "dim"
     if one.answered_by is not None and one.answered_by["type"] in ("person", "operator", "timer"):
         by = one.answered_by
-        yield printable(f"  by {by['id']}" if by["type"] != "timer" else f"  by time: {by['id']}"), "dim"
+        signed = f", signed with {one.signed_with}" if one.signed_with else ""
+        yield printable(f"  by {by['id']}{signed}" if by["type"] != "timer" else f"  by time: {by['id']}"), "dim"
 
 
 def waits_for(operation: Operation, one: Try) -> str:

@@ -31,6 +31,7 @@ class Try:
     joined: Any = None
     error: dict[str, Any] | None = None
     answered_by: dict[str, str] | None = None
+    signed_with: str | None = None  # the id of the key, of a person's answer
     took_ms: int | None = None
     logs: list[dict[str, str]] = field(default_factory=list)
     source: str | None = None
@@ -153,4 +154,5 @@ def _end(one: Try, item: Item) -> None:
     one.outcome = item["outcome"]
     one.value, one.joined, one.error = item.get("value"), item.get("joined"), item.get("error")
     one.answered_by, one.logs = item.get("answered_by"), item.get("logs") or []
+    one.signed_with = (item.get("signature") or {}).get("key_id")
     one.source, one.resume = item.get("source"), item.get("resume") or "snapshot"

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
@@ -130,6 +131,14 @@ Limit = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")]
 Tenant = Annotated[str, typer.Option("--tenant", help="Of this tenant.")]
+SignWith = Annotated[
+    Path | None,
+    typer.Option("--sign-with", metavar="KEYFILE", help="Sign with your own registered key (see `tga keys make`)."),
+]
+SignAs = Annotated[
+    str | None,
+    typer.Option("--as", metavar="PRINCIPAL", help="With --sign-with: who you are to the gateway; it is signed too."),
+]
 Rationale = Annotated[str | None, typer.Option("-r", "--rationale", help="Why; it goes on the record.")]
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Final
 
 import typer
 
-from app.cli.run_acting import answer_run, cancel_run, fork_run, retry_run, signal_run, start_run
+from app.cli.run_acting import answer_run, cancel_run, fork_run, retry_run, signal_run, signing_with, start_run
 from app.cli.run_comparing import diff_runs
 from app.cli.run_looking import show_run, show_runs, show_state, watch_run
-from app.cli.running import AsJson, Limit, Rationale, Yes, checked_run_id, refuse, run_over_http
+from app.cli.running import AsJson, Limit, Rationale, SignAs, SignWith, Yes, checked_run_id, refuse, run_over_http
 
 STATUSES: Final = (
     *("running", "waiting", "waiting_for_human", "completed", "failed", "cancelled", "parked", "diverged"),
@@ -113,6 +113,8 @@ def answer_command(
     is_json: Annotated[
         bool, typer.Option("--json", help="VALUE is JSON; without it the question says what it means.")
     ] = False,
+    sign_with: SignWith = None,
+    principal: SignAs = None,
 ) -> None:
     """Answer a question of a run. On a terminal the question is shown first; the first answer counts, and one that does
     not fit leaves the question open.
@@ -120,7 +122,8 @@ def answer_command(
     Where the question wants text VALUE is text, where it wants true or false yes and no do too; else it is JSON if it
     reads so.
     """
-    run_over_http(context, lambda client: answer_run(client, run_id, path, value, is_json=is_json))
+    signing = signing_with(sign_with, principal)
+    run_over_http(context, lambda client: answer_run(client, run_id, path, value, is_json=is_json, signing=signing))
 
 
 @commands.command("signal")

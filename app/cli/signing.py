@@ -16,6 +16,7 @@ from app.core.ed25519 import key_id_of
 from app.core.errors import SettingInvalid
 from app.core.limits import KEY_FILE_BYTES_MAX
 from app.domain.ledger.documents import Signature
+from app.domain.runs.documents import RunAnswer
 from app.domain.tga.documents import SupervisorDecision
 from app.keys.key_files import decoded, read_key
 
@@ -50,7 +51,7 @@ def load_public_key(path: Path) -> bytes:
     return decoded(written.decode("ascii", "replace"), str(path))
 
 
-def signed(decision: SupervisorDecision, key: Ed25519PrivateKey) -> Signature:
+def signed(decision: SupervisorDecision | RunAnswer, key: Ed25519PrivateKey) -> Signature:
     value = base64.b64encode(key.sign(decision.signed_bytes())).decode("ascii")
     return Signature(algorithm="Ed25519", key_id=key_id_of(key.public_key().public_bytes_raw()), value=value)
 

@@ -187,6 +187,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 tools=calls,
                 values=values,
                 secrets=SealedSecrets(blobs, values, salts, keyring),
+                signer=system.decision_signer,
                 schemas=BoundedSchemas(),
                 clock=clock,
                 executor_id=traces.executor_id,

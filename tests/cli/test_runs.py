@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def test_an_answer_of_the_wrong_type_leaves_the_question_open_and_the_first_righ
     late = run_world.tga("run", "answer", failed_run, "4", "no", TGA_API_KEY=supervisor)
     assert (late.returncode, "RUN_ANSWER_UNASKED" in late.stderr) == (1, True)
     (line,) = [line for line in timeline(run_world.tga("run", "show", failed_run)) if line.startswith("4 ")]
-    assert line.endswith("true  by ada")
+    assert "true  by ada, signed with ed25519:" in line
 
 
 def test_a_failed_run_says_where_and_goes_on_when_it_is_retried(
@@ -329,6 +330,38 @@ def test_a_question_of_a_run_is_approved_and_denied_like_a_call(run_world: World
         assert item["value"] == {"tier": "inline", "value": answer}
         hand.lease()
         hand.put(then=complete(None, 1))
+
+
+def test_an_answer_is_signed_with_ones_own_key_or_by_the_gateway(
+    run_world: World, hand: HandWorker, tmp_path: Path
+) -> None:
+    own, stranger = tmp_path / "own", tmp_path / "stranger"
+    own_id = run_world.tga("keys", "make", str(own)).stdout.strip()
+    run_world.tga("keys", "make", str(stranger))
+    assert run_world.tga("keys", "register", "admin", "--public-key", f"{own}.pub").returncode == 0
+    for run_id, *command in (
+        ("own-answer", "run", "answer", "own-answer", "1", "yes"),
+        ("own-approval", "approve", "run:own-approval", "--yes"),
+        ("gateways", "run", "answer", "gateways", "1", "no"),
+    ):
+        run_world.tga("run", "start", "onboard", "--id", run_id)
+        hand.lease()
+        hand.put(ask("1", "Go on?", YES_NO), then=suspend("1"))
+        if run_id != "gateways":
+            assert run_world.tga(*command, "--sign-with", str(own)).returncode == 2
+            for key, who in ((own, "somebody-else"), (stranger, "admin")):
+                told = run_world.tga(*command, "--sign-with", str(key), "--as", who)
+                assert (told.returncode, "SIGNATURE_INVALID" in told.stderr) == (1, True), told.stderr
+            command += ["--sign-with", str(own), "--as", "admin"]
+        told = run_world.tga(*command)
+        assert told.returncode == 0, told.stderr
+        (item,) = [i for i in run_world.json("run", "show", run_id)["journal"] if i["artifact_type"] == "run_answer"]
+        assert (item["signature"]["key_id"] == own_id) == (run_id != "gateways")
+        shown = run_world.tga("run", "show", run_id).stdout
+        assert f"by admin, signed with {item['signature']['key_id']}" in shown
+        hand.lease()
+        hand.put(then=complete(None, 1))
+        assert run_world.tga("verify", f"run:{run_id}").returncode == 0
 
 
 def test_what_the_scheduler_keeps_is_made_anew_from_the_streams(run_world: World, hand: HandWorker) -> None:

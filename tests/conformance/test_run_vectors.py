@@ -24,7 +24,7 @@ Json = dict[str, Any]
 FILE = VECTORS_FILE.with_name("run_vectors.json")
 DOCUMENT: Json = json.loads(FILE.read_text("utf-8"))
 VECTORS: list[Json] = DOCUMENT["run_vectors"]
-_ENTRY = {"run": "run_log_entry", "trace": "execution_log_entry"}
+_ENTRY = {"run": "run_log_entry", "trace": "execution_log_entry", "system": "system_log_entry"}
 
 
 def lines_of(vector: Json) -> list[EntryLine]:

@@ -8,6 +8,7 @@ import pytest
 
 from app.core.errors import RunNotFound
 from app.domain.log.bundle import Filter, Manifest
+from app.domain.runs.documents import RunAnswer
 from app.postgres.ledger import PostgresLedger
 from tests.export.changing import lines_of, write_lines
 from tests.export.world import World, judge, judge_alone, run_alone, run_ledger
@@ -49,6 +50,28 @@ async def test_what_the_fold_does_not_admit_is_found_by_both_at_its_entry(
     assert judge(tmp_path / "bundle", world.verifier_key).findings == expected
     alone = judge_alone(tmp_path / "bundle", world.verifier_key).findings
     assert alone == ([] if name in _LEFT_TO_THE_COMMAND else expected)
+
+
+@pytest.mark.parametrize("by", ["alice", "bob"])
+async def test_what_a_person_answered_is_theirs_for_both_verifiers(by: str, world: World, tmp_path: Path) -> None:
+    """The key is alice's: what stands under another name is nobody's word."""
+    await world.announce()
+    run = samples.SampleRun("r")
+    run.add("attempt", 1)
+    asked = run.add("intent", "1", "ask", "pay")
+    run.add("suspension", "1")
+    answer = run.made("answer", "1", asked, "person", wakes="YES", answered_by={"type": "person", "id": by})
+    assert isinstance(answer, RunAnswer)
+    run.append(world.signed(answer))
+    await samples.store(PostgresLedger(world.sessions), run)
+    await world.sequence()
+    await world.export(tmp_path / "bundle", Filter(run_id="r"))
+    verdict = judge(tmp_path / "bundle", world.verifier_key)
+    alone = judge_alone(tmp_path / "bundle", world.verifier_key)
+    expected = [] if by == "alice" else [("SIGNATURE_INVALID", "run:r", 5)]
+    assert verdict.findings == alone.findings == expected
+    assert verdict.report is not None
+    assert verdict.report.streams.signatures == (by == "alice")
 
 
 async def test_what_a_run_says_of_missing_or_other_streams_is_found_by_both(world: World, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,6 +23,7 @@ from app.core.note import VerifierKey
 from app.domain.log.bundle import Filter, Manifest
 from app.domain.log.bundle_verification import BundleReport, verify_bundle
 from app.domain.log.heads import SignedHead, fits
+from app.domain.runs.documents import RunAnswer
 from app.domain.runs.verification import stream_checks
 from app.domain.system.documents import SigningKey
 from app.domain.system.log import SystemLog
@@ -56,6 +57,8 @@ from tests.traces import (
 )
 
 TOOL = Path(__file__).parents[2] / "tools" / "verify.py"
+
+Signed = TypeVar("Signed", SupervisorDecision, RunAnswer)
 
 
 @dataclass
@@ -120,13 +123,13 @@ class World:
         artifacts: list[ArtifactDocument] = [request, decision, call, tool_effect(call)]
         return records_of(*artifacts)
 
-    def signed(self, decision: SupervisorDecision) -> SupervisorDecision:
+    def signed(self, decision: Signed) -> Signed:
         signature = {
             "algorithm": "Ed25519",
             "key_id": key_id_of(self.person.public_key().public_bytes_raw()),
             "value": b64encode(self.person.sign(decision.signed_bytes())).decode(),
         }
-        return SupervisorDecision.model_validate({**decision.to_json(), "signature": signature})
+        return type(decision).model_validate({**decision.to_json(), "signature": signature})
 
     async def sequence(self) -> SignedHead:
         """Every entry a leaf, and a signed head over them, as a gateway does it."""

@@ -110,6 +110,7 @@ async def open_engine(
                 tools=NoTools(),
                 values=values,
                 secrets=SealedSecrets(blobs, values, salts, KEYS),
+                signer=system.decision_signer,
                 schemas=BoundedSchemas(),
                 clock=clock,
                 executor_id=traces.executor_id,

@@ -76,6 +76,7 @@ def start(run_id: str = "r", **changed: Any) -> RunStart:
         "parent": None,
         "forked_from": None,
         "policy": POLICY,
+        "allowed_by": {"policy_digest": "b" * 64, "policy_ids": ["agents-start"]},
         "tags": ["nightly"],
     }
     return RunStart.made_of({**fields, **changed})

@@ -79,7 +79,7 @@ async def open_runs(
     limits: LimitsConfig | None = None,
     **options: Any,
 ) -> AsyncIterator[Runs]:
-    async with open_engine(database.gateway_url, **options) as engine:
+    async with open_engine(database.gateway_url, folder=folder / "blobs", **options) as engine:
         world = World(database, sessions, ledger, folder, runs=engine.engine)
         async with world.open(limits) as front:
             yield Runs(front, engine)

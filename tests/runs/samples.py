@@ -57,7 +57,7 @@ def nested() -> SampleRun:
     asked = run.add("intent", "2:2.1", "ask", "pay")
     run.add("suspension", "2:1.1", "2:2.1", wake="ALL")
     run.add("answer", "2:1.1", slept, "timer")
-    run.add("answer", "2:2.1", asked, "person", wakes="YES")
+    run.add("answer", "2:2.1", asked, "timer", wakes="YES")
     run.add("attempt", 2)
     run.add("attempt", 2, "LOST")
     run.add("attempt", 3)

@@ -102,6 +102,11 @@ DEFECTS: dict[str, tuple[Callable[[], SampleRun], Callable[[SampleRun], RunDocum
         lambda r: r.made("answer", "2", r.last_digest, "person"),
         "RUN_ANSWER_UNASKED",
     ),
+    "answer_that_nobody_signed": (
+        lambda: _with_intent("ask", name="pay"),
+        lambda r: r.made("answer", "2", r.last_digest, "person"),
+        "SIGNATURE_INVALID",
+    ),
     "wrong_attempt": (_running, lambda r: r.made("checkpoint", "2", attempt=2), "STATE_CONCURRENT_EXECUTION"),
     "wrong_wakes": (
         _waiting,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import hashlib
 from typing import Any, Final
 
+import rfc8785
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from vectors.documents import EXECUTOR_ID, GENESIS, Json, digest, log_of, seal, time_at
+from vectors.system import append, signing_key
 
 STATES: Final = ("SCHEDULED", "RUNNING", "WAITING", "FAILED", "PARKED", "DIVERGED", "COMPLETED", "CANCELLED")
 PROGRAM: Final = digest("the program")
@@ -71,6 +77,7 @@ _FIELDS: Final[dict[str, Json]] = {
             "on_parent_end": "cancel",
             "retention": "keep",
         },
+        "allowed_by": {"policy_digest": digest("the policy"), "policy_ids": ["agents-start"]},
         "tags": ["nightly"],
     },
     "run_attempt": {
@@ -163,6 +170,26 @@ def document(name: str, run_id: str = "r", /, **changes: Any) -> Json:
     return {"schema_id": f"tga/v1/{name}", "schema_version": "1.0", "run_id": run_id, **said}
 
 
+# Keys of vectors, from seeds that everybody has: they protect nothing.
+_SEEDS: Final = {None: "gateway", "ann": "ann", "bob": "bob"}
+_UNSIGNED: Final = ("wakes", "signature")
+
+
+def key_pair(owner: str | None) -> tuple[Ed25519PrivateKey, str, str]:
+    """The private key of a person, or, None, of the gateway; its id, and its public half in base64."""
+    private = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"vector key of {_SEEDS[owner]}".encode()).digest())
+    public = private.public_key().public_bytes_raw()
+    return private, f"ed25519:{hashlib.sha256(public).hexdigest()[:16]}", base64.b64encode(public).decode()
+
+
+def signed(answer: Json, *, key_of: str | None = None) -> Json:
+    """The answer with a signature over all but what the gateway adds, by the gateway's key or a person's own."""
+    private, key_id, _ = key_pair(key_of)
+    said = rfc8785.dumps({name: value for name, value in answer.items() if name not in _UNSIGNED})
+    value = base64.b64encode(private.sign(said)).decode()
+    return {**answer, "signature": {"algorithm": "Ed25519", "key_id": key_id, "value": value}}
+
+
 TOOL_TRACE: Final[list[Json]] = log_of(("action_request", "approval", "tool_call", "success"))
 TRACE_STREAM: Final = f"trace:{TOOL_TRACE[0]['entry']['trace_id']}"
 
@@ -173,10 +200,29 @@ class Log:
     def __init__(self) -> None:
         self.records: list[Json] = []
         self._heads: dict[str, tuple[int, str, str]] = {}
+        self._system: list[Json] = []
 
     def add(self, name: str, run_id: str = "r", /, *, entry: Json | None = None, **changes: Any) -> str:
-        """Append to a run, as the table leads; `entry` replaces fields of the entry. The digest of the artifact."""
-        return self.put(document(name, run_id, **changes), entry=entry)
+        """Append to a run, as the table leads; `entry` replaces fields of the entry. The digest of the artifact. What a
+        person answers is signed by the gateway, whose key is announced before, unless a signature is given."""
+        said = document(name, run_id, **changes)
+        if (
+            name == "run_answer"
+            and said["answered_by"]["type"] in ("person", "operator")
+            and "signature" not in changes
+        ):
+            self.announce(None)
+            said = signed(said)
+        return self.put(said, entry=entry)
+
+    def announce(self, owner: str | None, **changes: Any) -> None:
+        """The system stream says whose key this is; once."""
+        _, key_id, public_key = key_pair(owner)
+        key = {"key_id": key_id, "public_key": public_key, "principal_id": owner, **changes}
+        step = signing_key(**key)
+        if all(step[1] != record["artifact"] for record in self._system):
+            self._system = append(self._system, step)
+            self.records.append({"stream": "system:default", **self._system[-1]})
 
     def put(self, said: Json, *, entry: Json | None = None) -> str:
         run_id, name = said["run_id"], said["schema_id"].removeprefix("tga/v1/")

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from vectors.documents import GENESIS, OTHER_DIGEST, Json, digest, seal, time_at
-from vectors.run_documents import INLINE, LEADS, STATES, TOOL_TRACE, Log, document
+from vectors.run_documents import INLINE, LEADS, STATES, TOOL_TRACE, Log, document, signed
 
 SCHEMA, GAP, CHECKSUM = "SCHEMA_VIOLATION", "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH"
 TRANSITION, RECOVERY, FENCED = "STATE_INVALID_TRANSITION", "STATE_RECOVERY_FAILED", "STATE_CONCURRENT_EXECUTION"
+SIGNATURE = "SIGNATURE_INVALID"
 TAKEN, AHEAD, UNASKED = "RUN_POSITION_TAKEN", "RUN_POSITION_GAP", "RUN_ANSWER_UNASKED"
 DESCRIPTION: Final = (
     "Golden vectors of runs. The records of all streams stand in the order of their commits; for each, the checks "
@@ -193,6 +194,7 @@ def sound_runs() -> Iterator[Json]:
     tried.add("run_checkpoint", path="2", try_number=2)
     yield sound("tried_again", tried)
     yield sound("failed_and_retried", retried())
+    yield from sound_signatures()
     yield from every_transition()
 
 
@@ -362,6 +364,7 @@ def broken_folds() -> Iterator[Json]:
     yield then("tool_that_is_escalated", UNASKED, "run_escalation", log, intent_digest=log_intent)
     asked.add("run_answer", intent_digest=intent, answered_by=person, wakes="YES")
     yield then("escalated_after_its_answer", UNASKED, "run_escalation", asked, intent_digest=intent)
+    yield from broken_signatures()
     step, intent = begun("step")
     yield then("waits_for_a_step", TRANSITION, "run_suspension", step)
     yield then("step_that_is_answered", UNASKED, "run_answer", step, intent_digest=intent)
@@ -407,6 +410,82 @@ def broken_folds() -> Iterator[Json]:
     yield refused("retried_what_did_not_fail", TAKEN, retried(reopens=["1"]))
     again_log = _leased_again()
     yield then("retried_as_the_first_try", CHECKSUM, "run_checkpoint", again_log, path="2.2", attempt=2)
+
+
+ODD: Final[Json] = {"tier": "inline", "value": {"signature": None, "small": 1e-7, "wakes": "NO", "wakes_": [0.5]}}
+
+
+def answered(by: str = "ann", **changes: Any) -> Json:
+    """A person's answer to the question of `waiting("ask")`, not yet signed."""
+    intent = waiting("ask")[1]
+    who = {"type": "person", "id": by}
+    return document("run_answer", "r", **{"intent_digest": intent, "answered_by": who, "wakes": "YES", **changes})
+
+
+def signed_by(key_of: str | None, answer: Json, *, announced: str | None = None, **key: Any) -> Log:
+    """The question, and its answer under a key that the system stream knows as `announced` says."""
+    log, _ = waiting("ask")
+    log.announce(announced, **key)
+    log.put(signed(answer, key_of=key_of))
+    return log
+
+
+def sound_signatures() -> Iterator[Json]:
+    yield sound("answer_signed_by_the_gateway", signed_by(None, answered()))
+    yield sound("answer_signed_by_who_gave_it", signed_by("ann", answered(), announced="ann"))
+    yield sound("answer_that_holds_what_is_not_signed", signed_by(None, answered(value=ODD)))
+    late = signed_by("ann", answered(), announced="ann")
+    late.announce("ann", change="retired")
+    yield sound("answer_signed_by_a_key_that_was_retired_later", late)
+
+
+def broken_signatures() -> Iterator[Json]:
+    """Nobody can put words into a person's mouth: not without a key, nor with another's."""
+    unsigned, _ = waiting("ask")
+    unsigned.announce(None)
+    unsigned.put(answered())
+    yield refused("answer_that_is_not_signed", SIGNATURE, unsigned)
+    operators, intent = waiting("tool")
+    who = {"type": "operator", "id": "olga"}
+    operators.add("run_answer", intent_digest=intent, answered_by=who, wakes="YES", signature=None)
+    yield refused("answer_of_an_operator_that_is_not_signed", SIGNATURE, operators)
+    unknown, _ = waiting("ask")
+    unknown.put(signed(answered()))
+    yield refused("answer_signed_by_a_key_that_nobody_announced", SIGNATURE, unknown)
+    yield refused("answer_signed_by_another_person", SIGNATURE, signed_by("bob", answered(), announced="bob"))
+    swapped = signed(answered(), key_of="ann")
+    log, _ = waiting("ask")
+    log.announce("ann")
+    log.put({**swapped, "value": {"tier": "inline", "value": False}})
+    yield refused("answer_that_was_changed_under_its_signature", SIGNATURE, log)
+    for field, other in (
+        ("path", "2"),
+        ("answered_at", time_at(3001)),
+        ("answered_by", {"type": "person", "id": "bob"}),
+        ("answered_by", {"type": "operator", "id": "ann"}),
+    ):
+        log, _ = waiting("ask")
+        log.announce("ann")
+        log.put({**signed({**answered(), field: other}, key_of="ann"), field: answered()[field]})
+        title = other["type"] if isinstance(other, dict) and other["id"] == "ann" else field
+        yield refused(f"answer_whose_signature_is_over_another_{title}", SIGNATURE, log)
+    renamed, _ = waiting("ask")
+    renamed.announce("bob")
+    mine = signed(answered("bob"), key_of="bob")
+    renamed.put({**mine, "answered_by": {"type": "person", "id": "ann"}})
+    yield refused("answer_under_another_name", SIGNATURE, renamed)
+    late, _ = waiting("ask")
+    late.put(signed(answered()))
+    late.announce(None)
+    yield refused("answer_whose_key_was_announced_after_it", SIGNATURE, late, at=5)
+    again, intent = waiting("ask")
+    again.announce("ann")
+    first = signed(answered(), key_of="ann")
+    again.put(first)
+    again.add("run_attempt", attempt=2)
+    asked = again.add("run_intent", path="2", kind="ask", name="ask-2", attempt=2)
+    again.put({**first, "path": "2", "intent_digest": asked, "wakes": "NO"})
+    yield refused("answer_that_was_given_to_another_question", SIGNATURE, again)
 
 
 def _leased_again() -> Log:

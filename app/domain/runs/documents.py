@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from app.core.canonical import canonical_bytes
 from app.core.limits import (
     RUN_AWAITS_MAX,
     RUN_ENTRIES_MAX,
@@ -105,6 +106,13 @@ class RunPolicy(Part):
     retention: Literal["keep", "delete_on_success"]
 
 
+class AllowedBy(Part):
+    """The policy's word on a start: its text, by digest, and which of its rules said so."""
+
+    policy_digest: Sha256 | None
+    policy_ids: Annotated[list[Name], Field(max_length=64)]
+
+
 class RunStart(RunDocument):
     artifact_type: ClassVar[RunArtifactType] = "run_start"
     schema_id: Literal["tga/v1/run_start"] = "tga/v1/run_start"
@@ -118,6 +126,7 @@ class RunStart(RunDocument):
     parent: Parent | None
     forked_from: ForkedFrom | None
     policy: RunPolicy
+    allowed_by: AllowedBy
     tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)]
 
     @model_validator(mode="after")
@@ -239,7 +248,8 @@ class AnsweredBy(Part):
 
 
 class RunAnswer(RunDocument):
-    """What others did for an operation that has begun. RETRY: it is tried again under a new intent."""
+    """What others did for an operation that has begun. RETRY: it is tried again under a new intent. A person's is
+    signed, by their own key or by the gateway for them; all others' say nothing in `signature`."""
 
     artifact_type: ClassVar[RunArtifactType] = "run_answer"
     schema_id: Literal["tga/v1/run_answer"] = "tga/v1/run_answer"
@@ -260,6 +270,23 @@ class RunAnswer(RunDocument):
         if self.outcome == "OK" and self.value is None:
             raise ValueError("an answer that is OK has a value")
         return self
+
+    @property
+    def is_of_a_person(self) -> bool:
+        return self.answered_by.type in ("person", "operator")
+
+    @property
+    def signer_id(self) -> str:
+        """The principal who answered."""
+        return self.answered_by.id
+
+    def signed_bytes(self) -> bytes:
+        """What its signature is over: the question, the answer, who and when; not whether it wakes the run, which the
+        gateway adds."""
+        body = self.to_json()
+        for added in ("wakes", "signature"):
+            del body[added]
+        return canonical_bytes(body)
 
 
 class RunEscalation(RunDocument):

@@ -2,10 +2,11 @@
 
 Steps by the numbers of app/domain/ledger/verification.py. In step 6 the record is folded (replay.py: attempts,
 frontier, intents and answers, whom an answer wakes); a fork goes on from what its source folds to at the entry that it
-names; an answer of a tool names the last artifact of the very trace that its intent named, one of a child the last
-entry of the very run, and a child was begun by the intent that names it. In step 7 a checkpoint is what the journal
-folds to, and stands where one is due (I4). In step 11 the head says of the birth what the birth says, and no claim,
-dispatch attempt or secret stands where there can be none.
+names; a person's answer is signed by a key that a system stream announced before it; an answer of a tool names the last
+artifact of the very trace that its intent named, one of a child the last entry of the very run, and a child was begun
+by the intent that names it. In step 7 a checkpoint is what the journal folds to, and stands where one is due (I4). In
+step 11 the head says of the birth what the birth says, and no claim, dispatch attempt or secret stands where there can
+be none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 from app.core.canonical import JsonValue
 from app.core.chain import Head
 from app.core.errors import BundleInvalid, ChecksumMismatch, RecoveryFailed, TgaError
+from app.domain.identity import DEFAULT_TENANT
 from app.domain.ledger.checks import (
     AnyRecord,
     EntryPlace,
@@ -34,7 +36,7 @@ from app.domain.runs.replay import RUN_DOCUMENTS, Run, fold_planned
 from app.domain.runs.requests import ChildRequest, ToolRequest
 from app.domain.runs.transitions import RUN
 from app.domain.runs.values import ChildValue, EffectValue
-from app.domain.system.verification import SigningKeys, SystemKind
+from app.domain.system.verification import SIGNED, SigningKeys, SystemKind, verify_signature_of
 from app.domain.tga.seals import Unseals
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.verification import TraceKind
@@ -45,7 +47,7 @@ _FORKED: Final = b'"forked_from":{'
 def stream_checks(*, unseals: Unseals | None = None) -> Kinds:
     """Every kind of stream that a gateway writes, for one walk. Without `unseals` sealed secrets are not opened."""
     keys = SigningKeys()
-    kinds: tuple[KindChecks, ...] = (SystemKind(keys), TraceKind(keys, unseals), RunKind())
+    kinds: tuple[KindChecks, ...] = (SystemKind(keys), TraceKind(keys, unseals), RunKind(keys))
     return {kind.name: kind for kind in kinds}
 
 
@@ -61,13 +63,20 @@ class RunKind(KindChecks):
         "DIVERGED": frozenset({"operator"}),
     }
 
+    def __init__(self, keys: SigningKeys) -> None:
+        self.keys = keys
+
     def begin(self, stored: StoredStream | None = None) -> StreamChecks:
-        return _RunStream(keeps_start=stored is not None)
+        return _RunStream(self, keeps_start=stored is not None)
 
     def restore(self, kept: JsonValue) -> StreamChecks:
         read: dict[str, Any] = kept  # type: ignore[assignment]
         run = None if read["run"] is None else Run.from_json(read["run"])
-        return _RunStream(run, read["is_known"], dict(read["named"]), begun_by=read["begun_by"])
+        named, tenant = dict(read["named"]), read["tenant"]
+        return _RunStream(self, run, read["is_known"], named, tenant=tenant, begun_by=read["begun_by"])
+
+    def rests_on_order(self, row: StoredEntry) -> bool:
+        return row.artifact is not None and SIGNED in row.artifact
 
     def origin_of(self, artifact: bytes) -> EntryPlace | None:
         if _FORKED not in artifact:
@@ -83,9 +92,11 @@ class RunKind(KindChecks):
 class _RunStream(StreamChecks):
     """What is remembered of one run. `keeps_start`: the end will be compared with it; a bundle has no such end."""
 
+    kind: RunKind
     run: Run | None = None  # what the journal folds to, as long as it is known and needed
     is_known: bool = True
     named: dict[str, str] = field(default_factory=dict)  # by address that has begun: which trace or run it is
+    tenant: str | None = None
     keeps_start: bool = False
     start: RunStart | None = None
     begun_by: str | None = None
@@ -96,7 +107,7 @@ class _RunStream(StreamChecks):
     def note(self, record: AnyRecord) -> None:
         self.last_number = record.entry.sequence_number
         if isinstance(record.artifact, RunStart):
-            parent = record.artifact.parent
+            parent, self.tenant = record.artifact.parent, record.artifact.principal.tenant
             self.begun_by = None if parent is None else parent.intent_digest
             if self.keeps_start:
                 self.start = record.artifact
@@ -121,6 +132,8 @@ class _RunStream(StreamChecks):
             self._verify_named(record, EntryPlace(record.stream, entry.sequence_number), walk)
             if entry.to_state in RUN.terminal_states and not self.keeps_start:
                 self.run, self.is_known, self.named = None, False, {}
+        if isinstance(artifact, RunAnswer) and artifact.is_of_a_person:
+            verify_signature_of(artifact, self.kind.keys, self.tenant or DEFAULT_TENANT, row, walk)
 
     def _find_source(self, start: RunStart, walk: Walking) -> Run | None:
         """Of a fork: the run that it goes on from, as it stood. The fold is not known where that is not known."""
@@ -212,6 +225,7 @@ class _RunStream(StreamChecks):
             "is_known": self.is_known,
             "named": dict(self.named),
             "run": None if self.run is None else self.run.to_json(),
+            "tenant": self.tenant,
         }
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from app.core.errors import RecoveryFailed, TgaError
+from app.core.errors import RecoveryFailed, SignatureInvalid, TgaError
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.ledger.checks import AnyRecord, Erased, KindChecks, Standing, StreamChecks, Walking
 from app.domain.ledger.stored import StoredEntry, StoredErasure, StoredStream
+from app.domain.system.decision_signer import Signed, verify_decision_signature
 from app.domain.system.documents import SYSTEM, Erasure, LogEpoch, SigningKey, SystemDocument
 from app.domain.system.log import SYSTEM_DOCUMENTS, KnownKey, verify_epoch, verify_names
 
 _KEY_TYPE: Final = b'"signing_key"'
+SIGNED: Final = b'"signature":{'  # what rests on the order of the tree: the key was announced before
 
 
 class _Announcement(NamedTuple):
@@ -50,6 +52,21 @@ class SigningKeys:
             if before is None or (leaf_index is not None and leaf_index < before):
                 return key
         return None
+
+
+def verify_signature_of(document: Signed, keys: SigningKeys, tenant: str, row: StoredEntry, walk: Walking) -> None:
+    """SignatureInvalid unless the document is signed by a key that a system stream announced before it, for whoever
+    speaks in it."""
+    if document.signature is None:
+        raise SignatureInvalid("the decision is not signed", expected="a signature", found="none")
+    key_id = document.signature.key_id
+    known = keys.find(tenant, key_id, before=row.leaf_index)
+    if known is None:
+        since = ", announced after the decision" if keys.find(tenant, key_id) is not None else ""
+        raise SignatureInvalid("no system stream knows the key", found=key_id + since)
+    verify_decision_signature(document, known)
+    walk.report.signatures += 1
+    walk.report.signatures_by_retired_keys += known.is_retired
 
 
 class _SystemStream(StreamChecks):

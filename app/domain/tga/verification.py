@@ -14,14 +14,13 @@ from typing import Any, Final
 
 from app.core.canonical import JsonValue
 from app.core.digest import Digest
-from app.core.errors import BundleInvalid, RecoveryFailed, SequenceGap, SignatureInvalid, TgaError
+from app.core.errors import BundleInvalid, RecoveryFailed, SequenceGap, TgaError
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.ledger.checks import AnyRecord, KindChecks, Standing, StreamChecks, Walking
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream, Summary
-from app.domain.system.decision_signer import verify_decision_signature
-from app.domain.system.verification import SigningKeys
+from app.domain.system.verification import SIGNED, SigningKeys, verify_signature_of
 from app.domain.tga.checkpoints import verify_erased_checkpoint, verify_stored_checkpoint
 from app.domain.tga.documents import ActionRequest, SupervisorDecision, ToolCall, ToolEffect
 from app.domain.tga.execution_state import ExecutionState
@@ -30,7 +29,6 @@ from app.domain.tga.replay import TRACE_DOCUMENTS, fold_linked
 from app.domain.tga.seals import Unseals, seal_errors
 from app.domain.tga.transitions import TRACE
 
-_SIGNED: Final = b'"signature":{'
 _SIGNERS: Final = ("person", "withdrawal")
 
 
@@ -55,7 +53,7 @@ class TraceKind(KindChecks):
         return trace
 
     def rests_on_order(self, row: StoredEntry) -> bool:
-        return row.artifact is not None and _SIGNED in row.artifact
+        return row.artifact is not None and SIGNED in row.artifact
 
 
 @dataclass(slots=True)
@@ -99,27 +97,12 @@ class _Trace(StreamChecks):
                     "a trace of another tenant than the bundle's", expected=walk.tenant, found=self.tenant
                 )
         elif isinstance(artifact, SupervisorDecision):
-            self._verify_signature(artifact, row, walk)
+            if artifact.decided_by.type in _SIGNERS:
+                verify_signature_of(artifact, self.kind.keys, self.tenant or DEFAULT_TENANT, row, walk)
         elif isinstance(artifact, ToolCall):
             self._verify_single_call(record.stream, walk)
         if entry.to_state in TRACE.terminal_states and not self.keeps_request:
             self.state = None
-
-    def _verify_signature(self, decision: SupervisorDecision, row: StoredEntry, walk: Walking) -> None:
-        """A decision of a person, or a withdrawal, is signed by a key that a system stream announced before it, for
-        whoever decided."""
-        if decision.decided_by.type not in _SIGNERS:
-            return
-        if decision.signature is None:
-            raise SignatureInvalid("the decision is not signed", expected="a signature", found="none")
-        keys, tenant, key_id = self.kind.keys, self.tenant or DEFAULT_TENANT, decision.signature.key_id
-        known = keys.find(tenant, key_id, before=row.leaf_index)
-        if known is None:
-            since = ", announced after the decision" if keys.find(tenant, key_id) is not None else ""
-            raise SignatureInvalid("no system stream knows the key", found=key_id + since)
-        verify_decision_signature(decision, known)
-        walk.report.signatures += 1
-        walk.report.signatures_by_retired_keys += known.is_retired
 
     def _verify_single_call(self, stream: str, walk: Walking) -> None:
         """I2: of all calls with one key, one is made."""

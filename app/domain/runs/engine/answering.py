@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.core.errors import RunAnswerInvalid, RunAnswerUnasked, RunEnded
 from app.core.limits import RUN_PAGE_RECORDS_MAX
 from app.domain.identity import Principal
+from app.domain.ledger.documents import Signature
 from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunError, RunIntent, RunResumption, RunSignal
 from app.domain.runs.engine.artifacts import answer_of, verify_size
 from app.domain.runs.engine.ports import RunPorts
@@ -21,6 +23,14 @@ from app.domain.runs.transitions import RUN
 from app.domain.runs.values import Value
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSignature:
+    """A person has signed their answer themselves, and says when they gave it."""
+
+    signature: Signature
+    answered_at: str
+
+
 class Answering:
     def __init__(self, ports: RunPorts, table: RunTable) -> None:
         self._ports = ports
@@ -28,12 +38,20 @@ class Answering:
         self._table = table
 
     async def answer(
-        self, run_id: str, path: str, answer: Any, value: Value, principal: Principal, *, intent_digest: str | None
+        self,
+        run_id: str,
+        path: str,
+        answer: Any,
+        value: Value,
+        principal: Principal,
+        *,
+        intent_digest: str | None,
+        signed: OwnSignature | None = None,
     ) -> str:
         """A person's answer to a question of the run; the state it leaves. The first one counts; told again by the same
-        person it changes nothing.
+        person it changes nothing. The gateway signs it for the person, unless they have `signed` it themselves.
 
-        RunAnswerUnasked: no such question is open. RunAnswerInvalid: it stays open.
+        RunAnswerUnasked: no such question is open. RunAnswerInvalid, SignatureInvalid: it stays open.
         """
         verify_size(value, "the answer")
 
@@ -52,11 +70,19 @@ class Answering:
                 misfit = self._ports.schemas.misfit(intent.request.answer_schema, answer)
                 if misfit is not None:
                     raise RunAnswerInvalid("the answer does not fit the question", expected=misfit, stream=work.stream)
-            now = self._clock.now()
-            work.add(answer_of(work.run, path, by="person", by_id=principal.principal_id, at=now, value=value))
+            at = self._clock.now() if signed is None else signed.answered_at
+            unsigned = answer_of(work.run, path, by="person", by_id=principal.principal_id, at=at, value=value)
+            work.add(await self._signed(unsigned, signed, principal.tenant))
             return work.run.head.state
 
         return await self._table.change(run_id, decide)
+
+    async def _signed(self, answer: RunAnswer, own: OwnSignature | None, tenant: str) -> RunAnswer:
+        if own is None:
+            return answer.model_copy(update={"signature": self._ports.signer.sign(answer.signed_bytes())})
+        answer = answer.model_copy(update={"signature": own.signature})
+        await self._ports.signer.verify(answer, tenant=tenant)
+        return answer
 
     async def _is_repeat(
         self, work: Work, path: str, value: Value, principal: Principal, intent_digest: str | None

@@ -111,7 +111,6 @@ def answer_of(
     value: Value | dict[str, Any] | None = None,
     error: dict[str, Any] | None = None,
     outcome: str | None = None,
-    signature: Any = None,
 ) -> RunAnswer:
     """The answer to what has begun at this address, with what the fold expects of `wakes`."""
     begun = run.frontier.begun[path]
@@ -127,7 +126,7 @@ def answer_of(
             "error": error,
             "answered_by": {"type": by, "id": by_id[:256]},
             "answered_at": at,
-            "signature": signature,
+            "signature": None,
         }
     )
 

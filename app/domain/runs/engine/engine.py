@@ -131,10 +131,10 @@ class RunEngine:
         refusal: TgaError | None = None
         version = then.version or "none"
         try:
-            program = await self.starting.judged(asked)
-            version = program.version
+            judged = await self.starting.judged(asked)
+            version = judged.program.version
         except _REFUSED_STARTS as error:
-            refusal, program = error, None
+            refusal, judged = error, None
         intent = child_intent(then, run_id, request.attempt, child_run_id=child_id, version=version)
         salt = self.ports.salts.new()
 
@@ -149,14 +149,14 @@ class RunEngine:
                 await self.putting.add_put(work, document)
             if then.path not in work.run.frontier.begun:
                 work.add(intent)
-            if program is None:
+            if judged is None:
                 told = {"type": refusal.code if refusal else "", "message": str(refusal)[:1024], "retryable": False}
                 now = self.ports.clock.now()
                 work.add(answer_of(work.run, then.path, by="child", by_id=child_id, at=now, error=told))
                 return Stored("CONTINUE", work.run.head.sequence_number)
             born = Work(None, child_id, executor_id=self.ports.executor_id(), clock=self.ports.clock)
             born_of = Parent(run_id=run_id, path=then.path, intent_digest=intent.digest())
-            self.starting.add_start(born, self.starting.document(replace(asked, parent=born_of), program), salt)
+            self.starting.add_start(born, self.starting.document(replace(asked, parent=born_of), judged), salt)
             work.needed_by = [born.plan()]
             return Stored("CONTINUE", work.run.head.sequence_number)
 

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 from app.domain.clock import Clock
 from app.domain.identity import Principal
+from app.domain.ledger.documents import Signature
 from app.domain.ledger.plans import Ledger, Sealed
 from app.domain.runs.documents import RunStart
 from app.domain.runs.judging import StartSupervisor
 from app.domain.runs.procedures import ProgramLookup
 from app.domain.runs.replay import Run, RunRecord
 from app.domain.runs.values import SecretValue, Value
+from app.domain.system.decision_signer import Signed
 from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 
@@ -150,6 +152,16 @@ class Schemas(Protocol):
         ...
 
 
+class AnswerSigner(Protocol):
+    """Signatures under people's answers: the gateway's own, and those of people who sign themselves."""
+
+    def sign(self, message: bytes) -> Signature: ...
+
+    async def verify(self, decision: Signed, *, tenant: str) -> None:
+        """Raise SignatureInvalid unless the registered key of the person who answers has signed it."""
+        ...
+
+
 class ToolCalls(Protocol):
     """Tool calls as every other caller makes them: admitted, judged, dispatched once."""
 
@@ -191,6 +203,7 @@ class RunPorts:
     tools: ToolCalls
     values: ValueStore
     secrets: Secrets
+    signer: AnswerSigner
     schemas: Schemas
     clock: Clock
     executor_id: Callable[[], str]

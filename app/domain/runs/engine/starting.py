@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from app.core.canonical import canonical_bytes
 from app.core.errors import (
@@ -18,7 +18,8 @@ from app.core.errors import (
 )
 from app.core.limits import RUN_INLINE_BYTES_MAX
 from app.domain.identity import Principal
-from app.domain.runs.documents import ForkedFrom, Parent, RunPolicy, RunStart, Trigger
+from app.domain.policy.question import Verdict
+from app.domain.runs.documents import AllowedBy, ForkedFrom, Parent, RunPolicy, RunStart, Trigger
 from app.domain.runs.engine.artifacts import verify_size
 from app.domain.runs.engine.leasing import Leasing
 from app.domain.runs.engine.ports import LoadedRun, RunPorts, RunSalt
@@ -57,6 +58,13 @@ class Started:
     replayed: bool
 
 
+class JudgedStart(NamedTuple):
+    """A program that may be started so, and the policy's word on it."""
+
+    program: ProcedureRegistration
+    allowed_by: AllowedBy
+
+
 class Starting:
     def __init__(self, ports: RunPorts, table: RunTable, leasing: Leasing) -> None:
         self._ports = ports
@@ -73,10 +81,9 @@ class Starting:
 
     async def start(self, request: StartRequest) -> Started:
         """Start it once: the same id with the same procedure and input is the same run."""
-        program = await self.judged(request)
-        return await self.begin(self.document(request, program))
+        return await self.begin(self.document(request, await self.judged(request)))
 
-    async def judged(self, request: StartRequest) -> ProcedureRegistration:
+    async def judged(self, request: StartRequest) -> JudgedStart:
         tenant = request.principal.tenant
         verify_size(request.input, "the input")
         program = await self._ports.procedures.find(tenant, request.procedure, version=request.version)
@@ -86,10 +93,11 @@ class Starting:
                 raise ArgumentsInvalid(f"the input does not fit procedure {program.name}", expected=misfit)
         given = request.input.value if isinstance(request.input, InlineValue) else None
         trigger = Trigger(type=request.trigger, id=request.trigger_id)
-        await judge_start(self._ports.supervisor, request.principal, program, given, trigger)
-        return program
+        verdict = await judge_start(self._ports.supervisor, request.principal, program, given, trigger)
+        return JudgedStart(program, _said_by(verdict))
 
-    def document(self, request: StartRequest, program: ProcedureRegistration) -> RunStart:
+    def document(self, request: StartRequest, judged: JudgedStart) -> RunStart:
+        program = judged.program
         return RunStart.made_of(
             {
                 "run_id": request.run_id or self._clock.new_id(),
@@ -103,6 +111,7 @@ class Starting:
                 "parent": request.parent,
                 "forked_from": None,
                 "policy": request.policy or policy_of(program),
+                "allowed_by": judged.allowed_by,
                 "tags": request.tags,
             }
         )
@@ -163,7 +172,8 @@ class Starting:
             principal.tenant, origin.start.procedure, version=version or source.version
         )
         given = origin.start.input.value if isinstance(origin.start.input, InlineValue) else None
-        await judge_start(self._ports.supervisor, principal, program, given, Trigger(type="fork", id=source_id))
+        trigger = Trigger(type="fork", id=source_id)
+        verdict = await judge_start(self._ports.supervisor, principal, program, given, trigger)
         is_same_version = version is None
         start = RunStart.made_of(
             {
@@ -173,8 +183,9 @@ class Starting:
                 "version": source.version if is_same_version else program.version,
                 "program_digest": source.program_digest if is_same_version else program.program_digest,
                 "started_at": self._clock.now(),
-                "trigger": {"type": "fork", "id": source_id},
+                "trigger": trigger,
                 "parent": None,
+                "allowed_by": _said_by(verdict),
                 "forked_from": ForkedFrom.made_of(
                     {
                         "run_id": source_id,
@@ -204,6 +215,10 @@ class Starting:
             return None
         origin = None if found is None else found.start.forked_from
         return origin.sequence_number if origin is not None and origin.run_id == source_id else None
+
+
+def _said_by(verdict: Verdict) -> AllowedBy:
+    return AllowedBy(policy_digest=verdict.policy_digest, policy_ids=list(verdict.policy_ids)[:64])
 
 
 def policy_of(program: ProcedureRegistration) -> RunPolicy:
