@@ -28,6 +28,7 @@ lowest: wheel
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --no-header --no-annotate \
 		--find-links dist --no-emit-package tga-sdk pyproject.toml sdk/pyproject.toml --output-file $(VENV)-lowest/requirements.txt
+	$(LOWEST) --require-hashes --requirement requirements-uv.lock
 	$(LOWEST) --require-hashes --requirement requirements.lock
 	$(LOWEST) --requirement $(VENV)-lowest/requirements.txt
 	$(LOWEST) --offline --no-deps --no-build-isolation --editable . --editable sdk

@@ -21,6 +21,7 @@ from typing import Self, TypeAlias
 from urllib.parse import urlsplit
 
 import asyncpg
+import hypothesis
 import pytest
 
 from app.postgres.database import Database
@@ -32,6 +33,11 @@ from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
 from tests import leftovers
 
+# How fast a machine makes examples says nothing about the code.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
 IS_SOAK = bool(os.environ.get("TGA_SOAK"))  # `make soak`: all of what is otherwise sampled
 TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108

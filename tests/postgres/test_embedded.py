@@ -949,9 +949,9 @@ def test_an_empty_lock_file_left_by_a_crash_is_removed(made: Make) -> None:
 
 @needs_proc
 def test_a_living_server_that_someone_else_started_is_left_alone(made: Make, place: Path) -> None:
-    server = made(timeout_s=1.0)
-    with server:
+    with made():
         pass
+    server = made(timeout_s=1.0)
     sockets = f"unix_socket_directories={server.socket_dir}"
     other = subprocess.Popen(
         [find_binaries() / "postgres", "-D", server.data_dir, "-c", sockets, "-c", "port=5433"],
@@ -986,6 +986,7 @@ def test_a_server_that_still_recovers_is_waited_for_and_left_to_go_on(made: Make
     impatient = made(timeout_s=1.0)
     with pytest.raises(EmbeddedPostgresFailed, match="no answer from the server"):
         impatient.start()
+    wait_until(lambda: server.postmaster_pid() is not None)
     pid = pid_of(server)
     started = threading.Thread(target=server.start)
     started.start()
