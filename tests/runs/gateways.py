@@ -233,6 +233,7 @@ class Gateway:
                 tools=calls,
                 values=nothing,
                 secrets=nothing,
+                signer=system.decision_signer,
                 schemas=BoundedSchemas(),
                 clock=self._clock,
                 executor_id=traces.executor_id,
