@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import asyncpg
 from hypothesis import strategies as st
@@ -136,6 +136,8 @@ class WaitingClient:
         assert self._answer is not None
         future, self._answer, self.request = self._answer, None, None
         self.has_request.clear()
+        if future.done():  # the program has been left meanwhile
+            return
         if isinstance(answer, Exception):
             future.set_exception(answer)
         else:
@@ -196,6 +198,17 @@ class Flying:
     commits: int  # those that it had made before
     is_after: bool
     working: Working | None
+
+
+class Watched(NamedTuple):
+    """Before a request: whether the attempt's lease is over, how long the journal is, how many calls the ledger knows
+    of, and how many requests the bank has had."""
+
+    one: Working
+    is_over: bool
+    sequence_number: int
+    calls: int
+    requests: int
 
 
 FATES = st.sampled_from([None, None, None, "rolled_back", "unknown", "held_before", "held_after"])
@@ -270,7 +283,7 @@ class RunsMachine(RuleBasedStateMachine):
         gateway=GATEWAYS,
         fate=st.sampled_from(["held_before", "held_before", "held_after"]),
         commits=COMMITS,
-        meanwhile=st.sampled_from(["take_over", "take_over", "answer", "signal", "time", "cancel", "restart"]),
+        meanwhile=st.sampled_from(["take_over", "take_over", "loss", "answer", "signal", "time", "cancel", "restart"]),
     )
     def race(self, gateway: int, fate: str, commits: int, meanwhile: str) -> None:
         """A request is held at its commit while something else happens to the run."""
@@ -280,6 +293,8 @@ class RunsMachine(RuleBasedStateMachine):
         match meanwhile:
             case "take_over":
                 self.do(self._take_over(other, other, None))
+            case "loss":
+                self.do(self._sweep(other, judges=True, ahead=False, fate=None))
             case "answer":
                 self.do(self._answer(other, None, both=True, is_wrong=False))
             case "signal":
@@ -594,16 +609,21 @@ class RunsMachine(RuleBasedStateMachine):
     def _engine(self) -> Any:
         return self.world.gateways[self._free(0)].engine
 
-    async def _watch(self, one: Working) -> tuple[Working, bool, int, int]:
-        """Whether the attempt's lease is over, how long the journal is, and how many requests the bank has had."""
+    async def _watch(self, one: Working) -> Watched:
         head = await self._head(one.run_id)
         is_over = head.state != "RUNNING" or head.owner != owner_of(one.leased.lease)
-        return one, is_over, head.sequence_number, self.world.bank.requests
+        calls = await self._calls_of(one.run_id) if is_over else 0
+        return Watched(one, is_over, head.sequence_number, calls, self.world.bank.requests)
 
-    async def _verify_fenced(self, watched: tuple[Working, bool, int, int] | None, answer: Any) -> None:
-        if watched is None or not watched[1] or isinstance(answer, TgaError) or "items" in answer:
+    async def _calls_of(self, run_id: str) -> int:
+        """How many calls of the run the ledger knows of."""
+        known = "SELECT count(*) FROM tga.claims WHERE idempotency_key LIKE $1"
+        return int(await self.world.admin.fetchval(known, f"run:{run_id}/%"))
+
+    async def _verify_fenced(self, watched: Watched | None, answer: Any) -> None:
+        if watched is None or not watched.is_over or isinstance(answer, TgaError) or "items" in answer:
             return
-        one, _, number, requests = watched
+        one, number = watched.one, watched.sequence_number
         self.world.seen["zombie"] += 1
         new = await self._engine().ports.runs.load_records(one.run_id, after=number, limit=100)
         stored = [
@@ -613,7 +633,9 @@ class RunsMachine(RuleBasedStateMachine):
         ]
         if stored:
             self.problems.append(f"a worker whose lease was over has stored {[r.artifact for r in stored]}")
-        if self.world.bank.requests != requests:
+        if await self._calls_of(one.run_id) != watched.calls:
+            self.problems.append("a call of a worker whose lease was over was born")
+        if self.world.bank.requests != watched.requests:
             self.problems.append("a worker whose lease was over has called a tool")
 
     def _note_body(self, one: Working, path: str, tried: int) -> None:
@@ -674,8 +696,9 @@ class RunsMachine(RuleBasedStateMachine):
             if loaded.run.head.state == "CANCELLED":
                 continue
             end: Any = records[-1].artifact
-            assert end.output.value == {"results": model.results, "log": model.log}
-            assert loaded.run.state == {"log": model.log}
+            told, wanted = end.output.value, {"results": model.results, "log": model.log}
+            assert told == wanted, f"the result is {told}, the model's {wanted}"
+            assert loaded.run.state == {"log": model.log}, f"the state is {loaded.run.state}, the log's {model.log}"
             before = self.records[self.main][: self.forked.get(run_id, 0)]
             answered = [
                 said
