@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,7 +136,9 @@ BODIES = (
 )
 ANSWERS = st.binary(max_size=80) | st.builds(
     http,
-    st.integers(100, 999),
+    st.sampled_from([200, 200, 200, 201, 202, 204, 206])
+    | st.sampled_from([400, 401, 403, 404, 409, 422, 429, 500, 503])
+    | st.integers(100, 999),
     BODIES,
     st.sampled_from(["X: 1", "Retry-After: 0", "Retry-After: \xb2", "Location: http://[", "Content-Encoding: gzip"]),
     kind=st.sampled_from(["application/json", "application/problem+json", "text/event-stream", "text/html", ""]),
@@ -191,6 +194,23 @@ def test_only_a_tga_error_leaves_a_client_whatever_answers(
         assert error.key or which >= 2
 
 
+@pytest.mark.parametrize("which", range(len(ASKED)))
+@pytest.mark.parametrize("number", range(len(KINDS)), ids=["sync", "async"])
+def test_an_answer_of_another_shape_is_invalid(
+    impatient: tuple[asyncio.Runner, list[Subject]], stranger: Stranger, which: int, number: int
+) -> None:
+    runner, subjects = impatient
+    deep = b'{"items": ' + b"[" * 50_000
+    for status in (200, 202):
+        for body in (b"", b"{}", b"[]", b"null", b'"x"', b"\xff", b'{"items": [1]}', b'{"trace_id": 1}', deep):
+            stranger.answer = in_turn(http(status, body))
+            error = runner.run(_error_of(ASKED[which](subjects[number])))
+            if error is None:  # no shape is asked of a receipt, nor of the end of a deletion
+                assert which in (9, 11)
+            else:
+                assert type(error) in (errors.AnswerInvalid, errors.GatewayUnreachable), (body, error)
+
+
 @pytest.fixture(params=KINDS, ids=["sync", "async"])
 def one(request: pytest.FixtureRequest, stranger: Stranger) -> Iterator[Subject]:
     stranger.requests.clear()
@@ -240,6 +260,30 @@ async def test_retry_after_is_kept(one: Subject, stranger: Stranger) -> None:
     with pytest.raises(errors.RateLimited) as caught:
         await one.call("bank", "charge", timeout=5)
     assert (caught.value.retryable, caught.value.may_have_run) == (True, False)
+
+
+async def test_while_a_person_is_waited_for_the_absence_of_the_gateway_does_not_count(
+    one: Subject, stranger: Stranger
+) -> None:
+    waiting = http(202, {"trace_id": "t-1", "state": "PENDING", "waiting": "supervisor"}, "Retry-After: 0")
+    away: list[bytes | None] = [None] * 5  # with the pauses between them more than a second
+    stranger.answer = in_turn(waiting, *away, waiting, *away, http(200, DONE))
+    done = await one.call("bank", "refund", {"amount": 1}, wait="forever", timeout=0.3)
+    assert (done.output, len(stranger.requests), len(keys_of(stranger))) == ({"ok": 1}, 13, 1)
+    # Without a wait it does, and the error says where the call was seen last.
+    stranger.answer = in_turn(http(202, {"trace_id": "t-1", "state": "EXECUTING", "waiting": None}), *away)
+    with pytest.raises(errors.GatewayUnreachable) as caught:
+        await one.call("bank", "charge", {"amount": 1}, timeout=0.5)
+    assert (caught.value.trace_id, caught.value.may_have_run) == ("t-1", True)
+
+
+async def test_a_transport_within_the_process_is_asked_like_a_gateway() -> None:
+    """As MemoryGateway is: its answers are there whole."""
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, json=DONE))
+    for kind in KINDS:
+        made = Subject(kind("http://memory", "key", transport=transport))
+        assert (await made.call("bank", "charge")).output == {"ok": 1}
+        await made.closed()
 
 
 async def test_a_refusal_after_a_lost_answer_says_that_the_call_may_have_run(one: Subject, stranger: Stranger) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 import httpx2
 
 from tga_sdk.client import calls, runs
 from tga_sdk.client.calls import Wait, seconds
-from tga_sdk.client.connection import CONNECT, LOST, Connection, lost, over_limit, within
+from tga_sdk.client.connection import CONNECT, LOST, Connection, async_chunks, lost, over_limit, within
 from tga_sdk.client.documents import (
     Approval,
     Entry,
@@ -177,6 +177,12 @@ class AsyncClient(Connection):
         """Wait until the run has ended, however it has; RunUnfinished after `timeout` seconds. Outlasts restarts."""
         return await self._perform(runs.wait(self._named, run_id, timeout=seconds(timeout), silence=self._silence))
 
+    @overload
+    async def result(self, run_id: str, type: type[T], *, timeout: float | None = None) -> T: ...
+
+    @overload
+    async def result(self, run_id: str, type: Any = None, *, timeout: float | None = None) -> Any: ...
+
     async def result(self, run_id: str, type: Any = None, *, timeout: float | None = None) -> Any:  # noqa: A002
         """Wait for the run, and return what it returned; as `type`, validated, where one is given.
 
@@ -289,9 +295,9 @@ class AsyncClient(Connection):
                 ) as answer,
             ):
                 content = bytearray()
-                async for chunk in answer.aiter_raw():
+                async for chunk in async_chunks(answer):
                     content += chunk
-                    over_limit(answer.status_code, content)
+                    over_limit(answer.status_code, content, request.bytes_max)
                 return self._heard(answer.status_code, answer.headers, content)
         except TimeoutError:
             return self._moved_on(Lost("the answer did not come whole in time"))
@@ -306,14 +312,14 @@ class AsyncClient(Connection):
                     "GET", self._url(path), headers=following.headers(), timeout=within(QUIET)
                 ) as answer:
                     if following.is_stream(answer.status_code, answer.headers):
-                        async for chunk in answer.aiter_raw():
+                        async for chunk in async_chunks(answer):
                             for entry in following.feed(chunk):
                                 yield entry
                             if following.is_over:
                                 return
                     elif not following.is_over:
                         content = bytearray()
-                        async for chunk in answer.aiter_raw():
+                        async for chunk in async_chunks(answer):
                             content += chunk
                             over_limit(answer.status_code, content)
                         following.refused(self._heard(answer.status_code, answer.headers, content))

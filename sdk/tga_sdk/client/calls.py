@@ -27,6 +27,7 @@ from tga_sdk.wire import seconds_of
 FOREVER: Final = "forever"
 Wait: TypeAlias = float | Literal["forever"]
 HOLD: Final = 25.0  # seconds for which one request is held by the gateway: less than what proxies cut off
+SOON: Final = 1.0
 HELD_BY_ITSELF: Final = 30.0  # for so long the gateway waits for an effect when it is not told otherwise
 _PAGE: Final = 200
 
@@ -111,9 +112,10 @@ class _Calling:
         if self.waiting is not None:
             return max(0.001, min(HOLD, self._people_until - now))
         left = max(0.001, self._tries.until - now)
-        if self._people_until > now:
-            return min(HOLD, left, self._people_until - now)
-        return None if left >= HELD_BY_ITSELF else left
+        if left >= HELD_BY_ITSELF:
+            return None
+        # Given, it holds for people too. That one is waited for is to be known soon: from then on another clock runs.
+        return min(left, SOON) if self._people_until > now else left
 
     def _go_on(self, reply: Reply, found: dict[str, Any], took: float) -> Script[None]:
         """It is on the record and not over: wait as long as the caller wants, then ask again."""

@@ -7,7 +7,7 @@ are not used, and the key of this machine's gateway is not sent to another machi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import httpx2
@@ -77,7 +77,24 @@ def lost(error: Exception) -> Lost:
     return Lost(f"{words}: {error}"[:200] if str(error) else words, was_sent=not isinstance(error, _NEVER_SENT))
 
 
-def over_limit(status: int, content: bytearray) -> None:
+def over_limit(status: int, content: bytearray, bytes_max: int | None = None) -> None:
     """AnswerInvalid when more comes than any answer has."""
-    if len(content) > ANSWER_BYTES_MAX:
+    if len(content) > (bytes_max or ANSWER_BYTES_MAX):
         raise AnswerInvalid.found(status, "an answer without end")
+
+
+def chunks(answer: httpx2.Response) -> Iterator[bytes]:
+    """The body as it comes; whole, where a transport within this process has made the answer."""
+    if answer.is_stream_consumed:
+        yield answer.content
+    else:
+        yield from answer.iter_raw()
+
+
+async def async_chunks(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """As `chunks`."""
+    if answer.is_stream_consumed:
+        yield answer.content
+    else:
+        async for chunk in answer.aiter_raw():
+            yield chunk

@@ -61,13 +61,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `patience`: seconds after which it is given up."""
+    """One request. `patience`: seconds after which it is given up. `bytes_max`: of an answer that may be larger than
+    others."""
 
     method: str
     path: str
     content: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     patience: float = 30.0
+    bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,11 @@ def asked(
     tries: Tries,
     query: Mapping[str, Any] | None = None,
     wait: float = 0.0,
+    bytes_max: int | None = None,
 ) -> Script[Reply]:
     """The gateway's answer below 300, however often it takes while there is time; GatewayError when it refuses.
 
-    `wait`: for how long it was asked to hold the answer.
+    `wait`: for how long the answer may take, beyond what every answer may.
     """
     content = None if body is None else written(body)
     headers = {} if body is None else {"Content-Type": "application/json"}
@@ -163,7 +166,7 @@ def asked(
     target = f"{path}?{urlencode(given)}" if given else path
     while True:
         patience = min(wait + MARGIN, max(0.0, tries.left) + GRACE)
-        came = yield Request(method, target, content, headers, patience)
+        came = yield Request(method, target, content, headers, patience, bytes_max)
         at_least = 0.0
         if isinstance(came, Reply):
             if came.status < 300:

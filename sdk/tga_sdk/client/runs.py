@@ -15,6 +15,8 @@ from tga_sdk.values import decode, to_json
 
 _LOOKS_FIRST: Final = 0.05
 _LOOKS_LAST: Final = 5.0
+_BLOB_BYTES_MAX: Final = 5 * 1024**3
+_BLOB_BYTES_A_SECOND: Final = 250_000  # at least so much comes over a line that is not broken
 _LOOKS_SHARE: Final = 0.1  # of the time waited so far: who waits long is told a little later
 
 
@@ -98,16 +100,19 @@ def result(named: str, run_id: str, type_: Any, *, timeout: float, silence: floa
             raise RunFailed(f"run {run_id} is {run.status}: {said}", run_id=run_id, status=run.status, error=run.error)
         blob = None
         if run.output is not None and run.output.get("tier") == "artifact":
-            blob = yield from _blob(Tries(time.monotonic() + silence, named), run.output)
+            blob = yield from _blob(named, silence, run.output)
         return decode(run.output, type_, blob, where="output")
 
 
-def _blob(tries: Tries, value: Mapping[str, Any]) -> Script[bytes]:
+def _blob(named: str, silence: float, value: Mapping[str, Any]) -> Script[bytes]:
     ref = value.get("ref")
-    sha256 = ref.get("sha256") if isinstance(ref, dict) else None
-    if not isinstance(sha256, str):
+    sha256, size = (ref.get("sha256"), ref.get("size_bytes")) if isinstance(ref, dict) else (None, None)
+    if not isinstance(sha256, str) or not isinstance(size, int) or not 0 <= size <= _BLOB_BYTES_MAX:
         raise AnswerInvalid.found(200, "the output is stored elsewhere, and the answer does not say where")
-    reply = yield from asked("GET", "/v1/blobs" + path_to(sha256), tries=tries)
+    takes = size / _BLOB_BYTES_A_SECOND
+    tries = Tries(time.monotonic() + silence + takes, named)
+    path = "/v1/blobs" + path_to(sha256)
+    reply = yield from asked("GET", path, tries=tries, wait=takes, bytes_max=max(size, 65_536))
     if hashlib.sha256(reply.content).hexdigest() != sha256:
         raise AnswerInvalid.found(reply.status, "the output is not what its digest says")
     return reply.content

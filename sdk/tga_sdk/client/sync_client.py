@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 import httpx2
 
 from tga_sdk.client import calls, runs
 from tga_sdk.client.calls import Wait, seconds
-from tga_sdk.client.connection import LOST, Connection, lost, over_limit, within
+from tga_sdk.client.connection import LOST, Connection, chunks, lost, over_limit, within
 from tga_sdk.client.documents import (
     Approval,
     Entry,
@@ -181,6 +181,12 @@ class Client(Connection):
         """Wait until the run has ended, however it has; RunUnfinished after `timeout` seconds. Outlasts restarts."""
         return self._perform(runs.wait(self._named, run_id, timeout=seconds(timeout), silence=self._silence))
 
+    @overload
+    def result(self, run_id: str, type: type[T], *, timeout: float | None = None) -> T: ...
+
+    @overload
+    def result(self, run_id: str, type: Any = None, *, timeout: float | None = None) -> Any: ...
+
     def result(self, run_id: str, type: Any = None, *, timeout: float | None = None) -> Any:  # noqa: A002
         """Wait for the run, and return what it returned; as `type`, validated, where one is given.
 
@@ -289,9 +295,9 @@ class Client(Connection):
                 timeout=within(request.patience),
             ) as answer:
                 content = bytearray()
-                for chunk in answer.iter_raw():
+                for chunk in chunks(answer):
                     content += chunk
-                    over_limit(answer.status_code, content)
+                    over_limit(answer.status_code, content, request.bytes_max)
                     if time.monotonic() > until:
                         return self._moved_on(Lost("the answer did not come whole in time"))
                 return self._heard(answer.status_code, answer.headers, content)
@@ -306,13 +312,13 @@ class Client(Connection):
                     "GET", self._url(path), headers=following.headers(), timeout=within(QUIET)
                 ) as answer:
                     if following.is_stream(answer.status_code, answer.headers):
-                        for chunk in answer.iter_raw():
+                        for chunk in chunks(answer):
                             yield from following.feed(chunk)
                             if following.is_over:
                                 return
                     elif not following.is_over:
                         content = bytearray()
-                        for chunk in answer.iter_raw():
+                        for chunk in chunks(answer):
                             content += chunk
                             over_limit(answer.status_code, content)
                         following.refused(self._heard(answer.status_code, answer.headers, content))
