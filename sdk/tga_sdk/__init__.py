@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 # To export a name add it to the table and, for type checkers, to the imports below it; a test holds the two equal.
 _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
+    "agents": ("AgentSession", "AgentSpecification", "DurableAgent", "durable"),
     "client": (
         "Approval",
         "AsyncClient",
@@ -72,6 +73,7 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "context": ("Context", "Review"),
     "flows": ("DeleteOnSuccess", "Event", "Flow", "Keep", "Schedule", "Step", "agent", "call_tool", "llm"),
+    "models": ("Predictor",),
     "procedures": ("Procedure", "Task", "procedure", "task"),
     "retry": ("Retry",),
     "serving": ("serving",),
@@ -81,6 +83,10 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 if TYPE_CHECKING:
+    from tga_sdk.agents import AgentSession as AgentSession
+    from tga_sdk.agents import AgentSpecification as AgentSpecification
+    from tga_sdk.agents import DurableAgent as DurableAgent
+    from tga_sdk.agents import durable as durable
     from tga_sdk.client import Approval as Approval
     from tga_sdk.client import AsyncClient as AsyncClient
     from tga_sdk.client import Client as Client
@@ -147,6 +153,7 @@ if TYPE_CHECKING:
     from tga_sdk.flows import call_tool as call_tool
     from tga_sdk.flows import llm as llm
     from tga_sdk.keys import key_for as key_for
+    from tga_sdk.models import Predictor as Predictor
     from tga_sdk.procedures import Procedure as Procedure
     from tga_sdk.procedures import Task as Task
     from tga_sdk.procedures import procedure as procedure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -138,6 +139,14 @@ class SyncContext(Generic[S]):
     def gather(self, *branches: Callable[[], Any], name: str = "gather") -> list[Any]:
         """Run branches at the same time, each in a thread; see `Context.gather`."""
         return self._do(self._ctx.gather(*branches, name=name))
+
+    def agent(self, *args: Any, **options: Any) -> Any:
+        """A durable agent whose `run` blocks; see `Context.agent`."""
+        return import_module("tga_sdk.agents").BlockingSession(self._ctx.agent(*args, **options), self._do)
+
+    def model(self, *args: Any, **options: Any) -> Any:
+        """A model whose `predict` blocks; see `Context.model`."""
+        return import_module("tga_sdk.models").BlockingPredictor(self._ctx.model(*args, **options), self._do)
 
     def random(self) -> float:
         """A random number from 0 to 1, the same in every attempt."""

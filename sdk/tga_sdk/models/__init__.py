@@ -3,7 +3,7 @@
 A prediction is one checkpoint of kind `model`: a replay returns what is recorded and loads no model.
 """
 
-from tga_sdk.models.predictor import Predictor
+from tga_sdk.models.predictor import BlockingPredictor, Predictor, model_of
 from tga_sdk.models.specs import (
     HttpModel,
     ModelSpecification,
@@ -17,6 +17,7 @@ from tga_sdk.models.specs import (
 )
 
 __all__ = [
+    "BlockingPredictor",
     "HttpModel",
     "ModelSpecification",
     "OnnxModel",
@@ -26,5 +27,6 @@ __all__ = [
     "SklearnModel",
     "TorchModel",
     "TransformersModel",
+    "model_of",
     "specification",
 ]
