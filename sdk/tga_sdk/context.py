@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter
@@ -28,7 +28,7 @@ from tga_sdk.journal import Begun, Ended, Operation
 from tga_sdk.pipe import Sent
 from tga_sdk.procedures import Procedure, Task, procedure_of
 from tga_sdk.retry import Retry
-from tga_sdk.values import decode, encode, input_digest, result_type, to_json, verify_tier
+from tga_sdk.values import Artifact, decode, encode, input_digest, result_type, to_json, verify_tier
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -43,6 +43,18 @@ class Review(BaseModel):
     decision: Literal["approve", "revise", "reject"]
     feedback: str | None = None
     edited: Any = None
+
+
+class StepOptions(TypedDict, total=False):
+    """The options of `Context.step`, which says what each of them does."""
+
+    retry: Retry | int | None
+    timeout: float | None
+    tier: Tier
+    resume: Resume
+    at_most_once: bool
+    defer: bool
+    type: Any
 
 
 class Context(Generic[S]):
@@ -136,10 +148,28 @@ class Context(Generic[S]):
             found = await attempt.match(frame, path, operation, source)
         return await self._recorded(frame, path, found, type)
 
+    @overload
+    async def step(
+        self, name: str, fn: Callable[..., Awaitable[Artifact[T]]], *args: Any, **options: Unpack[StepOptions]
+    ) -> T: ...
+
+    @overload
+    async def step(
+        self, name: str, fn: Callable[..., Artifact[T]], *args: Any, **options: Unpack[StepOptions]
+    ) -> T: ...
+
+    @overload
+    async def step(
+        self, name: str, fn: Callable[..., Awaitable[T]], *args: Any, **options: Unpack[StepOptions]
+    ) -> T: ...
+
+    @overload
+    async def step(self, name: str, fn: Callable[..., T], *args: Any, **options: Unpack[StepOptions]) -> T: ...
+
     async def step(
         self,
         name: str,
-        fn: Callable[..., Awaitable[T]] | Callable[..., T],
+        fn: Callable[..., Any],
         *args: Any,
         retry: Retry | int | None = None,
         timeout: float | None = None,
@@ -148,7 +178,7 @@ class Context(Generic[S]):
         at_most_once: bool = False,
         defer: bool = False,
         type: Any = None,  # noqa: A002
-    ) -> T:
+    ) -> Any:
         """Run `fn(*args)`, record what it returns, and return it; in a replay, return what is recorded.
 
         A coroutine runs here, a plain function in a thread. The result is what a replay would give: it is read back
@@ -164,7 +194,7 @@ class Context(Generic[S]):
             to_json(value, where=f"argument {number} of step {name}", for_digest=True)
             for number, value in enumerate(args, 1)
         ]
-        found = await self.perform(
+        return await self.perform(
             "step",
             name,
             fn,
@@ -178,8 +208,6 @@ class Context(Generic[S]):
             defer=defer,
             type=type,
         )
-        result: T = found
-        return result
 
     async def perform(
         self,

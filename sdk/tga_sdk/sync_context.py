@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import UUID
 
 from pydantic import BaseModel
 
 from tga_sdk.bodies import Resume, Tier
-from tga_sdk.context import Context, Level, Review
+from tga_sdk.context import Context, Level, Review, StepOptions
 from tga_sdk.retry import Retry
+from tga_sdk.values import Artifact
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -58,10 +59,16 @@ class SyncContext(Generic[S]):
         """Call a tool through the gateway; see `Context.tool`."""
         return self._do(self._ctx.tool(server, tool, args, retry=retry, intent=intent, type=type))
 
+    @overload
+    def step(self, name: str, fn: Callable[..., Artifact[T]], *args: Any, **options: Unpack[StepOptions]) -> T: ...
+
+    @overload
+    def step(self, name: str, fn: Callable[..., T], *args: Any, **options: Unpack[StepOptions]) -> T: ...
+
     def step(
         self,
         name: str,
-        fn: Callable[..., T],
+        fn: Callable[..., Any],
         *args: Any,
         retry: Retry | int | None = None,
         timeout: float | None = None,
@@ -70,9 +77,9 @@ class SyncContext(Generic[S]):
         at_most_once: bool = False,
         defer: bool = False,
         type: Any = None,  # noqa: A002
-    ) -> T:
+    ) -> Any:
         """Run `fn(*args)` and record what it returns; see `Context.step`."""
-        found: T = self._do(
+        return self._do(
             self._ctx.step(
                 name,
                 fn,
@@ -86,7 +93,6 @@ class SyncContext(Generic[S]):
                 type=type,
             )
         )
-        return found
 
     def perform(self, kind: str, name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """A body, and a record of its end; see `Context.perform`."""
