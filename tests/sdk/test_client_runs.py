@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.patience import HANG_S
 from tests.runs.world import new_id, working
 from tests.sdk.gateways import KINDS, Gateways, Subject, subject
-from tga_sdk import AsyncClient, errors
+from tga_sdk import AsyncClient, Context, Worker, errors, procedure
 
 
 @pytest.fixture(params=KINDS, ids=["sync", "async"])
@@ -36,6 +36,11 @@ class Program:
 
 class Amount(BaseModel):
     amount: int
+
+
+@procedure(name="growing", version="7")
+async def growing(ctx: Context[None], input: Amount) -> list[str]:
+    return ["x" * input.amount] * 3
 
 
 async def raised(kind: type[errors.TgaError], calling: Any) -> Any:
@@ -144,3 +149,32 @@ async def test_a_failed_run_is_retried(agent: Subject, root: Subject, gateways: 
         going_on = await root.retry(run.run_id, rationale="again")
         assert going_on.run_id == run.run_id
         assert (await agent.wait(run.run_id, timeout=HANG_S)).status == "failed"
+
+
+async def test_a_procedure_is_started_as_it_is_and_an_output_too_large_for_the_journal_comes_back(
+    agent: Subject, gateways: Gateways
+) -> None:
+    worker = Worker(gateways.direct_url, gateways.world.keys["worker"], [growing])
+    working_on = asyncio.create_task(worker.run(signals=False))
+    try:
+        async with asyncio.timeout(HANG_S):
+            while not await _is_registered(agent):
+                await asyncio.sleep(0.02)
+        small = await agent.start(growing, Amount(amount=1))
+        assert (small.procedure, small.version) == ("growing", "7")
+        assert await agent.result(small.run_id, list[str], timeout=HANG_S) == ["x"] * 3
+        large = await agent.start(growing, Amount(amount=200_000))
+        gateways.relay.lose(1)
+        assert await agent.result(large.run_id, list[str], timeout=HANG_S) == ["x" * 200_000] * 3
+        assert (await agent.status(large.run_id)).output["tier"] == "artifact"
+    finally:
+        worker.stop()
+        await asyncio.wait_for(working_on, HANG_S)
+
+
+async def _is_registered(agent: Subject) -> bool:
+    try:
+        await agent.start(growing, Amount(amount=1), "growing-registered")
+    except errors.NotFound as error:
+        return error.code != "PROCEDURE_NOT_FOUND"
+    return True
