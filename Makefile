@@ -53,6 +53,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.tool_call
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.runs
+	$(BIN)/python -m bench.sdk
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.mcp
 	$(BIN)/python -m bench.sequencer

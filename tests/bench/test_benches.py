@@ -20,6 +20,7 @@ PRINTS: Final = {
     "lean": (rf"of a call │ +30 │ +[\d,]+ │ +[\d,]+ │ +{RATIO}", "HOT updates of heads"),
     "tool_call": (rf"at least 1\.5 of the same transactions, unbatched; found {RATIO}",),
     "runs": (rf"put +│ +128 │ +{RATIO}", "Flatness", r"A checkpoint leaves [\d,]+ bytes", "are read back in"),
+    "sdk": (r"live, one run +│ +[\d,]+", r"replayed: steps 20 to 40 take [\d,]+ us each"),
     "recovery": (rf"transactions per trace, one a read +│ +{RATIO}", rf"plans in a commit +│ +{RATIO}"),
     "http": (rf"32 at once: over HTTP {RATIO} of the calls in process", r"admission +│ +\d+", r"database +│ +\d+"),
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
