@@ -139,10 +139,9 @@ async def measure_dbos(world: RunsWorld, python: str, count: int) -> tuple[float
     await root.close()
     script = Path(__file__).parent / "peers" / "dbos_steps.py"
     url = world.postgres.url(database="dbos_sdk_bench")
-    done = await asyncio.to_thread(
-        subprocess.run, [python, script, url, str(count)], capture_output=True, text=True, check=True
-    )
-    cpu, rate = done.stdout.split()[-2:]
+    command = [python, str(script), url, str(count)]
+    said = await asyncio.to_thread(subprocess.check_output, command, text=True)
+    cpu, rate = said.split()[-2:]
     return float(cpu), float(rate)
 
 

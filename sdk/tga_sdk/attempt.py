@@ -97,6 +97,7 @@ class Attempt:
         self._active = 1  # branches that are not blocked
         self._blocked: dict[str, tuple[str, asyncio.Event]] = {}  # by path: kind, and what wakes it
         self._looking: asyncio.Task[None] | None = None
+        self._suspending: asyncio.Task[None] | None = None
         self._main: asyncio.Task[Over] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -430,7 +431,8 @@ class Attempt:
 
     def _suspend_soon(self) -> None:
         if self._blocked and self.over is None:
-            self._loop.create_task(self._suspend())
+            with guard.off():
+                self._suspending = self._loop.create_task(self._suspend())
 
     async def _suspend(self) -> None:
         """Nothing of the program can go on: wait at the gateway for a while, then leave."""
@@ -447,7 +449,8 @@ class Attempt:
 
     def _look_meanwhile(self) -> None:
         if self._looking is None or self._looking.done():
-            self._looking = self._loop.create_task(self._look())
+            with guard.off():
+                self._looking = self._loop.create_task(self._look())
 
     async def _look(self) -> None:
         """Some branches wait and others go on: ask from time to time whether something was answered."""

@@ -177,8 +177,8 @@ def _look_far(call: str, fix: str, frame: FrameType | None) -> None:
         if name in watch.modules and not frame.f_code.co_filename.startswith(_GENERATED):
             watch.report(frame, call, fix)
             return
-        if name.partition(".")[0] in _OWN_BUSINESS:
-            return
+        if name.partition(".")[0] in _OWN_BUSINESS or (name == "asyncio.events" and frame.f_code.co_name == "_run"):
+            return  # the latter: from here on it is whoever runs the event loop, and not who called
         frame = frame.f_back
         left -= 1
 

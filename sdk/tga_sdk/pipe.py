@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tga_sdk import guard
+
 PUTS_MAX: Final = 64
 BYTES_MAX: Final = 245_000  # of 262,144; the rest is for what is around the puts
 
@@ -60,7 +62,8 @@ class Pipe:
         self._waiting.append(_Waiting([*self._deferred, *sent], then, answered))
         self._deferred.clear()
         if self._sending is None:
-            self._sending = asyncio.create_task(self._send_all())
+            with guard.off():
+                self._sending = asyncio.create_task(self._send_all())
         return answered
 
     async def put(self, sent: Sequence[Sent] = (), then: Put | None = None) -> dict[str, Any]:

@@ -39,19 +39,16 @@ class Wire:
         self.urls = [urls] if isinstance(urls, str) else list(urls)
         self.give_up_after = give_up_after
         self._at = 0
-        headers = {"Accept": "application/json"}
+        self._headers = {"Accept": "application/json", "User-Agent": "tga-sdk"}
         if key:
-            headers["Authorization"] = f"Bearer {key}"
-        self._client = httpx2.AsyncClient(
-            headers=headers,
-            transport=transport,
-            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-            timeout=httpx2.Timeout(30.0),
-            trust_env=False,
+            self._headers["Authorization"] = f"Bearer {key}"
+        # The transport alone: cookies, redirects and hooks of a client cost a third of a request, and are not wanted.
+        self._transport = transport or httpx2.AsyncHTTPTransport(
+            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections), trust_env=False
         )
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._transport.aclose()
 
     async def once(
         self,
@@ -63,9 +60,20 @@ class Wire:
         wait: float = 0.0,
     ) -> httpx2.Response:
         """One request to the gateway that is asked at the moment. `wait`: for how long it may hold the answer."""
-        url = self.urls[self._at % len(self.urls)].rstrip("/") + path
-        timeout = httpx2.Timeout(30.0 + wait, connect=10.0)
-        return await self._client.request(method, url, content=content, headers=headers, timeout=timeout)
+        request = httpx2.Request(
+            method,
+            self.urls[self._at % len(self.urls)].rstrip("/") + path,
+            headers=self._headers if headers is None else {**self._headers, **headers},
+            content=content,
+            extensions={"timeout": {"connect": 10.0, "read": 30.0 + wait, "write": 30.0, "pool": 30.0}},
+        )
+        answer = await self._transport.handle_async_request(request)
+        try:
+            await answer.aread()
+        except BaseException:
+            await answer.aclose()
+            raise
+        return answer
 
     async def ask(self, method: str, path: str, body: Any = None, *, wait: float = 0.0) -> Any:
         """The JSON that the gateway answers; GatewayError when it refuses."""
