@@ -28,7 +28,7 @@ from tga_sdk.journal import Begun, Ended, Operation
 from tga_sdk.pipe import Sent
 from tga_sdk.procedures import Procedure, Task, procedure_of
 from tga_sdk.retry import Retry
-from tga_sdk.values import Artifact, decode, encode, input_digest, result_type, to_json, verify_tier
+from tga_sdk.values import Artifact, Secret, decode, encode, input_digest, result_type, to_json, verify_tier
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -526,7 +526,10 @@ class Context(Generic[S]):
         webhooks: Sequence[str],
     ) -> Any:
         attempt = self._attempt
-        shown = None if context is None else await attempt.encoded(context, where=f"the context of {name}")
+        where = f"the context of {name}"  # people read it, and no program: its type need not be known
+        if not isinstance(context, bytes | Artifact | Secret):
+            context = to_json(context, where=where)
+        shown = None if context is None else await attempt.encoded(context, where=where)
         fallback = (
             None if default is None else await attempt.encoded(default, tier="inline", where=f"the default of {name}")
         )
