@@ -120,6 +120,8 @@ class Attempt:
         over = self.over or over  # a program that caught what ended it is over all the same
         self._end(over)
         if over.then is not None:
+            if over.how == "DIVERGED":
+                self.pipe.forget_deferred()  # the journal is left as it was
             try:
                 await self._put_last(over.then)
             except Over as found:
@@ -128,9 +130,7 @@ class Attempt:
 
     def stop(self, reason: str) -> None:
         """From outside: the run is not this worker's any more."""
-        self._end(Over(reason))
-        if self._main is not None:
-            self._main.cancel()
+        self.give_up(Over(reason))
 
     async def _perform(self) -> Over:
         """Run the program; what the gateway is told of its end."""
@@ -197,8 +197,10 @@ class Attempt:
             self.over = over
 
     def give_up(self, over: Over) -> Over:
-        """End the attempt from within the program: whatever it catches, it performs nothing more."""
+        """End the attempt, also of branches that wait: whatever the program catches, it performs nothing more."""
         self._end(over)
+        if self._main is not None:
+            self._main.cancel()
         return self.over or over
 
     def verify_going(self) -> None:
@@ -445,7 +447,7 @@ class Attempt:
                 then = {"type": "suspend", "awaits": awaits, "wake": "ANY", "wait_ms": held}
                 await self.pipe.put((), then)
         except Over as over:
-            self._leave(over)
+            self.give_up(over)
 
     def _look_meanwhile(self) -> None:
         if self._looking is None or self._looking.done():
@@ -465,12 +467,7 @@ class Attempt:
                     if len(self._blocked) != before:
                         pause = FIRST_LOOK
         except Over as over:
-            self._leave(over)
-
-    def _leave(self, over: Over) -> None:
-        self._end(over)
-        if self._main is not None:
-            self._main.cancel()
+            self.give_up(over)
 
     # ---------------------------------------------------------------------------------------------------------- bodies
 

@@ -24,12 +24,11 @@ async def gather(
     attempt = frame.attempt
     frames = [frame.branch(path, number, operation) for number in range(1, len(branches) + 1)]
     marks = [one.state.mark() for one in frames]
-    attempt.count_branches(len(branches) - 1)
-    tasks = [asyncio.create_task(_run(attempt, *pair)) for pair in zip(branches, frames, strict=True)]
+    running = _Running(attempt, len(branches))
+    tasks = [asyncio.create_task(running.run(*pair)) for pair in zip(branches, frames, strict=True)]
     try:
         results = await asyncio.gather(*tasks, return_exceptions=True)
     finally:
-        attempt.count_branches(1)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -66,17 +65,27 @@ async def gather(
     return gathered(plain, types, operation.name)
 
 
-async def _run(attempt: Attempt, branch: Branch, frame: Frame) -> Any:
-    enter(frame)
-    try:
-        if inspect.iscoroutine(branch):
-            return await branch
-        if inspect.iscoroutinefunction(branch):
-            return await branch()
-        made = await attempt.in_thread(cast("Callable[[], Any]", branch))
-        return await made if inspect.isawaitable(made) else made
-    finally:
-        attempt.count_branches(-1)
+class _Running:
+    """The branches that have not ended. Each can go on by itself; the last to end hands over to who gathers."""
+
+    def __init__(self, attempt: Attempt, branches: int) -> None:
+        self._attempt = attempt
+        self._left = branches
+        attempt.count_branches(branches - 1 if branches else 0)
+
+    async def run(self, branch: Branch, frame: Frame) -> Any:
+        enter(frame)
+        try:
+            if inspect.iscoroutine(branch):
+                return await branch
+            if inspect.iscoroutinefunction(branch):
+                return await branch()
+            made = await self._attempt.in_thread(cast("Callable[[], Any]", branch))
+            return await made if inspect.isawaitable(made) else made
+        finally:
+            self._left -= 1
+            if self._left:
+                self._attempt.count_branches(-1)
 
 
 def _plain(result: Any, type_: Any, where: str) -> Any:

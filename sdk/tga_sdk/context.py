@@ -548,7 +548,7 @@ class Context(Generic[S]):
                 request["escalate"] = escalate
             return {"request": request}
 
-        given = {"form": form, "message": message, "context": shown, "schema": schema}
+        given = {"form": form, "message": message, "context": shown}
         return await self._wait("ask", name, given, put)
 
     async def _wait(

@@ -48,9 +48,13 @@ class Pipe:
     _deferred: list[Sent] = field(default_factory=list)
     _waiting: deque[_Waiting] = field(default_factory=deque)
     _sending: asyncio.Task[None] | None = None
+    _carrying: asyncio.Future[dict[str, Any]] | None = None  # the answer to the last request with deferred puts
 
     def defer(self, sent: Sent) -> None:
         self._deferred.append(sent)
+
+    def forget_deferred(self) -> None:
+        self._deferred.clear()
 
     @property
     def is_idle(self) -> bool:
@@ -60,7 +64,9 @@ class Pipe:
         """Put what is deferred, these, and what comes then; the future has the answer."""
         answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting([*self._deferred, *sent], then, answered))
-        self._deferred.clear()
+        if self._deferred:
+            self._carrying = answered
+            self._deferred.clear()
         if self._sending is None:
             with guard.off():
                 self._sending = asyncio.create_task(self._send_all())
@@ -71,9 +77,12 @@ class Pipe:
         return await asyncio.shield(self.start(sent, then))
 
     async def flush(self) -> None:
-        """Until everything that was put or deferred so far is stored."""
-        if self._deferred or self._sending is not None:
+        """Until everything that was deferred so far is stored."""
+        if self._deferred:
             await self.put()
+        elif self._carrying is not None:
+            await asyncio.shield(self._carrying)
+            self._carrying = None
 
     async def settle(self) -> None:
         """Until no request is under way."""

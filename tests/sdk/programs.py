@@ -163,4 +163,33 @@ async def stubborn(ctx: Context[Any], input: Any) -> str:
     return "never"
 
 
-PROCEDURES = [paying, doubling, everything, blocking, tripled, steps, stubborn]
+@procedure(name="sdk-inner-gather")
+async def inner_gather(ctx: Context[Any], input: Any) -> list[Any]:
+    """One branch waits for a person; the other goes on after branches of its own."""
+
+    async def waits() -> bool:
+        return await ctx.approve("go on?")
+
+    async def goes_on() -> str:
+        await ctx.gather(lambda: ctx.step("left", lambda: 1), lambda: ctx.step("right", lambda: 2))
+        return await ctx.step("after", lambda: "after")
+
+    return await ctx.gather(waits, goes_on)
+
+
+@procedure(name="sdk-half-waits")
+async def half_waits(ctx: Context[Any], input: Any) -> list[Any]:
+    """One branch waits for a person, the other takes one step after the other."""
+
+    async def waits() -> bool:
+        return await ctx.approve("enough?")
+
+    async def works() -> int:
+        for number in range(1_000_000):
+            await ctx.step("turn", lambda number=number: number)
+        return 0
+
+    return await ctx.gather(waits, works)
+
+
+PROCEDURES = [inner_gather, half_waits, paying, doubling, everything, blocking, tripled, steps, stubborn]

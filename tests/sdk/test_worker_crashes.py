@@ -146,6 +146,35 @@ async def test_a_zombie_runs_no_body_and_its_tool_call_does_not_leave(world: Run
     await gateway.kill()
 
 
+async def test_branches_go_on_while_another_waits(world: RunsWorld) -> None:
+    """Also after branches of their own have ended: only when nothing can go on the run is left."""
+    gateway = await world.gateway()
+    run_id = new_id("sdk")
+    async with sdk_working(world, gateway.url), Caller(world, gateway.url) as caller:
+        await caller.start("sdk-inner-gather", None, run_id)
+
+        async def is_past() -> bool:
+            return any(one.get("name") == "after" for one in await world.journal(run_id))
+
+        await until(is_past)
+        assert [one["kind"] for one in (await caller.look(run_id))["awaits"]] == ["ask"]
+        assert (await caller.see_through(run_id))["output"]["value"] == [True, "after"]
+    await gateway.kill()
+
+
+async def test_a_run_that_is_taken_away_frees_its_slot_though_a_branch_waits(world: RunsWorld) -> None:
+    gateway = await world.gateway()
+    run_id = new_id("sdk")
+    async with sdk_working(world, gateway.url, slots=1) as worker, Caller(world, gateway.url) as caller:
+        await caller.start("sdk-half-waits", None, run_id)
+        await until(lambda: len(worker._running) == 1)
+        await caller.agent.ask("POST", f"/v1/runs/{run_id}/cancel", {"rationale": "enough"})
+        await until(lambda: not worker._running)
+        await caller.start("sdk-steps", 2, following := new_id("sdk"))
+        assert (await caller.see_through(following))["output"]["value"] == 1
+    await gateway.kill()
+
+
 async def test_a_gateway_that_is_killed_is_outlived(world: RunsWorld) -> None:
     first = await world.gateway()
     second = await world.gateway()
