@@ -86,6 +86,14 @@ def test_in_a_process_that_has_loaded_another_app_ours_is_not_mixed_with_it(
     assert "Traceback" not in told.stderr
 
 
+def test_workers_see_the_users_own_app_and_not_ours(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import app\n\nprint(app.NAME)\n")
+    for command in ([environment.bin("tga-worker")], [environment.bin("tga"), "worker"]):
+        told = environment.run(*command, "mine.py", cwd=tmp_path, TGA_API_KEY="k")
+        assert (told.returncode, told.stdout) == (2, "somebody else\n"), told.stderr
+        assert "no procedure found in mine.py" in told.stderr
+
+
 async def test_the_migrations_come_with_the_wheel(server: Server, environment: Environment, tmp_path: Path) -> None:
     name = f"tga_wheel_{os.getpid()}"
     await server.execute_as_root(f"CREATE DATABASE {name}")

@@ -15,8 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_ai import Agent
 
-from tga_sdk import Context, DeleteOnSuccess, Event, Flow, Retry, Schedule, Step, SyncContext, call_tool
+from tga_sdk import (
+    Context,
+    DeleteOnSuccess,
+    Event,
+    Flow,
+    Retry,
+    Schedule,
+    Step,
+    SyncContext,
+    agent,
+    call_tool,
+    llm,
+)
+from tga_sdk.testing.models import ScriptedModel, call
 
 FOLDER = Path(os.environ.get("FLOW_NOTES", "."))
 SOON = Retry(2, first=0.01, longest=0.01)
@@ -109,6 +123,15 @@ changes = [
     for number in range(4)
 ]
 changed_0, changed_1, changed_2, changed_3 = changes
+asked = ScriptedModel(call("bank.charge", amount=4), "charged 4 for the plan")
+comms = Agent(ScriptedModel("Dear customer"), name="comms")
+thinking = Flow(
+    "flow-thinking",
+    [
+        Step("plan", llm(asked, "Plan a charge of {amount}", into="plan", tools=["bank.charge"])),
+        Step("write", agent(comms, lambda data: f"Write about {data['plan']}", into="letter")),
+    ],
+)
 nightly = Flow(
     "flow-nightly", [Step("plan", plan)], data=Order, trigger=Schedule(every=1, input=Order(amount=3), missed="skip")
 )

@@ -300,6 +300,18 @@ async def test_step_helpers(flows: FlowWorld) -> None:
     assert list(flows.world.executions(run_id).values()) == [1, 1]
 
 
+async def test_step_helpers_that_think(flows: FlowWorld) -> None:
+    """`llm` with a tool of the gateway, then `agent`: each answer goes where it should; the tool is called once."""
+    await flows.serve()
+    run_id = await flows.start("flow-thinking")
+    ended = await flows.end(run_id)
+    assert ended["state"] == "COMPLETED", ended
+    assert ended["output"]["value"] == {"amount": 5, "plan": "charged 4 for the plan", "letter": "Dear customer"}
+    assert list(flows.world.executions(run_id).values()) == [1]
+    kinds = [one["kind"] for one in await flows.world.journal(run_id) if one["artifact_type"] == "run_checkpoint"]
+    assert kinds.count("turn") == 3
+
+
 async def test_what_a_step_returns_is_checked(flows: FlowWorld) -> None:
     await flows.serve()
     run_id = await flows.start("flow-wrong")
