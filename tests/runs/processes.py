@@ -10,7 +10,7 @@ put around its ports before it is opened. A fault has a place, a mode, and how m
       kill_after       killed, persisted and not acknowledged            but_persisted
       db_rolled_back   its backend is ended inside the transaction       and_not_persisted, and the gateway lives
       db_unknown       persisted, and the connection broke               but_persisted, and the gateway lives
-    hold_ready, hold_due, records, announce, dispatch
+    hold_ready, hold_due, load_records, announce, dispatch, store_blob
       kill_before, kill_after
     answer:METHOD ROUTE
       kill_before      all is done; the caller does not know it
@@ -38,6 +38,7 @@ import asyncpg
 from app.connectors.http import HttpConnector
 from app.core.errors import OutcomeUnknown, TgaError
 from app.domain.ledger.plans import Plan
+from app.domain.runs.blobs import Blobs
 from app.gateway import wiring
 from app.gateway.http_server import Router
 from app.gateway.serving import serve
@@ -208,6 +209,7 @@ def lay_mines(mine: Mine) -> None:
     for name in ("hold_ready", "hold_due", "load_records", "announce"):
         around(PostgresRuns, name, name)
     around(HttpConnector, "dispatch", "dispatch")
+    around(Blobs, "put", "store_blob")
     answering = Router.__call__
 
     async def mined_call(self: Router, scope: Any, receive: Any, send: Any) -> None:

@@ -96,6 +96,32 @@ async def cell(ctx: Context, given: Any) -> Any:
     return [value, await ctx.ask("go-on")]
 
 
+async def kept(ctx: Context, given: Any) -> Any:
+    """An artifact, a wait, and what became of the artifact."""
+    before = await ctx.step("kept", returning("value"), tier="artifact")
+    return [before, await ctx.ask("go-on"), await ctx.step("same", returning("value"), tier="artifact")]
+
+
+async def breaks(ctx: Context, given: Any) -> Any:
+    """Its second step fails when it is tried for the first time, and the run with it."""
+
+    async def break_once(inside: Context) -> str:
+        if inside.attempt.journal.try_of(inside.scope.address) == 1:
+            raise ValueError("no such order")
+        inside.change("/mended", True)
+        return "mended"
+
+    async def begin(inside: Context) -> str:
+        inside.change("/begun", True)
+        return "begun"
+
+    return [
+        await ctx.step("begin", begin),
+        await ctx.step("break", break_once),
+        await ctx.step("end", returning("end")),
+    ]
+
+
 def returning(value: Any) -> Any:
     async def body(_: Context) -> Any:
         return value
@@ -120,4 +146,6 @@ PROGRAMS: dict[str, Program] = {
     "sleeps": sleeps,
     "fenced": fenced,
     "cell": cell,
+    "kept": kept,
+    "breaks": breaks,
 }

@@ -196,7 +196,7 @@ async def test_ask_first_wins_wrong_type_leaves_it_open_and_the_run_goes_on(engi
     assert (await types_of(engine)).count("answer") == 1
 
 
-async def test_ask_default_and_expiry(engine: Engine) -> None:
+async def test_ask_default(engine: Engine) -> None:
     run = await leased(engine)
     puts = (ask("1:1.1", expires_at=NOW, default={"tier": "inline", "value": False}), ask("1:2.1", expires_at=NOW))
     await engine.put(run, 2, *puts, then=suspend("1:1.1", "1:2.1", wake="ALL"))

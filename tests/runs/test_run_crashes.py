@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import random
 import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from tests.conftest import IS_SOAK
 from tests.runs.processes import Fault
+from tests.runs.programs import PROGRAMS
 from tests.runs.test_runs_end_to_end import RESULT
+from tests.runs.worker import Worker
 from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, sampled, until, working
 
 # Every commit that the program `everything` makes, in words; and what else a gateway passes on its way.
@@ -41,7 +44,17 @@ COMMITS = [
 KILLED = [Fault(f"commit:{what}", mode) for what in COMMITS for mode in ("kill_before", "kill_after")]
 BROKEN = [Fault(f"commit:{what}", mode) for what in COMMITS for mode in ("db_rolled_back", "db_unknown")]
 OTHERS = [
-    Fault(place, mode) for place in ("hold_ready", "load_records", "dispatch") for mode in ("kill_before", "kill_after")
+    Fault(place, mode, 2 if place == "hold_due" else 0)  # it looks for what is due before it listens, too
+    for place in ("hold_ready", "hold_due", "load_records", "announce", "dispatch", "store_blob")
+    for mode in ("kill_before", "kill_after")
+]
+KEPT: tuple[str, Any, list[int]] = ("kept", ["value", True, "value"], [])  # a program with artifacts
+# What is recorded of attempts that do not end well: of a worker that is lost, that gives its run back, that comes back.
+# Telling a parent is `run_answer.child` above.
+OF_ATTEMPTS = [
+    Fault(f"commit:run_attempt.{change}", mode)
+    for change in ("LOST", "RELEASED", "FENCED")
+    for mode in ("kill_before", "kill_after", "db_rolled_back", "db_unknown")
 ]
 ROUTES = [
     "POST /v1/runs",
@@ -60,6 +73,9 @@ WORKER_CUTS = [(f"{name}.{when}", number) for name, number in WORKERS for when i
 WORKER_CUTS += [("body.before", 0), ("body.done", 0), ("body.before", 3), ("body.done", 3), ("put.answered", 2)]
 
 
+Survives = Callable[[RunsWorld, GatewayProcess, Fault], Awaitable[bool]]
+
+
 def verify_result(seen: dict[str, Any]) -> None:
     assert seen["state"] == "COMPLETED", seen
     assert seen["output"]["value"] == RESULT
@@ -67,9 +83,61 @@ def verify_result(seen: dict[str, Any]) -> None:
 
 async def survives(world: RunsWorld, spare: GatewayProcess, fault: Fault) -> bool:
     """Whether the fault came. The spare gateway sleeps until the other one is gone, and does none of its work."""
+    run_id = new_id()
+    program, result, effects = ("everything", RESULT, [1, 1]) if fault.place != "store_blob" else KEPT
+    async with beside(world, spare, fault, run_id) as (gateway, urls):
+        async with Caller(world, *urls) as caller, contextlib.AsyncExitStack() as stack:
+            if "run_start+" in fault.place:  # a worker that waits gets the run with its start
+                worker = await stack.enter_async_context(working(world, *urls))
+                await until(lambda: worker.client.boundaries.passed == ["lease.before"])
+            await caller.start(program, {"user": 7}, run_id)
+            if "run_start+" not in fault.place:
+                await stack.enter_async_context(working(world, *urls))
+            seen = await caller.see_through(run_id)
+        assert seen["state"] == "COMPLETED", seen
+        assert seen["output"]["value"] == result
+    assert sorted(world.executions(run_id).values()) == effects, world.executions(run_id)
+    return gateway.has_said("fired")
+
+
+async def survives_an_attempt(world: RunsWorld, spare: GatewayProcess, fault: Fault) -> bool:
+    """A worker that gives its run back, or is silent for too long, and then comes back or does not."""
+    run_id = new_id()
+    async with beside(world, spare, fault, run_id) as (gateway, urls):
+        async with Caller(world, *urls) as caller, world.client("worker", *urls) as client:
+            worker = Worker(client, PROGRAMS, new_id("worker"))
+            await caller.start("fenced", None, run_id)
+            (old,) = await worker.lease()
+            body = {"lease": old.lease, "attempt": 1, "after_seq": 2, "then": {"type": "release"}}
+            if fault.place.endswith("RELEASED"):
+                told = await client.ask("POST", f"/v1/runs/{run_id}/checkpoints", body)
+                assert told["directive"] == "DONE"
+            elif fault.place.endswith("FENCED"):
+
+                async def is_lost() -> bool:
+                    return any(one.get("change") == "LOST" for one in await world.journal(run_id))
+
+                await until(is_lost)
+                for _ in range(2):
+                    told = await client.ask("POST", f"/v1/runs/{run_id}/checkpoints", body)
+                    assert (told["directive"], told["reason"]) == ("STOP", "LEASE_LOST")
+            async with working(world, *urls):
+                seen = await caller.see_through(run_id)
+        assert seen["output"]["value"] == ["first", "once", ["amount", "charge_id"]]
+        journal = [one for one in await world.journal(run_id) if one["artifact_type"] == "run_attempt"]
+        changes = [(one["change"], one["attempt"]) for one in journal]
+        assert changes.count((fault.place.rpartition(".")[2], 1)) == 1, changes
+    assert list(world.executions(run_id).values()) == [1]
+    return gateway.has_said("fired")
+
+
+@contextlib.asynccontextmanager
+async def beside(
+    world: RunsWorld, spare: GatewayProcess, fault: Fault, run_id: str
+) -> AsyncIterator[tuple[GatewayProcess, tuple[str, ...]]]:
+    """A gateway with this fault, and where to ask; the spare one sleeps until it is gone."""
     spare.signal(signal.SIGSTOP)
     gateway = await world.gateway(fault=fault)
-    run_id = new_id()
 
     async def wake() -> None:
         await until(lambda: not gateway.is_alive())
@@ -79,27 +147,17 @@ async def survives(world: RunsWorld, spare: GatewayProcess, fault: Fault) -> boo
     # Where the gateway lives on, whoever is refused asks it again: the other one is asleep.
     urls = (gateway.url, spare.url) if fault.mode.startswith("kill") else (gateway.url,)
     try:
-        async with Caller(world, *urls) as caller, contextlib.AsyncExitStack() as stack:
-            if "run_start+" in fault.place:  # a worker that waits gets the run with its start
-                worker = await stack.enter_async_context(working(world, *urls))
-                await until(lambda: worker.client.boundaries.passed == ["lease.before"])
-            await caller.start("everything", {"user": 7}, run_id)
-            if "run_start+" not in fault.place:
-                await stack.enter_async_context(working(world, *urls))
-            verify_result(await caller.see_through(run_id))
+        yield gateway, urls
     except BaseException:
         print(fault, gateway.said()[-5:], gateway.log()[-3000:], await world.journal(run_id))
         raise
     finally:
         waking.cancel()
         spare.signal(signal.SIGCONT)
-        has_fired = gateway.has_said("fired")
         await gateway.kill()
-    assert sorted(world.executions(run_id).values()) == [1, 1], world.executions(run_id)
-    return has_fired
 
 
-async def survive_all(world: RunsWorld, faults: list[Fault]) -> None:
+async def survive_all(world: RunsWorld, faults: list[Fault], survives: Survives = survives) -> None:
     spare = await world.gateway()
     async with working(world, spare.url):
         pass  # its programs are registered
@@ -131,6 +189,10 @@ async def test_a_database_session_ended_at_any_commit(world: RunsWorld) -> None:
 
 async def test_a_gateway_killed_at_any_other_boundary(world: RunsWorld) -> None:
     await survive_all(world, sampled(OTHERS, 1, is_soak=IS_SOAK))
+
+
+async def test_a_gateway_killed_while_it_records_what_became_of_an_attempt(world: RunsWorld) -> None:
+    await survive_all(world, sampled(OF_ATTEMPTS, 1, is_soak=IS_SOAK), survives_an_attempt)
 
 
 async def test_an_answer_lost_on_any_route(world: RunsWorld) -> None:

@@ -123,6 +123,19 @@ class Client:
         async with self._session.request(method, whole, data=sent) as answer:
             return answer.status, await answer.read()
 
+    async def store(self, sha256: Any, content: bytes) -> None:
+        """A blob, however often it takes."""
+        self.boundaries.cross("blob.before")
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ConnectionError):
+                status, answer = await self.raw("PUT", f"/v1/blobs/{sha256}", content)
+                if status < 300:
+                    break
+                assert status in REPEATED, answer
+            self._at += 1
+            await asyncio.sleep(0.02)
+        self.boundaries.cross("blob.answered")
+
     async def ask(self, method: str, path: str, body: Any = None, *, name: str = "") -> Any:
         """The answer, however often it takes; Refused when the gateway says no."""
         if name:
@@ -285,7 +298,9 @@ class Attempt:
     def feed(self, record: dict[str, Any]) -> None:
         """A record as the gateway shows it; what a tool or a child has returned is `joined` to its answer."""
         joined = record.get("joined")
-        if joined is not None:
+        if joined is not None and record["artifact_type"] == "run_checkpoint":  # what is sealed
+            record = {**record, "value": {"tier": "inline", "value": joined}}
+        elif joined is not None:
             record = {**record, "value": {"tier": "inline", "value": joined["value"]}}
         self.journal.add(record)
 
@@ -450,10 +465,9 @@ class Context:
         path = self.scope.enter(operation)
         journal = self.attempt.journal
         found = journal.match(path, operation, source=name)
-        if isinstance(found, Ended) and found.resume == "snapshot":
-            return self._recorded(found)
-        if isinstance(found, Ended) and found.failed:
-            return self._recorded(found)
+        if isinstance(found, Ended) and (found.resume == "snapshot" or found.failed):
+            recorded = self._recorded(found)
+            return await self._downloaded(found.value["ref"]) if (found.value or {}).get("ref") else recorded
         if isinstance(found, Begun):
             error = {"type": "INTERRUPTED", "message": f"{name} had begun", "retryable": False}
             await self._put_end(operation, path, "INTERRUPTED", error=error, inner=journal.performed_inside(path))
@@ -494,7 +508,7 @@ class Context:
                     operation,
                     path,
                     "OK",
-                    value={"tier": "transient"} if tier == "transient" else {"tier": tier, "value": value},
+                    value=await self._valued(tier, value),
                     inner=inside.scope.performed,
                     changes=inside._pending,
                     resume=resume,
@@ -504,6 +518,20 @@ class Context:
             self._apply(inside._pending)
             self.scope.leave()
             return None if tier == "event" else value
+
+    async def _valued(self, tier: str, value: Any) -> dict[str, Any]:
+        """What is said of a value; an artifact's bytes are stored before."""
+        if tier != "artifact":
+            return {"tier": "transient"} if tier == "transient" else {"tier": tier, "value": value}
+        content = json.dumps(value).encode()
+        ref = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+        await self.attempt.client.store(ref["sha256"], content)
+        return {"tier": "artifact", "ref": {**ref, "media_type": "application/json", "serializer": "json"}}
+
+    async def _downloaded(self, ref: dict[str, Any]) -> Any:
+        status, content = await self.attempt.client.raw("GET", f"/v1/blobs/{ref['sha256']}")
+        assert (status, hashlib.sha256(content).hexdigest()) == (200, ref["sha256"])
+        return json.loads(content)
 
     async def gather(self, *bodies: Body, name: str = "gather") -> list[Any]:
         """Branches at the same time, each a scope of its own with a copy of the state; merged in their order."""
