@@ -33,9 +33,18 @@ def canonical(value: Any) -> bytes:
     keys that are not text, more than 64 levels, and whatever is not JSON (tuples among them). Equal values have equal
     bytes: 5.0 is written as 5.
     """
+    if is_plain(value):
+        return canonical_plain(value)
+    return _encoded(_written(value, LEVELS_MAX), value)
+
+
+def canonical_plain(value: Any) -> bytes:
+    """The same for what `is_plain`: the standard library writes it as the RFC wants it, ten times faster."""
+    return _encoded(_encode_plain(value), value)
+
+
+def _encoded(text: str, value: Any) -> bytes:
     try:
-        # The encoder of the standard library writes plain values as the RFC wants them, ten times faster.
-        text = _encode_plain(value) if is_plain(value, LEVELS_MAX) else _written(value, LEVELS_MAX)
         written = text.encode("utf-8")
     except UnicodeEncodeError:
         raise NotCanonical("a text holds a lone surrogate, which no encoding can write") from None
@@ -106,7 +115,7 @@ def _members(value: dict[Any, Any], levels: int) -> list[str]:
 
 
 def _utf16(key: str) -> bytes:
-    return key.encode("utf-16-be")
+    return key.encode("utf-16-be", "surrogatepass")
 
 
 def _number(value: float) -> str:

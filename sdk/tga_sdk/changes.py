@@ -137,9 +137,6 @@ class Fill(Edit):
         _fill(self.holder, self.before)
 
 
-_SETS: Final = (SetMember, SetItem)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """Where the log of changes stood, and from where on they were pending."""
@@ -210,15 +207,11 @@ class Document:
         log = self._log
         if self._dropped:
             self._dropped = []
-        if log and change["op"] == "set" and self._end > self._merge_from and type(edits[-1]) in _SETS:
-            last, done = log[-1], self._done[-1]
-            if last["at"] == change["at"] and last["op"] == "set" and done and type(done[-1]) in _SETS:
-                log[-1] = change
-                if len(edits) == 1 and type(edits[0]) is type(done[-1]):
-                    done[-1].after = edits[0].after  # type: ignore[attr-defined]
-                else:
-                    self._done[-1] = (*done, *edits)
-                return
+        if log and len(edits) == 1 and self._end > self._merge_from and _sets_the_same(self._done[-1], edits[0]):
+            # The one edit does what both did; undoing it brings back what was before the first.
+            self._done[-1][0].after = edits[0].after  # type: ignore[attr-defined]
+            log[-1] = change
+            return
         log.append(change)
         self._done.append(edits)
 
@@ -419,6 +412,17 @@ def _is_pair(change: Mapping[str, Any], following: Mapping[str, Any]) -> bool:
         return False
     kind = type(change["to"])
     return (kind is list or kind is dict) and not change["to"] and type(following["to"]) is kind
+
+
+def _sets_the_same(done: Edits, edit: Edit) -> bool:
+    if len(done) != 1:
+        return False
+    before = done[0]
+    if type(edit) is SetMember:
+        return type(before) is SetMember and before.holder is edit.holder and before.key == edit.key
+    if type(edit) is SetItem:
+        return type(before) is SetItem and before.holder is edit.holder and before.index == edit.index
+    return False
 
 
 def _fill(holder: Any, by: Any) -> None:

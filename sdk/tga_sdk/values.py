@@ -33,7 +33,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from tga_sdk.canonical import LEVELS_MAX, NotCanonical, canonical, is_plain
+from tga_sdk.canonical import LEVELS_MAX, NotCanonical, canonical, canonical_plain, is_plain
 from tga_sdk.errors import TierInvalid, ValueInvalid, ValueNotSerializable
 from tga_sdk.journal import Operation
 
@@ -136,8 +136,11 @@ def encode(
         if tier not in ("auto", "artifact"):
             raise TierInvalid(f"{where} is bytes, which tier={tier!r} cannot hold: use tier='auto' or 'artifact'")
         return _artifact(bytes(value), media_type or _OCTETS, "bytes", where)
-    plain = codec.dump(value, where)
-    written = _canonical(plain, where)
+    if codec.adapter is None and is_plain(value):  # most values: looked at once
+        plain, written = value, _canonical(value, where, canonical_plain)
+    else:
+        plain = codec.dump(value, where)
+        written = _canonical(plain, where)
     is_small = len(written) <= inline_max and _is_shallow(plain, written)
     if tier == "artifact" or (tier == "auto" and not is_small):
         if type(plain) is str and codec.is_json:
@@ -254,9 +257,12 @@ class Codec:
                 self.is_json = True  # a class that pydantic does not know: only JSON can be recorded of it
 
     def dump(self, value: Any, where: object) -> Any:
-        """JSON data of the value, from which `load` reads it back: what it cannot read is refused here."""
+        """JSON data of the value, from which `load` reads it back: what it cannot read is refused here. It may be
+        the value itself."""
         value = detached(value)
-        if self.is_json or self.adapter is None:
+        if self.adapter is None:
+            return value if is_plain(value) else _untyped(value, where, LEVELS_MAX)
+        if self.is_json:
             return self.load(value if is_plain(value) else _untyped(value, where, LEVELS_MAX), where)
         try:
             try:
@@ -378,9 +384,9 @@ def _from_blob(reference: Mapping[str, Any], codec: Codec, blob: bytes | None, w
             raise ValueInvalid(f"{where} was written by the serializer {unknown!r}, which is unknown here", where=where)
 
 
-def _canonical(plain: Any, where: str) -> bytes:
+def _canonical(plain: Any, where: str, write: Callable[[Any], bytes] = canonical) -> bytes:
     try:
-        return canonical(plain)
+        return write(plain)
     except NotCanonical as error:
         raise ValueNotSerializable(f"{where} has no canonical JSON: {error}. {_WAYS_OUT}") from None
 
