@@ -125,7 +125,7 @@ changes = [
 changed_0, changed_1, changed_2, changed_3 = changes
 asked = ScriptedModel(call("bank.charge", amount=4), "charged 4 for the plan")
 comms = Agent(ScriptedModel("Dear customer"), name="comms")
-thinking = Flow(
+thinking: Flow[Any] = Flow(
     "flow-thinking",
     [
         Step("plan", llm(asked, "Plan a charge of {amount}", into="plan", tools=["bank.charge"])),
