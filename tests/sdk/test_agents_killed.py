@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import IS_SOAK
 from tests.crash.world import PATIENCE_S
 from tests.runs.world import GatewayProcess, RunsWorld, new_id, until
 from tests.sdk.serving import Served
@@ -98,7 +99,10 @@ def gateway(world: RunsWorld) -> Iterator[GatewayProcess]:
     world.kill_processes()
 
 
-@pytest.mark.parametrize("killed_at", ["turn 1", "turn 2", "turn 4", "note"])
+KILLED_AT = ["turn 1", "turn 2", "turn 3", "turn 4", "note"] if IS_SOAK else ["turn 2", "note"]
+
+
+@pytest.mark.parametrize("killed_at", KILLED_AT)
 async def test_recorded_turns_are_not_paid_again(
     world: RunsWorld, gateway: GatewayProcess, model: ModelServer, tmp_path: Path, killed_at: str
 ) -> None:

@@ -88,6 +88,15 @@ def test_a_plain_function_becomes_durable(example: Example) -> None:
     assert told == [f"plain:   {invoices}", f"durable: {invoices}", "alone:   number=3 total=50"]
 
 
+def test_a_research_agent_pays_for_its_article_once(example: Example) -> None:
+    before = len(example.booked())
+    told = example.run("research_agent.py")
+    assert "title='Tea and coffee'" in told
+    assert "turns=4 tokens=60" in told
+    assert example.run("research_agent.py") == told  # the same run: no turn is asked for, nothing is paid
+    assert example.booked()[before:] == [("charge", 5)]
+
+
 def test_every_example_is_in_the_list_and_tested() -> None:
     named = set(re.findall(r"^\| \[(\w+\.py)\]", README, re.MULTILINE))
     assert named == set(EXAMPLES)
