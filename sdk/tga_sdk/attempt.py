@@ -18,7 +18,7 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -63,6 +63,8 @@ class Host:
     is_draining: bool = False
     lease_ms: int = 30_000
     heard_at: float = 0.0
+    now: Callable[[], float] = time.time  # seconds since 1970, as the gateway reckons them
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     @property
     def is_heard(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -72,7 +71,7 @@ class Body:
                 attempt.verify_going()
                 said = await self._fail(inside, error, tried, retry, started)
                 if said is None:
-                    await pause(retry, tried)
+                    await attempt.host.pause(retry.pause(tried))
                     continue
                 raise recorded_failure(self.operation.kind, said, self.path) from error
             attempt.verify_going()
@@ -259,10 +258,6 @@ def recorded_failure(
     if kind == "child":
         return ChildError(type_, message, retryable=retryable, path=path)
     return StepError(type_, message, retryable=retryable, path=path)
-
-
-async def pause(retry: Retry, tried: int) -> None:
-    await asyncio.sleep(retry.pause(tried))
 
 
 def gathered(values: Any, types: Sequence[Any], name: str) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
@@ -19,7 +18,7 @@ from uuid import UUID
 from pydantic import BaseModel, TypeAdapter
 
 from tga_sdk.attempt import Attempt, log_line, time_text
-from tga_sdk.bodies import LOG_LINES_MAX, Body, Resume, Tier, checkpoint_put, gathered, named, pause, recorded_error
+from tga_sdk.bodies import LOG_LINES_MAX, Body, Resume, Tier, checkpoint_put, gathered, named, recorded_error
 from tga_sdk.errors import (
     ProcedureInvalid,
 )
@@ -128,7 +127,7 @@ class Context(Generic[S]):
             attempt.verify_own()
             tried = attempt.journal.try_of(path)
             if found is None and tried > 1:
-                await pause(retry, tried - 1)
+                await attempt.host.pause(retry.pause(tried - 1))
             then: dict[str, Any] = {
                 "type": "tool",
                 "path": path,
@@ -268,7 +267,7 @@ class Context(Generic[S]):
         found = await attempt.match(frame, path, operation, caller())
         if isinstance(found, Ended):
             return _time_of(await self._recorded(frame, path, found))
-        said = time_text(time.time())
+        said = time_text(attempt.host.now())
         await self._mark(frame, path, operation, {"tier": "inline", "value": said}, defer=True)
         return _time_of(said)
 
@@ -376,7 +375,7 @@ class Context(Generic[S]):
         milliseconds = round(seconds * 1000)
 
         def put() -> dict[str, Any]:
-            return {"wakes_at": time_text(time.time() + max(0, milliseconds) / 1000)}
+            return {"wakes_at": time_text(self._attempt.host.now() + max(0, milliseconds) / 1000)}
 
         await self._wait("sleep", name, milliseconds, put)
 
@@ -384,7 +383,7 @@ class Context(Generic[S]):
         """The value of the next signal of this name, which may have come already. TimedOut after `timeout` seconds."""
 
         def put() -> dict[str, Any]:
-            return {} if timeout is None else {"expires_at": time_text(time.time() + timeout)}
+            return {} if timeout is None else {"expires_at": time_text(self._attempt.host.now() + timeout)}
 
         return await self._wait("signal", name, None, put, type)
 
@@ -540,7 +539,7 @@ class Context(Generic[S]):
                 "message": message,
                 "context": shown,
                 "answer_schema": schema,
-                "expires_at": None if timeout is None else time_text(time.time() + timeout),
+                "expires_at": None if timeout is None else time_text(attempt.host.now() + timeout),
                 "default": fallback,
                 "webhooks": list(webhooks),
             }

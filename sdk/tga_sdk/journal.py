@@ -111,6 +111,7 @@ class Journal:
     _begun: dict[str, Begun] = field(default_factory=dict)
     _tries: dict[str, int] = field(default_factory=dict)
     _passed: dict[str, int] = field(default_factory=dict)  # by scope: ended ones that the program has left behind
+    _settled: dict[str, int] = field(default_factory=dict)  # by scope: up to here a failure is history
     signals: list[Mapping[str, Any]] = field(default_factory=list)
     sequence_number: int = 0
 
@@ -178,6 +179,14 @@ class Journal:
         ended = sum(len(ended) for scope, ended in self._ended.items() if _around(scope) == path)
         return ended + sum(count for scope, count in self._passed.items() if _around(scope) == path)
 
+    def next_position(self, scope: str) -> int:
+        """The position at which the next operation of this scope stands, or ends what has begun there."""
+        return max(self._ended.get(scope, ()), default=0) + 1
+
+    def forget_begun(self) -> None:
+        """What has begun and not ended begins anew: a fork has keys of its own."""
+        self._begun.clear()
+
     def try_of(self, path: str) -> int:
         """The number of the try that comes next at this address."""
         return self._tries.get(path, 1)
@@ -216,6 +225,7 @@ class Journal:
         before = self._ended.get(scope, {}).get(position - 1)
         if before is not None and before.failed:
             self._drop_inside(_path_at(scope, position - 1))
+            self._settled[scope] = position - 1
         around = _around(scope)
         if around:
             self._make_room(around)
@@ -227,6 +237,8 @@ class Journal:
             del self._passed[scope]
         for tried in [other for other in self._tries if other != path and _is_inside(other, path)]:
             del self._tries[tried]
+        for settled in [scope for scope in self._settled if scope and _is_inside(scope, path)]:
+            del self._settled[settled]
 
     def _reopen(self, path: str) -> None:
         scope, position = _place_of(path)
@@ -239,12 +251,18 @@ class Journal:
             around = _around(scope)
             if around != path and isinstance(self.look(around), Ended):
                 continue  # it has ended, to be computed again: what it performed stays performed
-            ended = self._ended[scope]
-            last = max(ended, default=0)
-            if last and ended[last].failed:
-                del ended[last]
-                failed = _path_at(scope, last)
+            failed = self.failed_last(scope)
+            if failed is not None:
+                del self._ended[scope][_place_of(failed)[1]]
                 self._tries[failed] = self.try_of(failed) + 1
+
+    def failed_last(self, scope: str) -> str | None:
+        """The last operation of a scope, if it failed and nothing has begun after it: what a retry begins with."""
+        ended = self._ended.get(scope, {})
+        last = max(ended, default=0)
+        if not last or not ended[last].failed or self._settled.get(scope, 0) >= last:
+            return None
+        return _path_at(scope, last)
 
     def _resolve(self, resolved: Mapping[str, Any]) -> None:
         scope, position = _place_of(resolved["path"])

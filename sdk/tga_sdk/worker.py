@@ -89,6 +89,9 @@ class Worker:
         wire = Wire(self._url, self._key, transport=self._transport, connections=self.slots + 8)
         threads = concurrent.futures.ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="tga-body")
         host = self._host = Host(wire, threads, self._is_strict)
+        # A gateway in memory has a time of its own, which tests move: then it is the worker's, too.
+        host.now = getattr(self._transport, "now", host.now)
+        host.pause = getattr(self._transport, "pause", host.pause)
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in caught:
@@ -145,9 +148,11 @@ class Worker:
                     await asyncio.wait({*self._running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                     continue
                 leasing = asyncio.create_task(self._lease(host, free))
-                await asyncio.wait({leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not leasing.done():
-                    leasing.cancel()
+                try:
+                    await asyncio.wait({leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                finally:  # also when this worker is cancelled: a run that it leased then would be nobody's
+                    if not leasing.done():
+                        leasing.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     for leased in await leasing:
                         self._begin(host, leased)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from app.core.errors import (
     ArgumentsInvalid,
     ProcedureNotFound,
+    RunIdTaken,
     RunNotFound,
     RunValueTooLarge,
     SchemaViolation,
@@ -20,7 +21,7 @@ from app.core.errors import (
 )
 from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_SWEEP_MS
 from app.domain.identity import Principal
-from app.domain.runs.documents import Parent
+from app.domain.runs.documents import Parent, RunIntent
 from app.domain.runs.engine.answering import Answering
 from app.domain.runs.engine.artifacts import answer_of, child_intent
 from app.domain.runs.engine.calling import Calling
@@ -36,7 +37,7 @@ from app.domain.runs.engine.messages import (
 )
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.engine.putting import Putter, Putting, Stored
-from app.domain.runs.engine.starting import Starting, StartRequest, verify_same_run
+from app.domain.runs.engine.starting import Starting, StartRequest
 from app.domain.runs.engine.sweeping import EndedTraces, Sweeping
 from app.domain.runs.engine.table import RunTable, Watchers
 from app.domain.runs.engine.work import Work
@@ -167,14 +168,26 @@ class RunEngine:
             found = await self.ports.runs.load(child_id)
             told_by = found.start.parent
             if told_by is None or (told_by.run_id, told_by.path) != (run_id, then.path):
-                verify_same_run(found, found.start.model_copy(update={"parent": None, "procedure": then.procedure}))
-                raise
+                await self._refuse_child(run_id, then.path, intent, child_id)
             head = (await self.table.peek(run_id)).run.head
             stored = Stored("CONTINUE", head.sequence_number)
         self.leasing.kick()
         answer = await self.putting.answered(run_id, request, putter, stored)
         result = None if answer.directive == "STOP" else {"status": "pending", "run_id": child_id}
         return PutAnswer(answer.directive, answer.sequence_number, answer.reason, answer.news, result)
+
+    async def _refuse_child(self, run_id: str, path: str, intent: RunIntent, child_id: str) -> None:
+        """The intent stands, and its child is another run: the program is told, or it would wait for ever."""
+        refusal = RunIdTaken("the child's id is another run's", expected="an id that is free", found=child_id)
+        told = {"type": refusal.code, "message": str(refusal)[:1024], "retryable": False}
+
+        async def decide(work: Work) -> None:
+            begun = work.run.frontier.begun.get(path)
+            if begun is not None and begun.intent_digest == intent.digest():
+                now = self.ports.clock.now()
+                work.add(answer_of(work.run, path, by="child", by_id=child_id, at=now, error=told))
+
+        await self.table.change(run_id, decide)
 
     async def _cancel_child(self, run_id: str, parent_id: str) -> None:
         with contextlib.suppress(RunNotFound):

@@ -129,10 +129,10 @@ class Putting:
             stop = putter.reason_to_stop(work.require())
             if stop is not None:
                 return Stored("STOP", work.run.head.sequence_number, stop)
+            if holds:  # what is stored; what this request puts is looked at when it is, in the next round
+                await answer_due(self._ports, work, self._clock.now())
             for document in missing:
                 await self.add_put(work, document)
-            if holds:
-                await answer_due(self._ports, work, self._clock.now())
             directive = self._add_then(work, request, holds=holds)
             state = work.run.head.state if directive in ("DONE", "SUSPENDED") else None
             due_ms = self._due_in_ms(work.run) if directive == "HOLD" else None

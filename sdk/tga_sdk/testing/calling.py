@@ -1,0 +1,165 @@
+"""Tool calls and children of runs."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import Any
+
+from tga_sdk.canonical import canonical
+from tga_sdk.testing import messages as m
+from tga_sdk.testing.clock import read
+from tga_sdk.testing.problems import Problem
+from tga_sdk.testing.putting import Putting
+from tga_sdk.testing.run import (
+    TERMINAL,
+    MemoryRun,
+)
+from tga_sdk.testing.store import Stored
+from tga_sdk.testing.tools import Call
+
+
+class Calling(Putting):
+    def start_child(self, run_id: str, body: m.PutRequest, then: m.ThenChild, principal: str) -> dict[str, Any]:
+        """Puts, the intent and the child's start together."""
+        run = self.load(run_id)
+        made, is_begun = self.not_yet_there(run, body)
+        child_id = then.run_id or "child-" + _digest("child", run_id, then.path, then.try_number)[:32]
+        result = {"status": "pending", "run_id": child_id}
+        stop = self.reason_to_stop(run, body)
+        if stop is not None:
+            return self.answered(run_id, body, Stored("STOP", run.sequence_number, stop), principal=principal)
+        if is_begun:
+            return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
+        refusal, program, version, given = None, None, then.version or "none", then.input.to_json()
+        try:
+            program = self.judged(then.procedure, then.version, given)
+            version = program.said["version"]
+        except Problem as problem:
+            refusal = problem
+        request = {"child_run_id": child_id, "procedure": then.procedure, "version": version}
+        intent = self._intent(run, "child", then.name, then, body.attempt, request)
+        begun = run.begun.get(then.path)
+        if child_id in self.runs and begun is None and refusal is None:
+            refusal = Problem("RUN_ID_TAKEN", "the child's id is another run's", found=child_id)
+        self.add_puts(run, made, lambda: [] if then.path in run.begun else [intent])
+        begun = run.begun[then.path]
+        if refusal is not None or program is None:
+            error = {"type": refusal.code, "message": str(refusal)} if refusal else {}
+            self.commit(
+                run, [self._answer(run, begun.said, by=("child", child_id), error={**error, "retryable": False})]
+            )
+        elif child_id not in self.runs:
+            self.start(
+                program,
+                given,
+                run.start["principal"]["principal_id"],
+                run_id=child_id,
+                trigger=("child", run_id),
+                policy=None if then.policy is None else then.policy.to_json(),
+                tags=then.tags,
+                parent={"run_id": run_id, "path": then.path, "intent_digest": begun.artifact_digest},
+            )
+        return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
+
+    def begin_tool(self, run_id: str, body: m.PutRequest, then: m.ThenTool, principal: str) -> Call | dict[str, Any]:
+        """Puts and intent are recorded, and the call may be made; or the answer, when it is known already."""
+        run = self.load(run_id)
+        stop = self.reason_to_stop(run, body)
+        if stop is not None:
+            return self.answered(run_id, body, Stored("STOP", run.sequence_number, stop), principal=principal)
+        made, is_begun = self.not_yet_there(run, body)
+        started_ms = read(run.start["started_at"])
+        digest = bytes.fromhex(_digest("trace", run_id, then.path, then.try_number))
+        key = f"run:{run_id}/{then.path}" + (f"/r{then.try_number - 1}" if then.try_number > 1 else "")
+        call = Call(
+            trace_id=_uuid7(started_ms.to_bytes(6, "big") + digest[6:]),
+            server_id=then.server_id,
+            tool_name=then.tool_name,
+            arguments=then.arguments,
+            key=key,
+            principal_id=run.start["principal"]["principal_id"],
+            intent=then.intent,
+            requested_at=self.now(),
+            run_id=run_id,
+            path=then.path,
+        )
+        name = f"{then.server_id}.{then.tool_name}"
+        request = {"trace_id": call.trace_id, "idempotency_key": key, "retries": then.retries}
+        intent = self._intent(run, "tool", name, then, body.attempt, request)
+        begun = run.begun.get(then.path)
+        names = ("kind", "name", "input_digest")
+        stands = begun is not None and all(begun.said[one] == intent.said[one] for one in names)
+        try:
+            self.add_puts(run, made, lambda: [] if is_begun or stands else [intent])
+        except Problem as problem:
+            if problem.code == "RUN_POSITION_TAKEN":
+                return self.from_the_journal(run_id, body, then, principal)
+            raise
+        try:
+            return self.tools.begin(call)
+        except Problem as problem:
+            if then.path in run.begun:
+                error = {"type": problem.code, "message": problem.told(), "retryable": False}
+                answer = self._answer(run, run.begun[then.path].said, by=("tool", name), error=error)
+                self.commit(run, [answer])
+            return self.from_the_journal(run_id, body, then, principal)
+
+    def from_the_journal(self, run_id: str, body: m.PutRequest, then: m.ThenTool, principal: str) -> dict[str, Any]:
+        """What is recorded of a tool's operation: its answer is among the news."""
+        run = self.load(run_id)
+        stop = self.reason_to_stop(run, body)
+        if stop is not None:
+            return self.answered(run_id, body, Stored("STOP", run.sequence_number, stop), principal=principal)
+        news = self.news(run, body.after_seq, body.attempt)
+        is_there = any(one["artifact_type"] == "run_answer" and one["path"] == then.path for one in news)
+        if not is_there and then.path not in run.begun:
+            run.verify_next(then.path)
+        status = "answered" if is_there else "pending"
+        return self.continued(run, news, {"status": status})
+
+    def pending(self, run_id: str, body: m.PutRequest, call: Call) -> dict[str, Any]:
+        run = self.load(run_id)
+        result = {"status": "pending", "trace_id": call.trace_id, "state": call.state, "waiting": call.waiting}
+        return self.continued(run, self.news(run, body.after_seq, body.attempt), result)
+
+    @staticmethod
+    def continued(run: MemoryRun, news: list[dict[str, Any]], result: dict[str, Any]) -> dict[str, Any]:
+        answer = {"directive": "CONTINUE", "reason": None, "sequence_number": run.sequence_number}
+        return {**answer, "news": news, "result": result}
+
+    def tool_ended(self, call: Call) -> None:
+        """The run has its answer, if it still waits for it."""
+        run = self.runs.get(call.run_id or "")
+        begun = None if run is None else run.begun.get(call.path or "")
+        if run is None or begun is None or begun.said["kind"] != "tool" or run.state in TERMINAL:
+            return
+        if begun.said["request"]["trace_id"] != call.trace_id:
+            return
+        by = ("tool", call.trace_id)
+        if call.effect is None:
+            why = (call.decision or {}).get("rationale") or "the call was denied"
+            error = {"type": "CALL_DENIED", "message": why[:1024], "retryable": False}
+            self.commit(run, [self._answer(run, begun.said, by=by, error=error)])
+            return
+        digest = hashlib.sha256(canonical(call.effect)).hexdigest()
+        value = {"tier": "effect", "trace_id": call.trace_id, "tool_effect_digest": digest}
+        failed = call.effect["error"]
+        if failed is None:
+            self.commit(run, [self._answer(run, begun.said, by=by, value=value)])
+            return
+        is_definite = call.effect["basis"] != "unknown"
+        error = {"type": failed["code"], "message": failed["message"][:1024], "retryable": is_definite}
+        may_retry = run.journal.try_of(begun.said["path"]) <= begun.said["request"]["retries"]
+        outcome = "RETRY" if is_definite and may_retry else "ERROR"
+        self.commit(run, [self._answer(run, begun.said, by=by, value=value, error=error, outcome=outcome)])
+
+
+def _digest(what: str, run_id: str, path: str, try_number: int) -> str:
+    return hashlib.sha256(f"{what}\0{run_id}\0{path}\0{try_number}".encode()).hexdigest()
+
+
+def _uuid7(digest: bytes) -> str:
+    made = bytearray(digest[:16])
+    made[6], made[8] = 0x70 | made[6] & 0x0F, 0x80 | made[8] & 0x3F
+    return str(uuid.UUID(bytes=bytes(made)))
