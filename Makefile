@@ -16,7 +16,7 @@ run: $(READY)
 # takes long comes first (tests/conftest.py), not the files with the most tests.
 WORKERS ?= 4
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	TGA_SERVERS=sampled $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The same, where the suite only samples: every case, many rounds. For hours, with printed seeds (TGA_SEED repeats one).
 soak: $(READY)

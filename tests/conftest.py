@@ -14,10 +14,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -42,7 +43,10 @@ IS_SOAK = bool(os.environ.get("TGA_SOAK"))  # `make soak`: all of what is otherw
 TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30
-LONG = {"bench", "load", "crash", "docs", "export", "cli", "mcp", "conformance", "packaging"}
+LONG = {"bench", "load", "crash", "docs", "export", "cli", "mcp", "conformance", "packaging", "runs", "sdk"}
+# Where SQL itself is tested, every test runs on every server. Elsewhere `make test` (TGA_SERVERS=sampled) takes one of
+# them for each test, another choice in every run; `make soak`, and whoever runs a file alone, takes all.
+ON_EVERY_SERVER = {"postgres", "ledger", "invariants", "log"}
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _WATCHER: pytest.StashKey[subprocess.Popen[bytes]] = pytest.StashKey()
 _numbers = itertools.count(1)
@@ -106,9 +110,45 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         watcher.communicate()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long comes first: with several workers, none is left alone with it in the end."""
     items.sort(key=lambda item: item.path.parent.name not in LONG)
+    if _server_seed() is not None:
+        left_out = [item for item in items if _is_on_another_server(item)]
+        config.hook.pytest_deselected(items=left_out)
+        chosen = set(left_out)
+        items[:] = [item for item in items if item not in chosen]
+
+
+def _server_seed() -> str | None:
+    """By which each test gets its server; None: it gets all. Workers of xdist inherit it from the process above."""
+    if IS_SOAK or os.environ.get("TGA_SERVERS") != "sampled" or system_binaries() is None:
+        return None
+    return os.environ.setdefault("TGA_SEED_OF_SERVERS", os.environ.get("TGA_SEED") or str(os.getpid()))
+
+
+def _is_on_another_server(item: pytest.Item) -> bool:
+    callspec: Any = getattr(item, "callspec", None)
+    name: str | None = None if callspec is None else callspec.params.get("server")
+    if name not in ("embedded", "system") or item.path.parent.name in ON_EVERY_SERVER:
+        return False
+    others = sorted(
+        f"{key}={value!r}" for key, value in callspec.params.items() if key != "server" and _is_plain(value)
+    )
+    place = f"{_server_seed()} {item.path.name} {getattr(item, 'originalname', item.name)} {others}"
+    return name != ("embedded", "system")[zlib.crc32(place.encode()) % 2]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it looks the same in every process."""
+    return isinstance(value, str | int | bool | None)
+
+
+def pytest_report_header() -> str | None:
+    seed = _server_seed()
+    return (
+        None if seed is None else f"one PostgreSQL for each test outside of {sorted(ON_EVERY_SERVER)}: TGA_SEED={seed}"
+    )
 
 
 def pytest_collection_finish() -> None:
