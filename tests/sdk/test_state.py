@@ -722,3 +722,36 @@ def test_a_branch_is_a_copy() -> None:
     assert state.view.count == 5
     state.change(branch.take())
     assert state.view.count == 6
+
+
+def test_what_was_compacted_and_taken_is_rolled_back_too() -> None:
+    state = State(None, {"l": [{"n": 0}], "m": {"o": {"n": 0}}})
+    before = copy.deepcopy(state.document)
+    mark = state.mark()
+    for number in range(300):
+        state.view["l"][0]["n"] = number
+        state.view["m"]["o"][f"n{number}"] = [number]
+    item = state.view["l"][0]
+    assert len(state.take()) <= 256
+    with pytest.raises(ValueInvalid, match="removed or replaced"):  # as in a replay, which has other objects there
+        item["n"] = 5
+    state.view["l"][0]["n"] = -1
+    state.rollback(mark)
+    assert state.document == before
+
+
+def test_items_of_a_list_that_is_rearranged_as_a_whole_are_read_again() -> None:
+    state = State(None, {"l": [{"n": number} for number in range(40)]})
+    items, first = state.view["l"], state.view["l"][0]
+    items.reverse()
+    assert items[0] == {"n": 39}
+    with pytest.raises(ValueInvalid, match="removed or replaced"):
+        first["n"] = 5
+
+
+def test_a_list_times_two_has_copies() -> None:
+    state = State(None, {"l": [[1]]})
+    state.view["l"] *= 2
+    state.view["l"][0].append(2)
+    assert state.document == {"l": [[1, 2], [1]]}
+    assert applied({"l": [[1]]}, state.take()) == state.document
