@@ -302,7 +302,7 @@ def router(services: Services) -> APIRouter:
         response_model=None,
         responses={
             200: {"model": RunErasedDocument},
-            **documented(*OF_RUNS, errors.TraceUnfinished, errors.StreamInUse),
+            **documented(*OF_RUNS, errors.RunUnfinished, errors.StreamInUse),
         },
         openapi_extra=documented_parameters("run_id"),
     )

@@ -331,6 +331,12 @@ class TraceUnfinished(TgaError):
     remedy = "Wait until it is COMPLETED, FAILED or DENIED."
 
 
+class RunUnfinished(TgaError):
+    code = "RUN_UNFINISHED"
+    meaning = "Only the payloads of a run that has ended for good can be erased."
+    remedy = "Wait until it is COMPLETED, or cancel it: `tga run cancel ID`."
+
+
 class RateLimited(TgaError):
     code = "RATE_LIMITED"
     meaning = "The principal sends requests faster than its rate."
@@ -622,6 +628,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     TraceErased,
     StreamInUse,
     TraceUnfinished,
+    RunUnfinished,
     RateLimited,
     TooManyInFlight,
     GatewayBusy,

@@ -48,6 +48,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ToolQuarantined: 409,
     errors.TraceNotHeld: 409,
     errors.TraceUnfinished: 409,
+    errors.RunUnfinished: 409,
     errors.StreamInUse: 409,
     errors.NotYetLogged: 409,
     errors.ProcedureLimitReached: 409,

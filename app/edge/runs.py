@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from app.config import qualify
-from app.core.errors import RunErased, RunNotFound, TraceErased
+from app.core.errors import RunErased, RunNotFound, TraceErased, TraceNotFound
 from app.domain.addresses import OWN_RUN_ID_PATTERN
 from app.domain.identity import Principal
 from app.domain.runs.documents import RunAnswer, RunCheckpoint, RunEnd
@@ -16,7 +16,7 @@ from app.domain.runs.engine.journal import JournalRecord
 from app.domain.runs.replay import RunRecord
 from app.domain.runs.transitions import RUN
 from app.domain.runs.values import ChildValue, EffectValue, SecretValue
-from app.domain.tga.documents import TraceId
+from app.domain.tga.documents import ActionRequest, TraceId
 from app.domain.tga.execution import answer_of
 from app.edge.permissions import Action, may, require, scope_of
 from app.edge.services import Services
@@ -86,7 +86,7 @@ async def shown_journal(
         )
         if isinstance(record.artifact, RunAnswer):
             try:
-                said["joined"] = await _joined(services, record.artifact)
+                said["joined"] = await _joined(services, principal.tenant, record.artifact)
             except (TraceErased, RunErased):
                 if is_worker:
                     raise
@@ -101,15 +101,22 @@ async def shown_journal(
     return shown
 
 
-async def _joined(services: Services, answer: RunAnswer) -> Any:
-    """What a tool or a child has returned, which stands on its own stream."""
+async def _joined(services: Services, tenant: str, answer: RunAnswer) -> Any:
+    """What a tool or a child has returned, which stands on its own stream; never another tenant's, whatever the journal
+    names."""
     value = answer.value
     if isinstance(value, EffectValue):
-        effect = answer_of(await services.traces.load_trace(TraceId(value.trace_id))).effect
+        trace = await services.traces.load_trace(TraceId(value.trace_id))
+        asked = trace.records[0].artifact
+        if not isinstance(asked, ActionRequest) or asked.principal.tenant != tenant:
+            raise TraceNotFound("no such trace")
+        effect = answer_of(trace).effect
         return None if effect is None or effect.output is None else effect.output.to_json()
     if isinstance(value, ChildValue):
         runs = services.runs.ports.runs
         child = await runs.load(value.run_id)
+        if child.tenant != tenant:
+            raise RunNotFound("no such run")
         last = await runs.load_records(value.run_id, after=child.run.head.sequence_number - 1, limit=1)
         end = last[0].artifact if last else None
         return end.output.to_json() if isinstance(end, RunEnd) and end.output is not None else None

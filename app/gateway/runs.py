@@ -151,7 +151,7 @@ class RunErasure:
         self._executor_id = executor_id
 
     async def erase(self, run_id: str, *, tenant: str, erased_by: str, rationale: str) -> None:
-        """Durable when it returns; RunNotFound, TraceUnfinished, RunErased, or StreamInUse."""
+        """Durable when it returns; RunNotFound, RunUnfinished, RunErased, or StreamInUse."""
         await erase_stream(
             self._sessions,
             self._system,

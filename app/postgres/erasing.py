@@ -21,6 +21,7 @@ from app.core.errors import (
     SequenceGap,
     TgaError,
     TraceErased,
+    TraceNotFound,
     TraceUnfinished,
 )
 from app.core.limits import CLAIM_SALT_BYTES, ERASURE_DIGESTS_MAX, LOCK_TIMEOUT_MS
@@ -74,9 +75,9 @@ async def erase_stream(
 ) -> None:
     """Remove the payloads of this tenant's finished stream, which is of this kind; durable when it returns.
 
-    Raises TraceNotFound or RunNotFound (another tenant's is as good as none), TraceUnfinished, TraceErased or
-    RunErased, and StreamInUse while an open run refers to it. A stream that does not verify is not erased, whatever is
-    wrong with it: its payloads are the evidence.
+    Raises TraceNotFound or RunNotFound (another tenant's is as good as none), TraceUnfinished or RunUnfinished,
+    TraceErased or RunErased, and StreamInUse while an open run refers to it. A stream that does not verify is not
+    erased, whatever is wrong with it: its payloads are the evidence.
     """
     head, payloads, claim = await _load_finished(sessions, stream, kind, tenant)
     salt = None if claim is None else secrets.token_bytes(CLAIM_SALT_BYTES)
@@ -94,7 +95,7 @@ async def erase_stream(
             rationale=rationale,
             **payloads,
         )
-        if await _is_erased(sessions, system, executor_id, erasure, salt=salt, sent=sent):
+        if await _is_erased(sessions, system, executor_id, erasure, kind, salt=salt, sent=sent):
             return
     raise ConcurrentExecution(
         "others append to the system stream all the time, or the store does not answer", stream=SYSTEM.stream(tenant)
@@ -106,6 +107,7 @@ async def _is_erased(
     system: SystemLog,
     executor_id: str,
     erasure: Erasure,
+    kind: ErasableKind,
     *,
     salt: bytes | None,
     sent: set[Digest],
@@ -133,7 +135,14 @@ async def _is_erased(
     # By an earlier try of ours whose answer was lost?
     is_ours = row["code"] == TraceErased.code and await _recorded_digest(sessions, erasure.erased_stream) in sent
     if row["code"] is not None and not is_ours:
-        error = BY_CODE[row["code"]](row["what"], expected=row["expected"], found=row["found"])
+        # The function speaks of traces, whatever the stream is.
+        of_kind = {
+            TraceNotFound.code: kind.not_found,
+            TraceErased.code: kind.erased,
+            TraceUnfinished.code: kind.unfinished,
+        }
+        raised = of_kind.get(row["code"], BY_CODE[row["code"]])
+        error = raised(row["what"], expected=row["expected"], found=row["found"])
         raise error.at(stream=erasure.erased_stream)
     await system.refresh(erasure.system_id)
     return True
@@ -157,7 +166,7 @@ async def _load_finished(
     if row["is_erased"]:
         raise kind.erased("the payloads were erased before", stream=stream)
     if row["is_open"]:
-        raise TraceUnfinished(f"the {name} is not finished", found=row["state"], stream=stream, remedy=kind.unfinished)
+        raise kind.unfinished(f"the {name} is not finished", found=row["state"], stream=stream)
     claim = None
     if row["idempotency_key"] is not None:
         payload_digest = Digest(row["payload_digest"].hex())

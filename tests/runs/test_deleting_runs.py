@@ -29,7 +29,7 @@ async def delete(runs: Runs, run_id: str, who: str = "operator") -> tuple[int, A
 async def test_a_run_that_has_ended_is_erased_once(runs: Runs) -> None:
     await runs.start("r-1", "4111-SECRET")
     status, document = await delete(runs, "r-1")
-    assert (status, document["code"]) == (409, "TRACE_UNFINISHED")
+    assert (status, document["code"]) == (409, "RUN_UNFINISHED")
     await runs.ok(await runs.front.post("/v1/runs/r-1/cancel", {}))
     before = (await runs.front.page("/v1/runs/r-1/entries"))["items"]
     assert await delete(runs, "r-1") == (200, {"run_id": "r-1", "erased": True, "is_new": True})

@@ -350,6 +350,17 @@ async def test_child_is_started_with_its_intent_and_its_end_answers_it(engine: E
     assert said(records[0])["value"]["run_id"] == child_id
 
 
+async def test_a_child_where_another_operation_has_begun_is_refused_and_nothing_is_started(engine: Engine) -> None:
+    run = await leased(engine)
+    await engine.put(run, 2, sleep("1", "2030-01-01T00:00:00.000Z"))
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    for after_seq in (2, 3):
+        with pytest.raises(RunPositionTaken):
+            await engine.put(run, after_seq, then={**child, "run_id": "young"})
+    with pytest.raises(RunNotFound):
+        await engine.engine.ports.runs.load("young")
+
+
 async def test_a_child_that_is_refused_is_an_answer_and_a_cancelled_parent_takes_its_children_along(
     engine: Engine,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.core.errors import ChecksumMismatch, RunErased, RunNotFound, StreamInUse, TraceUnfinished
+from app.core.errors import ChecksumMismatch, RunErased, RunNotFound, RunUnfinished, StreamInUse
 from app.core.limits import ERASURE_DIGESTS_MAX
 from app.domain.ledger.checks import Report
 from app.domain.ledger.plans import Sealed
@@ -113,7 +113,7 @@ async def test_a_run_that_is_open_or_does_not_verify_is_not_erased(world: World)
     await world.announce()
     ledger = PostgresLedger(world.sessions)
     await samples.store(ledger, samples.interrupted())
-    with pytest.raises(TraceUnfinished, match="cancel"):
+    with pytest.raises(RunUnfinished, match="cancel"):
         await erase(world, "interrupted")
     broken = SampleRun("r")
     broken.add("attempt", 1)

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.core.errors import RunNotFound
+from app.domain.runs.values import ChildValue
+from app.edge.runs import _joined
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
+from tests.runs import journal
 from tests.runs.engines import PROGRAM, step
 from tests.runs.routes import OFFER, Runs, ask, open_runs
 
@@ -213,3 +217,42 @@ async def test_old_attempt_is_stopped_with_200(runs: Runs) -> None:
     ]
     assert fenced.count("FENCED") == 1
     assert new["program_digest"] == PROGRAM
+
+
+async def test_no_value_that_a_worker_says_names_what_stands_on_another_stream(runs: Runs) -> None:
+    """Readers of a journal are given what a tool or a child returned: a question whose default named another tenant's
+    run would hand its output to whoever asks. And what no intent named would be a finding of every verification."""
+    await runs.ok(await runs.front.post("/v1/procedures", OFFER, "acme-worker"))
+    await runs.start("secret", who="acme-agent")
+    theirs = {"tier": "run", "run_id": "acme/secret", "entry_digest": "0" * 64}
+    effect = {"tier": "effect", "trace_id": "01970000-0000-7000-8000-000000000001", "tool_effect_digest": "0" * 64}
+    await runs.start("r-1")
+    (run,) = await runs.lease()
+    positions = {"type": "complete", "positions": 0}
+    for value in (theirs, effect):
+        for more in (
+            {"puts": [ask("1", default=value, expires_at="2020-01-01T00:00:00.000Z")]},
+            {"puts": [ask("1", context=value)]},
+            {"then": {**positions, "output": value}},
+        ):
+            body = {"lease": run["lease"], "attempt": 1, "after_seq": 2, "puts": [], **more}
+            status, document = await runs.front.post("/v1/runs/r-1/checkpoints", body, "worker")
+            assert (status, document["code"]) == (422, "SCHEMA_VIOLATION"), more
+    failed = {**step("1"), "outcome": "ERROR", "value": None, "error": {"type": "E", "message": "", "retryable": False}}
+    await runs.put(run, failed, then={"type": "fail", "error": failed["error"]})
+    said = {"path": "1", "outcome": "OK", "value": theirs, "error": None}
+    status, document = await runs.front.post("/v1/runs/r-1/retry", {"resolves": [said]}, "operator")
+    assert (status, document["code"]) == (422, "SCHEMA_VIOLATION")
+
+
+async def test_a_journal_that_names_another_tenants_run_shows_nothing_of_it(runs: Runs) -> None:
+    """As if such a value had been recorded by somebody else than a gateway."""
+    await runs.ok(await runs.front.post("/v1/procedures", OFFER, "acme-worker"))
+    await runs.start("theirs", who="acme-agent")
+    ports = runs.engine.engine.ports
+    theirs = await ports.runs.load("acme/theirs")
+    value = ChildValue(tier="run", run_id="acme/theirs", entry_digest=theirs.run.head.entry_digest)
+    answer = journal.answer("1", "0" * 64, "child", value=value)
+    with pytest.raises(RunNotFound):
+        await _joined(runs.front.services, "default", answer)
+    assert await _joined(runs.front.services, "acme", answer) is None

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.core.chain import Head
 from app.core.digest import Digest
-from app.core.errors import TgaError, TraceErased, TraceNotFound
+from app.core.errors import TgaError, TraceErased, TraceNotFound, TraceUnfinished
 from app.domain.ledger.checks import AnyRecord
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.records import StreamDocuments
@@ -20,11 +20,11 @@ class ErasableKind:
     returns the head that they fold to, and raises when anything does not hold: a stream that is wrong is not erased.
     None: streams of this kind are long, and are verified by the walk of `tga verify`, in pages.
 
-    `not_found`, `erased`: what is raised when there is no such stream, or its payloads are gone. `unfinished`: what to
-    do about one that is still open."""
+    `not_found`, `erased`, `unfinished`: what is raised when there is no such stream, its payloads are gone, or it is
+    still open."""
 
     documents: StreamDocuments[Any, Any]
     verify: Callable[[Sequence[AnyRecord], Claim | None, Digest | None], Head] | None
     not_found: type[TgaError] = TraceNotFound
     erased: type[TgaError] = TraceErased
-    unfinished: str | None = None
+    unfinished: type[TgaError] = TraceUnfinished

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from app.core.errors import RunErased, RunNotFound
+from app.core.errors import RunErased, RunNotFound, RunUnfinished
 from app.domain.ledger.erasing import ErasableKind
 from app.domain.runs.replay import RUN_DOCUMENTS
 
@@ -13,5 +13,5 @@ ERASABLE_RUNS: Final = ErasableKind(
     None,
     not_found=RunNotFound,
     erased=RunErased,
-    unfinished="Wait until it is COMPLETED, or cancel it: `tga run cancel ID`.",
+    unfinished=RunUnfinished,
 )

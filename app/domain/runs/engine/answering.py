@@ -11,7 +11,7 @@ from app.core.limits import RUN_PAGE_RECORDS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunError, RunIntent, RunResumption, RunSignal
-from app.domain.runs.engine.artifacts import answer_of, verify_size
+from app.domain.runs.engine.artifacts import answer_of, verify_given
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.engine.putting import D, load_artifact
 from app.domain.runs.engine.table import RunTable
@@ -53,7 +53,7 @@ class Answering:
 
         RunAnswerUnasked: no such question is open. RunAnswerInvalid, SignatureInvalid: it stays open.
         """
-        verify_size(value, "the answer")
+        verify_given(value, "the answer")
 
         async def decide(work: Work) -> str:
             begun = work.run.frontier.begun.get(path)
@@ -105,7 +105,7 @@ class Answering:
 
     async def signal(self, run_id: str, name: str, signal_id: str, value: Value, principal: Principal) -> str:
         """Send a signal, once for its id; whoever waits for it gets it. The state it leaves."""
-        verify_size(value, "the signal")
+        verify_given(value, "the signal")
 
         async def decide(work: Work) -> str:
             run = work.run
@@ -167,6 +167,8 @@ class Answering:
     ) -> str:
         """Have a run that FAILED, was PARKED or has DIVERGED go on. Of a failed one what failed last is open again;
         what was recorded before stays recorded. Told again while the run goes on, it changes nothing."""
+        for one in resolves or ():
+            verify_given(one.value, f"what is said of {one.path}")
 
         async def decide(work: Work) -> str:
             run = work.run

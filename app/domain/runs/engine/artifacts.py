@@ -30,7 +30,7 @@ from app.domain.runs.engine.messages import (
 )
 from app.domain.runs.ids import key_of, trace_id_of
 from app.domain.runs.replay import Run, wakes_with
-from app.domain.runs.values import EventValue, InlineValue, TransientValue, Value
+from app.domain.runs.values import ChildValue, EffectValue, EventValue, InlineValue, TransientValue, Value
 
 # Recorded by the gateway: a repeat has others.
 _OF_THE_MOMENT: Final = frozenset({"at", "ended_at", "not_before", "answered_at"})
@@ -44,13 +44,13 @@ def document_of(put: Put, run_id: str, attempt: int) -> RunCheckpoint | RunInten
                 f"operation {put.path} is transient and would be skipped", expected="recompute", found="snapshot"
             )
         if not isinstance(put.value, SecretSaid):
-            verify_size(put.value, put.path)
+            verify_given(put.value, put.path)
         fields = {name: value for name, value in put.__dict__.items() if name != "type"}
         return RunCheckpoint.made_of({"run_id": run_id, "attempt": attempt, **fields})
     request: dict[str, Any]
     if isinstance(put, AskPut):
-        verify_size(put.request.context, put.path)
-        verify_size(put.request.default, put.path)
+        verify_given(put.request.context, put.path)
+        verify_given(put.request.default, put.path)
         request = dict(put.request.__dict__)
     elif isinstance(put, SleepPut):
         request = {"wakes_at": put.wakes_at}
@@ -159,8 +159,14 @@ def _lasting(document: RunDocument | None) -> dict[str, Any]:
     return said
 
 
-def verify_size(value: Value | None, where: str) -> None:
-    """RunValueTooLarge unless it may stand in the journal itself."""
+def verify_given(value: Value | None, where: str) -> None:
+    """Raise unless a worker or a caller may say this value. RunValueTooLarge: it may not stand in the journal itself.
+    SchemaViolation: it names what a tool or a child has returned. Who reads the journal gets that from there, so only
+    the gateway says it, of the very trace or run that an intent named."""
+    if isinstance(value, EffectValue | ChildValue):
+        raise SchemaViolation(
+            f"the value of {where} names another stream", expected="inline or artifact", found=f"tier {value.tier}"
+        )
     if isinstance(value, InlineValue | EventValue):
         try:
             size = len(canonical_bytes(value.value))

@@ -80,7 +80,7 @@ class Calling:
                 raise RunLeaseLost("the run is not this worker's any more", found=stop)
             for document in missing:
                 await self._putting.add_put(work, document)
-            if not is_begun and not _is_begun(work.run, intent):
+            if not is_begun and not is_begun_as(work.run, intent):
                 work.add(intent)
 
         call = CheckedCall(
@@ -240,7 +240,7 @@ def add_answer(work: Work, path: str, trace: Answer, clock: Clock) -> None:
     work.add(answer_of(run, path, by="tool", by_id=trace_id, at=now, value=value, error=error, outcome=outcome))
 
 
-def _is_begun(run: Run, intent: RunIntent) -> bool:
+def is_begun_as(run: Run, intent: RunIntent) -> bool:
     """Whether this very operation has begun; RunPositionTaken, when it is added, where another one has."""
     begun = run.frontier.begun.get(intent.path)
     return begun is not None and (begun.kind, begun.name, begun.input_digest) == (

@@ -24,7 +24,7 @@ from app.domain.identity import Principal
 from app.domain.runs.documents import Parent, RunIntent
 from app.domain.runs.engine.answering import Answering
 from app.domain.runs.engine.artifacts import answer_of, child_intent
-from app.domain.runs.engine.calling import Calling
+from app.domain.runs.engine.calling import Calling, is_begun_as
 from app.domain.runs.engine.leasing import Leasing
 from app.domain.runs.engine.messages import (
     CheckpointPut,
@@ -148,7 +148,7 @@ class RunEngine:
                 return Stored("STOP", work.run.head.sequence_number, stop)
             for document in missing:
                 await self.putting.add_put(work, document)
-            if then.path not in work.run.frontier.begun:
+            if not is_begun_as(work.run, intent):
                 work.add(intent)
             if judged is None:
                 told = {"type": refusal.code if refusal else "", "message": str(refusal)[:1024], "retryable": False}

@@ -29,7 +29,7 @@ from app.domain.runs.documents import (
     RunSuspension,
     WorkerName,
 )
-from app.domain.runs.engine.artifacts import answer_of, document_of, is_of_worker, is_same, verify_size
+from app.domain.runs.engine.artifacts import answer_of, document_of, is_of_worker, is_same, verify_given
 from app.domain.runs.engine.messages import (
     PutAnswer,
     PutRequest,
@@ -182,7 +182,7 @@ class Putting:
             return "SUSPENDED"
         by = f"attempt-{request.attempt}"
         if isinstance(then, ThenComplete):
-            verify_size(then.output, "the output")
+            verify_given(then.output, "the output")
             work.end("COMPLETED", by="worker", by_id=by, at=now, output=then.output, positions=then.positions)
         elif isinstance(then, ThenDiverge):
             work.end("DIVERGED", by="worker", by_id=by, at=now, error=_said_of(then), divergence=then.divergence)
@@ -331,9 +331,9 @@ def _records(recorded: RunDocument | None, then: Then | None) -> bool:
         case ThenRelease():
             return isinstance(recorded, RunAttempt) and recorded.change == "RELEASED"
         case ThenTool() | ThenChild():
-            return isinstance(recorded, RunIntent) and (recorded.path, recorded.try_number) == (
-                then.path,
-                then.try_number,
+            performed = (then.type, then.path, then.try_number, then.input_digest)
+            return isinstance(recorded, RunIntent) and performed == (
+                *(recorded.kind, recorded.path, recorded.try_number, recorded.input_digest),
             )
         case _:
             return False

@@ -20,7 +20,7 @@ from app.core.limits import RUN_INLINE_BYTES_MAX
 from app.domain.identity import Principal
 from app.domain.policy.question import Verdict
 from app.domain.runs.documents import AllowedBy, ForkedFrom, Parent, RunPolicy, RunStart, Trigger
-from app.domain.runs.engine.artifacts import verify_size
+from app.domain.runs.engine.artifacts import verify_given
 from app.domain.runs.engine.leasing import Leasing
 from app.domain.runs.engine.ports import LoadedRun, RunPorts, RunSalt
 from app.domain.runs.engine.table import RunTable
@@ -85,7 +85,7 @@ class Starting:
 
     async def judged(self, request: StartRequest) -> JudgedStart:
         tenant = request.principal.tenant
-        verify_size(request.input, "the input")
+        verify_given(request.input, "the input")
         program = await self._ports.procedures.find(tenant, request.procedure, version=request.version)
         if program.input_schema is not None and isinstance(request.input, InlineValue):
             misfit = self._ports.schemas.misfit(program.input_schema, request.input.value)
