@@ -71,7 +71,7 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
         "ValueInvalid",
         "ValueNotSerializable",
     ),
-    "context": ("Context", "Review"),
+    "context": ("Context", "Escalation", "Review"),
     "flows": ("DeleteOnSuccess", "Event", "Flow", "Keep", "Schedule", "Step", "agent", "call_tool", "llm"),
     "models": ("Predictor",),
     "procedures": ("Procedure", "Task", "procedure", "task"),
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from tga_sdk.client import TraceItem as TraceItem
     from tga_sdk.client import Triggered as Triggered
     from tga_sdk.context import Context as Context
+    from tga_sdk.context import Escalation as Escalation
     from tga_sdk.context import Review as Review
     from tga_sdk.errors import AnswerInvalid as AnswerInvalid
     from tga_sdk.errors import ApprovalPending as ApprovalPending

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, overload
@@ -42,6 +43,15 @@ class Review(BaseModel):
     decision: Literal["approve", "revise", "reject"]
     feedback: str | None = None
     edited: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """Nobody has answered after so many seconds: these webhooks are told, all if none is named. The question stays
+    open, and whoever looks at the approvals sees that it has been raised."""
+
+    after: float
+    webhooks: Sequence[str] = ()
 
 
 class StepOptions(TypedDict, total=False):
@@ -306,13 +316,14 @@ class Context(Generic[S]):
         context: Any = None,
         timeout: float | None = None,
         default: bool | None = None,
-        escalate: Any = None,
+        escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "approve",
         webhooks: Sequence[str] = (),
     ) -> bool:
         """Ask a person to approve. Waits for days if it takes days, and holds nothing meanwhile.
 
-        After `timeout` seconds the answer is `default`; without one TimedOut is raised. The first answer counts.
+        After `timeout` seconds the answer is `default`; without one TimedOut is raised. `escalate`: whom to tell before
+        that. The first answer counts.
         """
         said = await self._ask(
             "approve", name, message, {"type": "boolean"}, context, timeout, default, escalate, webhooks
@@ -327,7 +338,7 @@ class Context(Generic[S]):
         context: Any = None,
         timeout: float | None = None,
         default: Any = None,
-        escalate: Any = None,
+        escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "input",
         webhooks: Sequence[str] = (),
     ) -> Any:
@@ -344,7 +355,7 @@ class Context(Generic[S]):
         context: Any = None,
         timeout: float | None = None,
         default: str | None = None,
-        escalate: Any = None,
+        escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "select",
         webhooks: Sequence[str] = (),
     ) -> str:
@@ -360,7 +371,7 @@ class Context(Generic[S]):
         *,
         timeout: float | None = None,
         default: Review | None = None,
-        escalate: Any = None,
+        escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "review",
         webhooks: Sequence[str] = (),
     ) -> Review:
@@ -521,7 +532,7 @@ class Context(Generic[S]):
         context: Any,
         timeout: float | None,
         default: Any,
-        escalate: Any,
+        escalate: Escalation | Sequence[Escalation] | None,
         webhooks: Sequence[str],
     ) -> Any:
         attempt = self._attempt
@@ -534,7 +545,7 @@ class Context(Generic[S]):
         )
 
         def put() -> dict[str, Any]:
-            request = {
+            request: dict[str, Any] = {
                 "form": form,
                 "message": message,
                 "context": shown,
@@ -543,8 +554,12 @@ class Context(Generic[S]):
                 "default": fallback,
                 "webhooks": list(webhooks),
             }
-            if escalate is not None:
-                request["escalate"] = escalate
+            levels = [escalate] if isinstance(escalate, Escalation) else escalate or ()
+            if levels:
+                now = attempt.host.now()
+                request["escalations"] = [
+                    {"at": time_text(now + level.after), "webhooks": list(level.webhooks)} for level in levels
+                ]
             return {"request": request}
 
         given = {"form": form, "message": message, "context": shown}

@@ -27,7 +27,8 @@ from tga_sdk.values import result_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")  # of versions, and of steps of a flow
+PROCEDURE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,9 @@ def declared(
 ) -> Procedure[P, R]:
     """A procedure of this function, with its types as annotated. ProcedureInvalid names what cannot be run."""
     name = name or fn.__name__.replace("_", "-").strip("-")
-    for what, said in (("name", name), ("version", version)):
-        if not NAME.fullmatch(said):
-            raise ProcedureInvalid(f"{what} of a procedure: expected {NAME.pattern}, found {said!r}")
+    for what, said, pattern in (("name", name, PROCEDURE_NAME), ("version", version, NAME)):
+        if not pattern.fullmatch(said):
+            raise ProcedureInvalid(f"{what} of a procedure: expected {pattern.pattern}, found {said!r}")
     parameters = list(inspect.signature(fn).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not 1 <= len(positional) <= 2 or len(positional) != len(parameters):
