@@ -110,7 +110,7 @@ class Answering(Calling):
             return False
         run = self.load(run_id)
         if run.state not in TERMINAL:
-            raise Problem("TRACE_UNFINISHED", "the run is not finished", found=run.state)
+            raise Problem("RUN_UNFINISHED", "the run is not finished", found=run.state)
         if self._is_referred_to(run_id):
             raise Problem("STREAM_IN_USE", "an open run refers to it", found=run_id)
         self.erased.add(run_id)
