@@ -53,7 +53,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SCHEMAS = "127edc5c73b230d2b5cfc2119a8ee9f437ea17d1d11c046dc50ce03d56dc5069"  # sha256sum schemas/* | sha256sum
+SCHEMAS = "9fcbdc09807fcc9a0c917c9e968cc8a16ec210d72832c820ee81d5c5bb77ed70"  # sha256sum schemas/* | sha256sum
 GAP, CHECKSUM, TRANSITION = "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
 RECOVERY, SCHEMA, SIGNATURE, NOTE = "STATE_RECOVERY_FAILED", "SCHEMA_VIOLATION", "SIGNATURE_INVALID", "NOTE_INVALID"
 MALFORMED, BUNDLE, PROOF, FORKED = "INPUT_MALFORMED", "BUNDLE_INVALID", "PROOF_INVALID", "LOG_FORKED"
@@ -427,7 +427,7 @@ class Streams:
             journal = known["journal"]
             named, value = journal.named.get(said.get("path", "")), said.get("value") or {"tier": ""}
             journal.fold(name, said, entry)
-            if name == "run_intent" and said["kind"] == "child":
+            if name == "run_intent" and said["kind"] == "child" and said["request"]["child_run_id"] is not None:
                 child = journal.named[said["path"]]
                 self.references.append((stream, number, child, "begun_by", entry["artifact_digest"]))
             if name == "run_answer" and value["tier"] in ("effect", "run"):

@@ -77,5 +77,5 @@ async def verify_all(sessions: Sessions) -> Report:
     report = Report()
     async with open_reader(sessions) as reader:
         findings = [str(finding) async for finding in verify_ledger(reader, stream_checks(), report)]
-    assert findings == []
+    assert findings == [], "\n".join(findings)
     return report

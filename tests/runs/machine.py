@@ -441,7 +441,10 @@ class RunsMachine(RuleBasedStateMachine):
     def _family(self) -> list[str]:
         """The runs of this example, with their children."""
         begun = [said for said in self._said(RunIntent) if isinstance(said.request, ChildRequest)]
-        return [*self.runs, *(said.request.child_run_id for said in begun if isinstance(said.request, ChildRequest))]
+        return [
+            *self.runs,
+            *(said.request.child_run_id or "" for said in begun if isinstance(said.request, ChildRequest)),
+        ]
 
     def _said(self, kind: type[D]) -> list[D]:
         """What the runs of this example, without their children, have recorded of this kind."""

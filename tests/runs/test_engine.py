@@ -33,6 +33,8 @@ from app.domain.runs.replay import RunRecord
 from app.domain.runs.state import SetAt
 from app.domain.runs.values import InlineValue, SecretValue
 from app.postgres.database import Database
+from app.postgres.sessions import Sessions
+from tests.invariants.plans import verify_all
 from tests.runs.engines import AGENT, NOW, PROGRAM, WORKER, Engine, open_engine, step
 
 PERSON = Principal(principal_id="ada", tenant="default", roles=["supervisor"])
@@ -359,6 +361,25 @@ async def test_a_child_where_another_operation_has_begun_is_refused_and_nothing_
             await engine.put(run, after_seq, then={**child, "run_id": "young"})
     with pytest.raises(RunNotFound):
         await engine.engine.ports.runs.load("young")
+
+
+async def test_a_child_whose_id_another_run_has_is_refused_on_the_record_and_all_verifies(
+    engine: Engine, sessions: Sessions
+) -> None:
+    """No intent stands that names a run which it did not begin, nor one that is not there."""
+    await engine.start("taken")
+    await engine.lease()
+    run = await leased(engine)
+    child = {"type": "child", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    await engine.put(run, 2, then={**child, "path": "1", "run_id": "taken"})
+    await engine.put(run, 4, then={**child, "path": "2", "procedure": "nobody-has-it"})
+    records = [said(one) for one in await engine.engine.ports.runs.load_records("r", after=2, limit=10)]
+    assert [one["request"]["child_run_id"] for one in records[::2]] == [None, None]
+    assert [one["error"]["type"] for one in records[1::2]] == ["RUN_ID_TAKEN", "PROCEDURE_NOT_FOUND"]
+    again = await engine.put(run, 2, then={**child, "path": "1", "run_id": "taken"})
+    assert again.directive == "CONTINUE"
+    assert len(await types_of(engine)) == 6, "a repeat is the same start"
+    await verify_all(sessions)
 
 
 async def test_a_child_that_is_refused_is_an_answer_and_a_cancelled_parent_takes_its_children_along(

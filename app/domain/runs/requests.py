@@ -93,7 +93,9 @@ class SignalRequest(_Request):
 
 
 class ChildRequest(_Request):
-    child_run_id: RunId
+    """`child_run_id` null: the start was refused, and the answer beside the intent says why."""
+
+    child_run_id: RunId | None
     procedure: Name
     version: Name
 

@@ -164,7 +164,7 @@ class _RunStream(StreamChecks):
             request = artifact.request
             if isinstance(request, ToolRequest):
                 self.named[artifact.path] = TRACE.stream(request.trace_id)
-            elif isinstance(request, ChildRequest):
+            elif isinstance(request, ChildRequest) and request.child_run_id is not None:
                 child = self.named[artifact.path] = RUN.stream(request.child_run_id)
                 walk.refer(Reference(place, child, "begun_by", record.entry.artifact_digest))
         elif isinstance(artifact, RunAnswer):

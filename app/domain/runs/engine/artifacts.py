@@ -72,7 +72,7 @@ def tool_intent(then: ThenTool, start: RunStart, attempt: int) -> RunIntent:
     return _intent(run_id, attempt, path, "tool", name, then.input_digest, tried, request)
 
 
-def child_intent(then: ThenChild, run_id: str, attempt: int, *, child_run_id: str, version: str) -> RunIntent:
+def child_intent(then: ThenChild, run_id: str, attempt: int, *, child_run_id: str | None, version: str) -> RunIntent:
     request = {"child_run_id": child_run_id, "procedure": then.procedure, "version": version}
     return _intent(run_id, attempt, then.path, "child", then.name, then.input_digest, then.try_number, request)
 

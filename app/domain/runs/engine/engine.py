@@ -11,6 +11,7 @@ from typing import Any, Final
 from app.core.errors import (
     ArgumentsInvalid,
     ProcedureNotFound,
+    RunErased,
     RunIdTaken,
     RunNotFound,
     RunValueTooLarge,
@@ -45,7 +46,9 @@ from app.domain.runs.ids import child_id_of, elapsed_ms
 from app.domain.runs.replay import Run
 
 # A child that is refused now is refused whenever it is started: the program is told, and it stands in the journal.
-_REFUSED_STARTS: Final = (ProcedureNotFound, StartDenied, ArgumentsInvalid, SchemaViolation, RunValueTooLarge)
+_REFUSED_STARTS: Final = (
+    *(ProcedureNotFound, StartDenied, ArgumentsInvalid, SchemaViolation, RunValueTooLarge, RunIdTaken),
+)
 
 
 class RunEngine:
@@ -134,9 +137,11 @@ class RunEngine:
         try:
             judged = await self.starting.judged(asked)
             version = judged.program.version
+            await self._verify_childs_id(child_id, run_id, then.path)
         except _REFUSED_STARTS as error:
             refusal, judged = error, None
-        intent = child_intent(then, run_id, request.attempt, child_run_id=child_id, version=version)
+        named = None if judged is None else child_id
+        intent = child_intent(then, run_id, request.attempt, child_run_id=named, version=version)
         salt = self.ports.salts.new()
 
         async def decide(work: Work) -> Stored:
@@ -188,6 +193,18 @@ class RunEngine:
                 work.add(answer_of(work.run, path, by="child", by_id=child_id, at=now, error=told))
 
         await self.table.change(run_id, decide)
+
+    async def _verify_childs_id(self, child_id: str, run_id: str, path: str) -> None:
+        """RunIdTaken where another run has the child's id: then nothing of the start is stored but that it was refused.
+        Where one takes the id between this and the commit, `_refuse_child` answers."""
+        try:
+            parent = (await self.ports.runs.load(child_id)).start.parent
+        except RunNotFound:
+            return
+        except RunErased:
+            parent = None
+        if parent is None or (parent.run_id, parent.path) != (run_id, path):
+            raise RunIdTaken("another run has the child's id", expected="an id that is free", found=child_id)
 
     async def _cancel_child(self, run_id: str, parent_id: str) -> None:
         with contextlib.suppress(RunNotFound):

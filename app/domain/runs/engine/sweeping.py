@@ -159,7 +159,7 @@ class Sweeping:
                     continue
                 if answer.is_final:
                     await self._table.change(run_id, _answering(path, answer, self._clock))
-            elif isinstance(intent.request, ChildRequest):
+            elif isinstance(intent.request, ChildRequest) and intent.request.child_run_id is not None:
                 try:
                     child = await self._ports.runs.load(intent.request.child_run_id)
                 except RunNotFound:
