@@ -15,6 +15,7 @@ from app.core.errors import (
     ProcedureNotFound,
     RunAnswerInvalid,
     RunAnswerUnasked,
+    RunBlobMissing,
     RunEnded,
     RunIdTaken,
     RunNotFound,
@@ -379,6 +380,10 @@ async def test_a_child_whose_id_another_run_has_is_refused_on_the_record_and_all
     again = await engine.put(run, 2, then={**child, "path": "1", "run_id": "taken"})
     assert again.directive == "CONTINUE"
     assert len(await types_of(engine)) == 6, "a repeat is the same start"
+    gone = {"sha256": "0" * 64, "size_bytes": 5, "media_type": "text/plain", "serializer": "text"}
+    with pytest.raises(RunBlobMissing):
+        await engine.put(run, 6, then={**child, "path": "3", "input": {"tier": "artifact", "ref": gone}})
+    assert len(await types_of(engine)) == 6, "neither intent nor child"
     await verify_all(sessions)
 
 

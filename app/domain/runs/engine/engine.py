@@ -155,6 +155,7 @@ class RunEngine:
                 await self.putting.add_put(work, document)
             if not is_begun_as(work.run, intent):
                 work.add(intent)
+                work.require_blob(then.input)
             if judged is None:
                 told = {"type": refusal.code if refusal else "", "message": str(refusal)[:1024], "retryable": False}
                 now = self.ports.clock.now()

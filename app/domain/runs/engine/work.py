@@ -116,6 +116,13 @@ class Work:
         )
         return moved.artifact_digest or ""
 
+    def require_blob(self, value: Value) -> None:
+        """Refuse all of this where the value is a blob that is not stored: another plan that needs this one refers to
+        it, and is not to be refused alone."""
+        if isinstance(value, ArtifactValue | SecretValue):
+            ref = value.ref
+            self._blobs.append(BlobUse(self.run.head.sequence_number, Digest(ref.sha256), ref.size_bytes))
+
     def lease(self, owner: str, worker: str, name: WorkerName, *, at: str) -> None:
         """A worker begins the next attempt."""
         self.add(self._attempt("LEASED", self.run.attempt + 1, name, at=at))
