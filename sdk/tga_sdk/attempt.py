@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from tga_sdk import guard
-from tga_sdk.draws import Draws
-from tga_sdk.errors import GatewayError, OperationError, Stop, TgaError, ValueInvalid
+from tga_sdk.defaults import makes_defaults
+from tga_sdk.draws import Drawers, Draws, ForkDraws, draw_salt
+from tga_sdk.errors import GatewayError, NotDeterministic, OperationError, Stop, TgaError, ValueInvalid
 from tga_sdk.frames import Frame, caller, current_frame, enter, remember_caller
 from tga_sdk.journal import Begun, Diverged, Ended, Journal, Operation, OperationsAtOnce, Scope
 from tga_sdk.pipe import Pipe, Put, Sent
@@ -87,7 +88,8 @@ class Attempt:
         self.over: Over | None = None
         self.log = logging.LoggerAdapter(logger, {"run_id": self.run_id, "attempt": self.number})
         self._leased = leased
-        self._draw_salt = bytes.fromhex(leased["draw_salt"])
+        self._draw_salt = draw_salt(self.salt, self.run_id)
+        self._drawers: Drawers | None = None
         self._leased_to: int = leased["sequence_number"]
         self._read_to: int = leased["first_seq"]
         if self.number == 1 and self._read_to == 0:
@@ -102,6 +104,7 @@ class Attempt:
         self._suspending: asyncio.Task[None] | None = None
         self._main: asyncio.Task[Over] | None = None
         self._loop = asyncio.get_running_loop()
+        self._told: set[str] = set()  # of which values it was said that their defaults differ
 
     # ------------------------------------------------------------------------------------------ the attempt as a whole
 
@@ -136,12 +139,13 @@ class Attempt:
 
     async def _perform(self) -> Over:
         """Run the program; what the gateway is told of its end."""
-        root = Frame(self, Scope(), None, State(self.procedure.state_type, {}), self.draws(""))
         try:
+            await self._read_drawers()
+            root = Frame(self, Scope(), None, State(self.procedure.state_type, {}), self.draws(""))
             output = await self._program(root)
             await self.read_all()
-            self.verify_end("", root.scope.performed)
             await self._put_what_is_left(root)
+            self.verify_end("", root.scope.performed)
             value = await self.encoded(output, type_=self.procedure.output_type, where="output")
         except (Over, asyncio.CancelledError):
             raise
@@ -161,6 +165,8 @@ class Attempt:
         if procedure.takes_input:
             given = (await self.decoded(self._leased["input"], procedure.input_type, where="input"),)
         enter(root)
+        if makes_defaults(procedure.state_type):
+            await ctx.checkpoint(name="state", defer=True)  # before anything can depend on what was made
         watched = frozenset({getattr(procedure.fn, "__module__", "")})
         with guard.watch(watched, strict=self.host.is_strict, warn=self._warn):
             if procedure.is_async:
@@ -168,8 +174,11 @@ class Attempt:
             return await self.in_thread(functools.partial(procedure.fn, SyncContext(ctx), *given))
 
     async def _put_what_is_left(self, root: Frame) -> None:
-        """State changes and log lines after the last operation ride with the end, as a checkpoint of their own."""
-        if root.state.pending() or root.logs:
+        """State changes and log lines after the last operation ride with the end, as a checkpoint of their own. A run
+        that failed at its very end, and is retried, has it already: then it is performed again, whatever is left."""
+        found = self.journal.look(root.next_path)
+        is_there = found is not None and (found.operation.kind, found.operation.name) == ("checkpoint", "end")
+        if is_there or (found is None and (root.state.pending() or root.logs)):
             from tga_sdk.context import Context
 
             enter(root)
@@ -225,13 +234,29 @@ class Attempt:
 
     def _warn(self, finding: guard.Finding) -> None:
         frame = current_frame()
-        text = f"{finding}"
-        self.log.warning("run %s: %s", self.run_id, text)
+        place = "" if frame is None else f" at {frame.next_path}"
+        self.log.warning("run %s%s: %s", self.run_id, place, finding)
         if frame is not None:
-            frame.logs.append(log_line("warning", text))
+            frame.logs.append(log_line("warning", str(finding)))
 
     def draws(self, scope: str) -> Draws:
+        if self._drawers is not None:
+            return ForkDraws(self._draw_salt, scope, self._drawers)
         return Draws(self._draw_salt, scope)
+
+    async def _read_drawers(self) -> None:
+        """Of a fork: who was where before. Read ahead, because a draw cannot wait; of the records nothing is kept."""
+        after: int = self._leased["first_seq"]
+        if after >= 0:
+            return
+        drawers = Drawers()
+        while after < 0:
+            for record in await self._page(after):
+                after = record["sequence_number"]
+                if after <= 0 and "path" in record:
+                    has_ended = record["artifact_type"] == "run_checkpoint" and record["outcome"] != "RETRY"
+                    drawers.add(self.salt, record["run_id"], record["path"], has_ended=has_ended)
+        self._drawers = drawers
 
     # ----------------------------------------------------------------------------------------------------- the journal
 
@@ -402,7 +427,20 @@ class Attempt:
                 raise self.give_up(Over(f"REFUSED {error.code}", _fail(error.code, str(error)))) from error
             if hashlib.sha256(blob).hexdigest() != sha256:
                 raise self.give_up(Over("FAILED", _fail("BLOB_DAMAGED", f"the bytes of blob {sha256} are other ones")))
-        return decode(value, type_, blob, where=where)
+        made = decode(value, type_, blob, where=where)
+        if makes_defaults(type_) and decode(value, type_, blob, where=where) != made:
+            self._tell_of_defaults(where)
+        return made
+
+    def _tell_of_defaults(self, where: str) -> None:
+        """A default that is made anew each time was filled in: the program sees another one in each attempt."""
+        fix = "give the field a value where it comes from; or make it in the program: ctx.uuid(), await ctx.now()"
+        finding = guard.Finding(self.procedure.source, f"a default of {where}, made anew each time,", fix)
+        if self.host.is_strict:
+            raise NotDeterministic(str(finding))
+        if where not in self._told:
+            self._told.add(where)
+            self._warn(finding)
 
     # --------------------------------------------------------------------------------------------------------- waiting
 
@@ -486,6 +524,7 @@ class Attempt:
                     made = await self.in_thread(functools.partial(fn, *args))
                     return await made if inspect.isawaitable(made) else made
         finally:
+            frame.is_over = True
             enter(before)
 
     async def in_thread(self, fn: Callable[[], T]) -> T:

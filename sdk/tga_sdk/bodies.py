@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
+
+from pydantic import BaseModel
 
 from tga_sdk.attempt import Attempt, error_document, time_text
 from tga_sdk.errors import ChildError, Interrupted, OperationError, StepError, TimedOut, ToolError, ValueInvalid
@@ -12,7 +16,7 @@ from tga_sdk.frames import Frame
 from tga_sdk.journal import Ended, Operation
 from tga_sdk.pipe import Sent
 from tga_sdk.retry import Retry
-from tga_sdk.values import decode, encode
+from tga_sdk.values import Encoded, decode, encode
 
 Tier = Literal["auto", "inline", "artifact", "event", "transient"]
 Resume = Literal["snapshot", "recompute"]
@@ -63,18 +67,15 @@ class Body:
             inside = frame.inside(self.path, self.operation)
             inside.logs, frame.logs = frame.logs, inside.logs  # lines before it stand with what comes next
             started = time.time()
-            try:
-                value = await attempt.run_body(inside, self.fn, self.args, self.timeout)
-                made = encode(value, tier=self.tier, type_=self.type, where=f"the result of {self.operation}")
-                self._verify_state_unchanged()
-            except Exception as error:
-                attempt.verify_going()
-                said = await self._fail(inside, error, tried, retry, started)
+            result = await self._run(inside)
+            attempt.verify_going()
+            if isinstance(result, Exception):
+                said = await self._fail(inside, result, tried, retry, started)
                 if said is None:
                     await attempt.host.pause(retry.pause(tried))
                     continue
-                raise recorded_failure(self.operation.kind, said, self.path) from error
-            attempt.verify_going()
+                raise recorded_failure(self.operation.kind, said, self.path)
+            value, made = result
             if made.blob is not None:
                 await attempt.upload(made.blob)
             inner = inside.scope.performed
@@ -106,17 +107,27 @@ class Body:
             where = f"the result of {self.operation}"
             return decode(made.value, self.type, None if made.blob is None else made.blob.data, where=where)
 
+    async def _run(self, inside: Frame) -> tuple[Any, Encoded] | Exception:
+        """What the body has returned, and its recorded form; or what it raised. That is returned rather than raised, so
+        that what the program gets has neither cause nor context: in a replay there is none."""
+        try:
+            value = await self.attempt.run_body(inside, self.fn, [own(one) for one in self.args], self.timeout)
+            made = encode(value, tier=self.tier, type_=self.type, where=f"the result of {self.operation}")
+            self._verify_state_unchanged()
+            return value, made
+        except Exception as error:
+            log_failure(self.attempt, self.path, self.operation, error)
+            return error
+
     async def recompute(self) -> Any:
         """Run it again and record nothing: what is recorded is for looking at."""
         inside = self.frame.inside(self.path, self.operation)
-        try:
-            value = await self.attempt.run_body(inside, self.fn, self.args, self.timeout)
-            made = encode(value, tier=self.tier, type_=self.type, where=f"the result of {self.operation}")
-            self._verify_state_unchanged()
-        except Exception as error:
-            self.attempt.verify_going()
+        result = await self._run(inside)
+        self.attempt.verify_going()
+        if isinstance(result, Exception):
             self._leave()
-            raise recorded_failure(self.operation.kind, error_document(error), self.path) from error
+            raise recorded_failure(self.operation.kind, error_document(result), self.path)
+        value, made = result
         self.attempt.verify_end(self.path, inside.scope.performed)
         self._leave()
         if self.tier in ("event", "transient"):
@@ -258,6 +269,23 @@ def recorded_failure(
     if kind == "child":
         return ChildError(type_, message, retryable=retryable, path=path)
     return StepError(type_, message, retryable=retryable, path=path)
+
+
+def own(value: Any) -> Any:
+    """A copy for the body, of what it could change: the program must not see that, because in a replay no body runs."""
+    if hasattr(type(value), "_tga_value"):
+        return value  # a part of the run's state: what the body changes there is recorded
+    if isinstance(value, dict | list | tuple | set | BaseModel) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    ):
+        return copy.deepcopy(value)
+    return value
+
+
+def log_failure(attempt: Attempt, path: str, operation: Operation, error: Exception | None) -> None:
+    """For whoever looks into the worker's log: the journal, and so the program, has class and message alone."""
+    if not isinstance(error, OperationError):
+        attempt.log.warning("run %s at %s: %s failed", attempt.run_id, path, operation, exc_info=error)
 
 
 def gathered(values: Any, types: Sequence[Any], name: str) -> list[Any]:

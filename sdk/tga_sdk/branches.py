@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from tga_sdk import guard
 from tga_sdk.attempt import Attempt, error_document
-from tga_sdk.bodies import checkpoint_put, gathered, recorded_failure
+from tga_sdk.bodies import checkpoint_put, gathered, log_failure, recorded_failure
 from tga_sdk.frames import Frame, enter
 from tga_sdk.journal import Operation
-from tga_sdk.values import encode, to_json
+from tga_sdk.values import Encoded, encode, to_json
 
 Branch = Callable[[], Any] | Coroutine[Any, Any, Any]
 
@@ -40,20 +40,14 @@ async def gather(
     attempt.verify_end(path, inner)
     logs = [line for one in frames for line in one.logs]
     frame.logs.extend(logs[: max(0, 64 - len(frame.logs))])
-    try:
-        failed = next((result for result in results if isinstance(result, Exception)), None)
-        if failed is not None:
-            raise failed
-        plain = [
-            _plain(result, type_, f"branch {number} of {operation.name}")
-            for number, (result, type_) in enumerate(zip(results, types, strict=True), 1)
-        ]
-        made = encode(plain, where=f"the results of {operation}")
-    except Exception as error:
-        said = error_document(error)
+    found = _results(operation, results, types)
+    if isinstance(found, Exception):
+        log_failure(attempt, path, operation, found)
+        said = error_document(found)
         await attempt.put([checkpoint_put(frame, path, operation, "ERROR", error=said, inner=inner)])
         _leave(frame, path)
-        raise recorded_failure("gather", said, path) from error
+        raise recorded_failure("gather", said, path)
+    plain, made = found
     if made.blob is not None:
         await attempt.upload(made.blob)
     for one, mark in zip(frames, marks, strict=True):
@@ -63,6 +57,23 @@ async def gather(
     await attempt.put([sent])
     _leave(frame, path)
     return gathered(plain, types, operation.name)
+
+
+def _results(
+    operation: Operation, results: Sequence[Any], types: Sequence[Any]
+) -> tuple[list[Any], Encoded] | Exception:
+    """The results as plain data and as recorded, or the first error: returned, so that what is raised has no cause."""
+    failed = next((result for result in results if isinstance(result, Exception)), None)
+    if failed is not None:
+        return failed
+    try:
+        plain = [
+            _plain(result, type_, f"branch {number} of {operation.name}")
+            for number, (result, type_) in enumerate(zip(results, types, strict=True), 1)
+        ]
+        return plain, encode(plain, where=f"the results of {operation}")
+    except Exception as error:
+        return error
 
 
 class _Running:
@@ -83,6 +94,7 @@ class _Running:
             made = await self._attempt.in_thread(cast("Callable[[], Any]", branch))
             return await made if inspect.isawaitable(made) else made
         finally:
+            frame.is_over = True
             self._left -= 1
             if self._left:
                 self._attempt.count_branches(-1)

@@ -22,6 +22,7 @@ from tga_sdk.attempt import Attempt, log_line, time_text
 from tga_sdk.bodies import LOG_LINES_MAX, Body, Resume, Tier, checkpoint_put, gathered, named, recorded_error
 from tga_sdk.errors import (
     ProcedureInvalid,
+    Stop,
 )
 from tga_sdk.frames import Frame, caller, current_frame
 from tga_sdk.journal import Begun, Ended, Operation
@@ -283,6 +284,7 @@ class Context(Generic[S]):
 
     async def emit(self, value: Any, *, name: str = "emit") -> None:
         """Show a value to whoever follows the run. It is recorded as an event; the program has nothing of it."""
+        shown = encode(value, tier="event", where=f"event {name}").value
         frame, attempt = self._begin()
         operation = self._operation(frame, "emit", name, None)
         path = frame.scope.enter(operation)
@@ -290,7 +292,6 @@ class Context(Generic[S]):
         if isinstance(found, Ended):
             await self._recorded(frame, path, found)
             return
-        shown = encode(value, tier="event", where=f"event {name}").value
         await self._mark(frame, path, operation, shown, defer=True)
 
     async def patched(self, name: str) -> bool:
@@ -488,6 +489,8 @@ class Context(Generic[S]):
             raise ProcedureInvalid(
                 "this ctx was used outside of its run: in a thread or task that its body did not start"
             )
+        if frame.is_over:
+            raise Stop("this body has ended, or took too long and was given up: what goes on of it performs nothing")
         return frame
 
     def _begin(self) -> tuple[Frame, Attempt]:

@@ -33,6 +33,13 @@ class Frame:
     draws: Draws
     logs: list[dict[str, Any]] = field(default_factory=list)
     is_kept: bool = False
+    is_over: bool = False  # its body has ended or was given up: a thread or task that goes on performs nothing more
+
+    @property
+    def next_path(self) -> str:
+        """The address of the operation that comes next."""
+        position = self.scope.performed + 1
+        return f"{self.scope.address}.{position}" if self.scope.address else str(position)
 
     def inside(self, path: str, operation: Operation) -> Frame:
         """The frame of this operation's body."""

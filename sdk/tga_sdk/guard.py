@@ -123,10 +123,11 @@ def watch(
 
     `warn` gets each line once; with `strict` NotDeterministic is raised at the line instead, each time.
     """
+    watched = frozenset(name for name in module_names if name.partition(".")[0] != _SDK)
     if _installed:
-        for name in module_names:
+        for name in watched:
             _rebind(name)
-    return _Setting(Watch(module_names, strict=strict, warn=warn))
+    return _Setting(Watch(watched, strict=strict, warn=warn))
 
 
 def off() -> _Setting:
@@ -149,6 +150,7 @@ _OWN_BUSINESS: Final = (
     *("traceback", "inspect", "tokenize", "warnings", "logging", "zoneinfo", "encodings", "locale", "gettext"),
     *("weakref", "pydantic", "pydantic_core", "tga_sdk"),
 )
+_SDK: Final = __name__.partition(".")[0]  # a flow's program is the SDK's own, and its steps are recorded
 # What dataclasses and attrs generate has the globals of the module, and no line in it: its caller has one.
 _GENERATED: Final = ("<string>", "<attrs generated")
 _FRAMES: Final = 64

@@ -37,11 +37,14 @@ class Calling(Putting):
             version = program.said["version"]
         except Problem as problem:
             refusal = problem
-        request = {"child_run_id": child_id, "procedure": then.procedure, "version": version}
+        if child_id in self.runs and run.begun.get(then.path) is None and refusal is None:
+            refusal = Problem("RUN_ID_TAKEN", "another run has the child's id", found=child_id)
+        request = {
+            "child_run_id": child_id if refusal is None else None,
+            "procedure": then.procedure,
+            "version": version,
+        }
         intent = self._intent(run, "child", then.name, then, body.attempt, request)
-        begun = run.begun.get(then.path)
-        if child_id in self.runs and begun is None and refusal is None:
-            refusal = Problem("RUN_ID_TAKEN", "the child's id is another run's", found=child_id)
         self.add_puts(run, made, lambda: [] if then.path in run.begun else [intent])
         begun = run.begun[then.path]
         if refusal is not None or program is None:
