@@ -345,19 +345,20 @@ async def test_a_state_begins_the_same_in_every_attempt(gateways: Gateways) -> N
 
 async def test_a_run_that_failed_at_its_very_end_goes_on_to_it_when_it_is_retried(gateways: Gateways) -> None:
     """Its last log lines were recorded together with the failure; a replay performs that checkpoint again."""
-    outputs: list[Any] = [object(), "fine"]
+    mended = asyncio.Event()
 
     @procedure(name=f"ends-{next(_numbers)}")
     async def program(ctx: Context[Any]) -> Any:
         await ctx.step("first", int)
-        if len(outputs) == 2:
-            ctx.log("only in the first attempt")
-        return outputs.pop(0)
+        if not mended.is_set():
+            ctx.log("only before it was mended")
+        return "fine" if mended.is_set() else object()
 
     async with asking(gateways) as client, serving(gateways, program):
         run = await client.start(program.name, None, new_id())
         with pytest.raises(errors.TgaError, match="RUN_VALUE_NOT_SERIALIZABLE"):
             await client.result(run.run_id, timeout=HANG_S)
+        mended.set()
         await client.retry(run.run_id, rationale="mended")
         assert await client.result(run.run_id, timeout=HANG_S) == "fine"
 
