@@ -24,9 +24,8 @@ class PostgresRunSalts:
         self._sessions = sessions
         self._seals = seals
 
-    def new(self, *, source: RunSalt | None = None) -> RunSalt:
-        draws = secrets.token_bytes(REDACTION_SALT_BYTES)
-        return RunSalt(secrets.token_bytes(REDACTION_SALT_BYTES) if source is None else source.digests, draws)
+    def new(self) -> RunSalt:
+        return RunSalt(secrets.token_bytes(REDACTION_SALT_BYTES), secrets.token_bytes(REDACTION_SALT_BYTES))
 
     def seal(self, run_id: str, salt: RunSalt) -> Sealed:
         stream = RUN.stream(run_id)

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 from tga_sdk import guard
 from tga_sdk.defaults import makes_defaults
-from tga_sdk.draws import Draws
+from tga_sdk.draws import Drawers, Draws, ForkDraws, fork_salt
 from tga_sdk.errors import GatewayError, NotDeterministic, OperationError, Stop, TgaError, ValueInvalid
 from tga_sdk.frames import Frame, caller, current_frame, enter, remember_caller
 from tga_sdk.journal import Begun, Diverged, Ended, Journal, Operation, OperationsAtOnce, Scope
@@ -89,6 +89,7 @@ class Attempt:
         self.log = logging.LoggerAdapter(logger, {"run_id": self.run_id, "attempt": self.number})
         self._leased = leased
         self._draw_salt = bytes.fromhex(leased["draw_salt"])
+        self._drawers: Drawers | None = None
         self._leased_to: int = leased["sequence_number"]
         self._read_to: int = leased["first_seq"]
         if self.number == 1 and self._read_to == 0:
@@ -139,6 +140,7 @@ class Attempt:
     async def _perform(self) -> Over:
         """Run the program; what the gateway is told of its end."""
         try:
+            await self._read_drawers()
             root = Frame(self, Scope(), None, State(self.procedure.state_type, {}), self.draws(""))
             output = await self._program(root)
             await self.read_all()
@@ -238,7 +240,26 @@ class Attempt:
             frame.logs.append(log_line("warning", str(finding)))
 
     def draws(self, scope: str) -> Draws:
+        if self._drawers is not None:
+            return ForkDraws(fork_salt(self._draw_salt, self.run_id), scope, self._drawers)
         return Draws(self._draw_salt, scope)
+
+    async def _read_drawers(self) -> None:
+        """Of a fork: who was where before. Read ahead, because a draw cannot wait; of the records nothing is kept."""
+        after: int = self._leased["first_seq"]
+        if after >= 0:
+            return
+        drawers = Drawers(self._draw_salt)
+        while after < 0:
+            for record in await self._page(after):
+                after = record["sequence_number"]
+                if after > 0:
+                    break
+                drawers.add_run(record["run_id"])
+                if "path" in record:
+                    has_ended = record["artifact_type"] == "run_checkpoint" and record["outcome"] != "RETRY"
+                    drawers.add(record["run_id"], record["path"], has_ended=has_ended)
+        self._drawers = drawers
 
     # ----------------------------------------------------------------------------------------------------- the journal
 

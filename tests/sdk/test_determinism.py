@@ -267,6 +267,38 @@ async def test_an_error_looks_the_same_live_and_in_a_replay(gateways: Gateways) 
     assert len(attempts.seen[0]) == 10
 
 
+async def test_draws_of_a_fork_are_those_of_its_source_up_to_where_it_was_forked(gateways: Gateways) -> None:
+    seen: list[list[Any]] = []
+
+    @procedure(name=f"draws-{next(_numbers)}")
+    async def program(ctx: Context[Any], input: Any) -> Any:
+        drawn = [ctx.random(), str(ctx.uuid())]
+        await ctx.step("first", lambda given: given, drawn)
+
+        async def outer() -> None:
+            drawn.append(ctx.random())
+            await ctx.step("inner", lambda given: given, drawn)
+
+        await ctx.step("outer", outer)
+        later = [ctx.random(), str(ctx.uuid())]
+        await ctx.step("later", lambda given: given, later)
+        seen.append([drawn[:2], later])
+        return later
+
+    async with asking(gateways) as client, serving(gateways, program):
+        run = await client.start(program.name, None, new_id())
+        first = await client.result(run.run_id, timeout=HANG_S)
+        entries = [entry async for entry in client.watch(run.run_id)]
+        at = next(e.sequence_number for e in entries if e.artifact and e.artifact.get("name") == "outer")
+        fork = await client.fork(run.run_id, at=at)
+        second = await client.result(fork.run_id, timeout=HANG_S)
+        again = await client.fork(fork.run_id)
+        third = await client.result(again.run_id, timeout=HANG_S)
+    assert seen[0][0] == seen[1][0] == seen[2][0]
+    assert first != second, "what a fork draws for itself is its own"
+    assert second == third, "and a fork of the whole of it has drawn the same"
+
+
 class Stamped(BaseModel):
     name: str = "x"
     made_by: str = Field(default_factory=lambda: str(uuid.uuid4()))

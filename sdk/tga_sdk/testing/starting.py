@@ -110,7 +110,7 @@ class Starting(Store):
         run = MemoryRun(said["run_id"])
         run.add("run_start", said, at=self.now(), source=source)
         run.salt = self.new_salt(run.run_id, "digests") if source is None else source.salt
-        run.draw_salt = self.new_salt(run.run_id, "draws")
+        run.draw_salt = self.new_salt(run.run_id, "draws") if source is None else source.draw_salt
         self.runs[run.run_id] = run
         if source is not None:
             self.sources[run.run_id] = source
@@ -154,7 +154,7 @@ class Starting(Store):
         """The run as it stood after this entry."""
         run = self.load(run_id)
         stood = folded(run_id, run.records[:number], source=self.sources.get(run_id))
-        stood.salt = run.salt
+        stood.salt, stood.draw_salt = run.salt, run.draw_salt
         return stood
 
     def first_seq(self, run: MemoryRun) -> int:

@@ -124,7 +124,8 @@ class StoredRuns(Protocol):
 
 
 class RunSalt(NamedTuple):
-    """`digests`: what input digests are keyed with, of a fork its source's. `draws`: random numbers and ids."""
+    """`digests`: what input digests are keyed with. `draws`: what random numbers and ids are drawn from. Of a fork both
+    are its source's: its program is replayed from the source's journal, and must come to the same inputs."""
 
     digests: bytes
     draws: bytes
@@ -133,7 +134,7 @@ class RunSalt(NamedTuple):
 class Salts(Protocol):
     """Sealed beside the ledger, from a run's birth to its erasure."""
 
-    def new(self, *, source: RunSalt | None = None) -> RunSalt: ...
+    def new(self) -> RunSalt: ...
 
     def seal(self, run_id: str, salt: RunSalt) -> Sealed: ...
 

@@ -196,7 +196,7 @@ class Starting:
                 ),
             }
         )
-        salt = self._ports.salts.new(source=await self._ports.salts.load(source_id))
+        salt = await self._ports.salts.load(source_id)
 
         async def decide(work: Work) -> None:
             self.add_start(work, start, salt, source=source)
