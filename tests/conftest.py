@@ -43,7 +43,22 @@ IS_SOAK = bool(os.environ.get("TGA_SOAK"))  # `make soak`: all of what is otherw
 TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30
-LONG = {"bench", "load", "crash", "docs", "export", "cli", "mcp", "conformance", "packaging", "runs", "sdk"}
+LONG = {
+    "bench",
+    "load",
+    "crash",
+    "docs",
+    "export",
+    "cli",
+    "mcp",
+    "conformance",
+    "packaging",
+    "runs",
+    "sdk",
+    "api",
+    "attack",
+    "users",
+}
 # Where SQL itself is tested, every test runs on every server. Elsewhere `make test` (TGA_SERVERS=sampled) takes one of
 # them for each test, another choice in every run; `make soak`, and whoever runs a file alone, takes all.
 ON_EVERY_SERVER = {"postgres", "ledger", "invariants", "log"}

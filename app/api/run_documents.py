@@ -57,6 +57,7 @@ _RUN: Final[dict[str, Any]] = {
             "kind": "ask",
             "name": "pay?",
             "due_at": None,
+            "level": 0,
             "intent_digest": _DIGEST,
             "is_awaited": True,
         }
@@ -175,6 +176,7 @@ class AwaitedItem(Shape):
     kind: OperationKind
     name: Name
     due_at: Time | None
+    level: Count = Field(description="How often a question was escalated.")
     intent_digest: Sha256 = Field(description="Of exactly this request: an answer may name it.")
     is_awaited: bool = Field(description="The run rests until this, or this among others, has ended.")
 

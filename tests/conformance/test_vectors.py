@@ -374,6 +374,7 @@ def test_the_second_implementation_names_every_damaged_vector(tmp_path: Path) ->
 GENERATED = (
     "app/postgres/expected_schema.json",
     "docs/errors.md",
+    "docs/lint.md",
     "docs/state-machine-of-runs.md",
     "docs/state-machine.md",
     "test_vectors/tga/run_vectors.json",

@@ -757,6 +757,7 @@ def full_run_documents() -> dict[str, list[dict[str, Any]]]:
         ),
         journal.answer("3.1", "5" * 64, value={"tier": "run", "run_id": "child-1", "entry_digest": "5" * 64}),
         journal.answer("3.1", "5" * 64, outcome="TIMEOUT"),
+        journal.escalation("3.1", "5" * 64, 2),
         journal.signal("paid", "s-1"),
         journal.suspension("1", "3:2.1"),
         journal.end("DIVERGED", positions=3),

@@ -120,6 +120,8 @@ class RunsWorld:
 
     def renew(self) -> None:
         """An empty database, with keys of its own."""
+        for memory in self.place.rglob("log.head*"):  # of the log before; to go on with another one would be a fork
+            memory.unlink()
         self.database = asyncio.run(self._make_database())
 
     def kill_processes(self) -> None:

@@ -194,7 +194,7 @@ async def test_a_worker_that_is_asked_to_end_gives_its_runs_back(world: RunsWorl
     run_id = new_id("sdk")
     async with Caller(world, gateway.url) as caller:
         ending = await world.sdk_worker(gateway.url)
-        await caller.start("sdk-steps", 1_000, run_id)
+        await caller.start("sdk-steps", 300, run_id)
         await until(lambda: len(bodies(ending)) > 3)
         ending.signal(signal.SIGTERM)
         await until(lambda: not ending.is_alive())
@@ -204,7 +204,7 @@ async def test_a_worker_that_is_asked_to_end_gives_its_runs_back(world: RunsWorl
         assert recorded == bodies(ending)
         async with sdk_working(world, gateway.url):
             seen = await caller.see_through(run_id)
-        assert seen["output"]["value"] == sum(range(1_000))
+        assert seen["output"]["value"] == sum(range(300))
     await gateway.kill()
 
 
