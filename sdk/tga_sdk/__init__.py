@@ -59,7 +59,6 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
         "SettingInvalid",
         "StepError",
         "Stop",
-        "Suspended",
         "TgaError",
         "TierInvalid",
         "TimedOut",
@@ -133,7 +132,6 @@ if TYPE_CHECKING:
     from tga_sdk.errors import SettingInvalid as SettingInvalid
     from tga_sdk.errors import StepError as StepError
     from tga_sdk.errors import Stop as Stop
-    from tga_sdk.errors import Suspended as Suspended
     from tga_sdk.errors import TgaError as TgaError
     from tga_sdk.errors import TierInvalid as TierInvalid
     from tga_sdk.errors import TimedOut as TimedOut

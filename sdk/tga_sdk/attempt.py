@@ -45,7 +45,7 @@ JSON: Final = {"Content-Type": "application/json"}
 logger = logging.getLogger("tga_sdk")
 
 
-class Over(BaseException):
+class Over(Stop):
     """The attempt is over, whatever the program catches. `then` is what the gateway is told; None: nothing."""
 
     def __init__(self, how: str, then: Put | None = None) -> None:

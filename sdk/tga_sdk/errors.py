@@ -1,8 +1,8 @@
 """Every exception of the SDK. Each says its code, what happened, and whether the same may be tried again.
 
 What the gateway or the SDK refuses is a `TgaError`. What the journal of a run has recorded of an operation is an
-`OperationError`: the program gets the same one now and in every replay. `Stop` and `Suspended` end a program from
-outside; they are no `Exception`, so that `except Exception` in a program lets them pass.
+`OperationError`: the program gets the same one now and in every replay. `Stop` ends a program from
+outside; it is no `Exception`, so that `except Exception` in a program lets it pass.
 """
 
 from __future__ import annotations
@@ -366,7 +366,6 @@ class OperationError(TgaError):
     """
 
     code = "OPERATION_FAILED"
-    _of_type: ClassVar[dict[str, type[OperationError]]] = {}
 
     def __init__(self, type: str, message: str, *, retryable: bool = False, path: str = "") -> None:  # noqa: A002
         super().__init__(message, retryable=retryable)
@@ -425,12 +424,9 @@ class Interrupted(OperationError):
 
 
 class Stop(BaseException):
-    """The run is not this worker's any more. Nothing of the program may catch it, and nothing it does is recorded."""
+    """This attempt is over: the worker has lost the run, gives it back, or leaves it until what it waits for has come.
+    Nothing of the program may catch it for good, and nothing that it does afterwards is recorded."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class Suspended(BaseException):
-    """The run waits for others; this worker has left it, and it is leased again when it wakes."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Frame:
     """`logs` wait for the next checkpoint. `is_kept`: the operations here are performed again if the one around is
-    retried, so their records are kept until it has ended. `is_recomputed`: nothing here is recorded."""
+    retried, so their records are kept until it has ended."""
 
     attempt: Attempt
     scope: Scope

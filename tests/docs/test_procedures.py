@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from tga_sdk import Context, SyncContext
+from tga_sdk import Context, Stop, SyncContext
+from tga_sdk.attempt import Over
 from tga_sdk.lint import lint_source
 from tga_sdk.procedures import Procedure, Task
 
@@ -40,6 +41,12 @@ def test_every_operation_of_the_table_is_one_of_ctx() -> None:
     public = {name for name in vars(Context) if not name.startswith("_")} - {"perform", "run_id", "attempt"}
     assert named == public
     assert public - {"agent", "model"} <= set(vars(SyncContext))
+
+
+def test_what_ends_an_attempt_is_the_stop_that_the_page_names() -> None:
+    assert "gets `Stop`, which is no `Exception`" in TEXT
+    assert issubclass(Over, Stop)
+    assert not issubclass(Stop, Exception)
 
 
 def test_the_program_has_no_finding() -> None:

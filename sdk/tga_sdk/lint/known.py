@@ -89,7 +89,7 @@ TIMEOUTS: Final = frozenset(
 )
 SWALLOWS: Final = frozenset(
     {"builtins.BaseException", "asyncio.CancelledError", "asyncio.exceptions.CancelledError", "tga_sdk.Stop"}
-    | {"tga_sdk.Suspended", "tga_sdk.errors.Stop", "tga_sdk.errors.Suspended"}
+    | {"tga_sdk.errors.Stop"}
 )
 UNSERIALISABLE: Final = {
     "builtins.open": "an open file",

@@ -145,7 +145,7 @@ RULES: Final = (
         "TGA301",
         "what stops a run is caught",
         "when the run is cancelled or another worker has taken it, the body would go on",
-        "catch Exception, which lets Stop and Suspended pass; or raise again",
+        "catch Exception, which lets Stop pass; or raise again",
         "try:\n    await ctx.tool('crm', 'create', {})\nexcept BaseException:\n    ctx.log('failed')",
         "try:\n    await ctx.tool('crm', 'create', {})\nexcept Exception:\n    ctx.log('failed')",
     ),
