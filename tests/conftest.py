@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +31,14 @@ from app.postgres.migrate import migrate
 from app.postgres.ownership import Executor
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from app.postgres.state_store import PostgresStateStore
-from tests import leftovers
+from tests import leftovers, sampling
 
 # How fast a machine makes examples says nothing about the code.
 hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any-machine")
-IS_SOAK = bool(os.environ.get("TGA_SOAK"))  # `make soak`: all of what is otherwise sampled
+IS_SOAK = sampling.IS_SOAK
 TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30
@@ -59,9 +58,8 @@ LONG = {
     "attack",
     "users",
 }
-# Where SQL itself is tested, every test runs on every server. Elsewhere `make test` (TGA_SERVERS=sampled) takes one of
-# them for each test, another choice in every run; `make soak`, and whoever runs a file alone, takes all.
-ON_EVERY_SERVER = {"postgres", "ledger", "invariants", "log"}
+# Where SQL itself is tested, every test runs on every server. Elsewhere `make test` takes one of them for each test.
+ON_EVERY_SERVER = {"postgres"}
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _WATCHER: pytest.StashKey[subprocess.Popen[bytes]] = pytest.StashKey()
 _numbers = itertools.count(1)
@@ -108,6 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Nothing is tested less: what is killed is a process, never the machine. TMPDIR chooses another place. In it each
     process that runs tests has a folder of its own, and a watcher that ends what is left there when pytest is gone.
     """
+    config.addinivalue_line("markers", "one_in(n): costly; `make test` runs it once in n times, by its printed seed")
     if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= _MEMORY_BYTES_MIN:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # for processes of the tests, and for this one
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
@@ -128,30 +127,28 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long comes first: with several workers, none is left alone with it in the end."""
     items.sort(key=lambda item: item.path.parent.name not in LONG)
-    if _server_seed() is not None:
-        left_out = [item for item in items if _is_on_another_server(item)]
+    if sampling.seed() is not None:
+        left_out = [item for item in items if _is_on_another_server(item) or _is_of_another_run(item)]
         config.hook.pytest_deselected(items=left_out)
         chosen = set(left_out)
         items[:] = [item for item in items if item not in chosen]
 
 
-def _server_seed() -> str | None:
-    """By which each test gets its server; None: it gets all. Workers of xdist inherit it from the process above."""
-    if IS_SOAK or os.environ.get("TGA_SERVERS") != "sampled" or system_binaries() is None:
-        return None
-    return os.environ.setdefault("TGA_SEED_OF_SERVERS", os.environ.get("TGA_SEED") or str(os.getpid()))
-
-
 def _is_on_another_server(item: pytest.Item) -> bool:
     callspec: Any = getattr(item, "callspec", None)
     name: str | None = None if callspec is None else callspec.params.get("server")
-    if name not in ("embedded", "system") or item.path.parent.name in ON_EVERY_SERVER:
+    if name not in ("embedded", "system") or item.path.parent.name in ON_EVERY_SERVER or system_binaries() is None:
         return False
     others = sorted(
         f"{key}={value!r}" for key, value in callspec.params.items() if key != "server" and _is_plain(value)
     )
-    place = f"{_server_seed()} {item.path.name} {getattr(item, 'originalname', item.name)} {others}"
-    return name != ("embedded", "system")[zlib.crc32(place.encode()) % 2]
+    place = f"{item.path.name} {getattr(item, 'originalname', item.name)} {others}"
+    return name != ("embedded", "system")[sampling.number(place) % 2]
+
+
+def _is_of_another_run(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("one_in")
+    return mark is not None and not sampling.is_taken(item.nodeid, mark.args[0])
 
 
 def _is_plain(value: object) -> bool:
@@ -160,10 +157,8 @@ def _is_plain(value: object) -> bool:
 
 
 def pytest_report_header() -> str | None:
-    seed = _server_seed()
-    return (
-        None if seed is None else f"one PostgreSQL for each test outside of {sorted(ON_EVERY_SERVER)}: TGA_SEED={seed}"
-    )
+    seed = sampling.seed()
+    return None if seed is None else f"a sample of the suite (`make soak` runs the whole): TGA_SEED={seed}"
 
 
 def pytest_collection_finish() -> None:

@@ -44,6 +44,8 @@ def before_call(context: schemathesis.HookContext, case: Case[Any], kwargs: dict
         return
     if "/worker/lease" in label and isinstance(case.body, dict):
         case.body["wait_ms"] = turn % 50  # nothing becomes ready while it waits
+    if label == "POST /v1/tool-calls" and isinstance(case.body, dict) and "wait_ms" in case.body:
+        case.body["wait_ms"] = turn % 50  # a refund would wait so long for a person who is not there
     if turn % 5 == 4:
         return  # as it was made: an id that nobody has
     if "/runs" in label or "/worker/" in label:
@@ -69,8 +71,6 @@ def before_call(context: schemathesis.HookContext, case: Case[Any], kwargs: dict
         arguments: Any = {"amount": 13 if turn % 8 == 5 else turn}
         tool_name = ("charge", "refund", "balance", "fail")[turn % 4 if turn % 8 != 5 else 0]
         case.body.update(server_id="bank", tool_name=tool_name, arguments=arguments)
-        if "wait_ms" in case.body:
-            case.body["wait_ms"] = turn % 50  # a refund would wait so long for a person who is not there
         if turn % 16 > 4:
             case.headers.pop("Idempotency-Key", None)
             case.body["idempotency_key"] = f"outside-{turn}"

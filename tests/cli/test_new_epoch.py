@@ -95,6 +95,7 @@ def lost(tmp_path: Path) -> Iterator[Lost]:
         shutil.rmtree(home)
 
 
+@pytest.mark.one_in(2)
 def test_after_an_old_backup_the_log_goes_on_in_a_new_epoch_and_every_auditor_sees_the_break(lost: Lost) -> None:
     world = lost.world
     world.start()
@@ -166,6 +167,7 @@ def _signed_as(signer: LogSigner, head: TreeHead) -> str:
     return sign_note(head.to_text(), VerifierKey(head.origin, signer.public_key), signer._key.sign)
 
 
+@pytest.mark.one_in(2)
 def test_an_epoch_that_no_signed_head_covers_explains_nothing_and_is_finished_by_doing_it_again(lost: Lost) -> None:
     """A crash between saying it and signing; or somebody with the database, who would like to explain what is gone."""
     world = lost.world
@@ -205,6 +207,7 @@ def test_an_epoch_that_no_signed_head_covers_explains_nothing_and_is_finished_by
     world._postgres.stop()
 
 
+@pytest.mark.one_in(2)
 def test_db_restore_asks_and_refuses_a_cut_backup_a_used_database_and_an_old_log_head(lost: Lost) -> None:
     world, backup = lost.world, str(lost.backup)
     assert world.tga("log", "new-epoch", "-r", WHY, "--yes").returncode == 0
@@ -249,6 +252,7 @@ def test_a_head_of_a_later_epoch_without_its_entry_is_found() -> None:
     assert [error.code for error in found] == ["LOG_FORKED"]
 
 
+@pytest.mark.one_in(2)
 def test_the_document_of_backup_and_restore_works_as_printed(lost: Lost) -> None:
     """Every block of the section, embedded and on a server of one's own, by sh."""
     world = lost.world

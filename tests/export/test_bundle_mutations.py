@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, FileFacts, HeadLine
+from tests import sampling
 from tests.conftest import IS_SOAK
 from tests.export.bundle_mutations import MUTATIONS, RUNS, WANTED, Line, Mutant
 from tests.export.handmade_ledger import VERIFIER, Files, Ledger, ledger
 from tests.export.world import Verdict, judge, judge_alone
 
-MUTANTS = 10_000 if IS_SOAK else 400
+MUTANTS = 10_000 if IS_SOAK else sampling.share(400, 200)
 CPU_SECONDS_MAX = 5.0
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import IS_SOAK
 from tests.load.mixed import Scale, run_mixed_load
 
 
+@pytest.mark.one_in(2)
 def test_nothing_acknowledged_is_lost_and_nothing_is_executed_twice_however_often_the_gateway_is_killed(
     home: Path,
 ) -> None:

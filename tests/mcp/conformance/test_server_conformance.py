@@ -45,6 +45,7 @@ def failing(version: str, found: dict[str, Checks]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("version", "options"), RUNS, ids=lambda value: "-".join(value) if value else "")
+@pytest.mark.one_in(2)
 async def test_what_the_suite_finds_wrong_is_what_is_listed_with_a_reason(
     world: World, tmp_path: Path, version: str, options: tuple[str, ...]
 ) -> None:
