@@ -1,4 +1,5 @@
-"""Procedures: workers register the programs that they have, and everyone sees of what runs can be started."""
+"""Procedures: workers register the programs that they have, programs in Lua are submitted as text, and everyone sees of
+what runs can be started."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from app.api.traces import json_answer
 from app.config.procedure_schema import verify_procedure_schema
 from app.core import errors
 from app.core.canonical import parse_object
-from app.core.errors import SchemaViolation
+from app.core.errors import Forbidden
+from app.domain.identity import Principal
 from app.domain.ledger.documents import Name, Sha256, Text, Time
 from app.domain.runs.procedures import ListPosition, ProcedureSaid
+from app.domain.runs.submissions import LintFinding, SubmissionSaid
 from app.domain.system.documents import (
     EventTrigger,
     Language,
@@ -30,7 +33,7 @@ from app.domain.system.programs import Program
 from app.edge.body import checked, read_bytes
 from app.edge.cursors import list_cursor, list_position
 from app.edge.parameters import documented_parameters, limit_in, name_in, parameters
-from app.edge.permissions import require
+from app.edge.permissions import may, require, require_on
 from app.edge.problems import documented
 from app.edge.services import Services
 
@@ -65,6 +68,14 @@ _SAID: Final[dict[str, Any]] = {
 }
 
 
+_SUBMITTED: Final[dict[str, Any]] = {
+    "name": "greet",
+    "language": "lua",
+    "source": 'input { name = field.string{required = true} }\nreturn { greeting = "Hello, " .. input.name }\n',
+    "files": {"prices.json": '{"tea": 3}'},
+}
+
+
 class _Program(Shape):
     name: ProcedureName
     version: Name
@@ -88,6 +99,16 @@ class ProcedurePage(ListPage):
 class RegisteredDocument(_Program):
     model_config = ConfigDict(json_schema_extra={"example": {**_LISTED, "is_new": True}})
     is_new: bool = Field(description="False: exactly this had been registered before, and nothing changed.")
+    findings: list[LintFinding] | None = Field(
+        default=None,
+        description="Of a submitted program: what `tga lint` finds in it. They do not keep it from running",
+    )
+
+
+class FileDocument(Shape):
+    name: str
+    sha256: Sha256 = Field(description="GET /v1/blobs/{sha256} has its bytes.")
+    size_bytes: int
 
 
 class ProcedureDocument(_Program):
@@ -100,6 +121,8 @@ class ProcedureDocument(_Program):
                 "output_schema": None,
                 "state_schema": None,
                 "policy": _POLICY,
+                "source": None,
+                "files": None,
             }
         }
     )
@@ -108,6 +131,10 @@ class ProcedureDocument(_Program):
     output_schema: dict[str, Any] | None
     state_schema: dict[str, Any] | None
     policy: ProcedurePolicy
+    source: str | None = Field(
+        description="A submitted program, for who submitted it and for supervisors, operators and auditors."
+    )
+    files: list[FileDocument] | None = Field(description="Its files, for the same.")
 
 
 _APPENDING: Final = (
@@ -130,16 +157,31 @@ def router(services: Services) -> APIRouter:
         response_model=None,
         responses={
             200: {"model": RegisteredDocument},
-            **documented(errors.SchemaViolation, errors.ProcedureLimitReached, *_APPENDING),
+            **documented(
+                errors.SchemaViolation,
+                errors.ProcedureLimitReached,
+                errors.ProcedureSourceInvalid,
+                errors.SubmissionDenied,
+                errors.LuaUnavailable,
+                errors.BlobNotFound,
+                errors.BlobDamaged,
+                errors.BlobGoing,
+                errors.BlobStoreUnavailable,
+                errors.RunBlobMissing,
+                *_APPENDING,
+            ),
         },
-        openapi_extra=request_body(ProcedureSaid, _SAID),
+        openapi_extra=_either_body(),
     )
     async def register(request: Request) -> Response:
         async with services.admitted(request) as principal:
-            require(principal, "register_procedure")
             parameters(request)
+            if not may(principal, "submit_procedure"):
+                require(principal, "register_procedure")
             fields = parse_object(await read_bytes(request.scope, request.receive))
-            _refuse_lua(fields)
+            if fields.get("language") == "lua":
+                return await submit(fields, principal)
+            require(principal, "register_procedure")
             said = checked(ProcedureSaid, fields)
             for name in _SCHEMAS:
                 schema = getattr(said, name)
@@ -147,6 +189,13 @@ def router(services: Services) -> APIRouter:
                     await asyncio.to_thread(verify_procedure_schema, f"the body at /{name}", schema)
             registered = await services.procedures.register(said, principal)
             return json_answer({**_program(registered.program), "is_new": registered.is_new})
+
+    async def submit(fields: dict[str, Any], principal: Principal) -> Response:
+        require(principal, "submit_procedure")
+        registered, findings = await services.submissions.submit(checked(SubmissionSaid, fields), principal)
+        services.program_submitted(principal.tenant)
+        told = {**_program(registered.program), "is_new": registered.is_new}
+        return json_answer({**told, "findings": [finding.to_json() for finding in findings]})
 
     @routes.get(
         "/v1/procedures",
@@ -179,7 +228,15 @@ def router(services: Services) -> APIRouter:
         response_model=None,
         responses={
             200: {"model": ProcedureDocument},
-            **documented(errors.ProcedureNotFound, errors.ChecksumMismatch, errors.SequenceGap, errors.RecoveryFailed),
+            **documented(
+                errors.ProcedureNotFound,
+                errors.ChecksumMismatch,
+                errors.SequenceGap,
+                errors.RecoveryFailed,
+                errors.BlobNotFound,
+                errors.BlobDamaged,
+                errors.BlobStoreUnavailable,
+            ),
         },
         openapi_extra=documented_parameters("version", "program_digest", in_path=("name",)),
     )
@@ -193,20 +250,30 @@ def router(services: Services) -> APIRouter:
                 version=name_in(given, "version"),
                 program_digest=name_in(given, "program_digest"),
             )
-            return json_answer(_procedure(found))
+            return json_answer({**_procedure(found), **await source_for(principal, found)})
+
+    async def source_for(principal: Principal, found: ProcedureRegistration) -> dict[str, Any]:
+        """Text and files of a submitted program, for those who may read them."""
+        nothing = {"source": None, "files": None}
+        try:
+            require_on(principal, "read_source", owner_id=found.recorded_by)
+        except Forbidden:
+            return nothing
+        program = await services.submissions.load(principal.tenant, found)
+        if program is None or found.program_source is None:
+            return nothing
+        return {"source": program.text, "files": [file.to_json() for file in found.program_source.files]}
 
     return routes
 
 
-def _refuse_lua(fields: dict[str, Any]) -> None:
-    # The gateway is to execute these by itself, from their source; until it can, none is taken on the record.
-    if fields.get("language") == "lua":
-        raise SchemaViolation(
-            "the body at /language: this gateway does not execute Lua procedures yet",
-            expected="the language of a program that a worker has, such as python",
-            found="lua",
-            remedy="Write the procedure in the language of a worker that you run.",
-        )
+def _either_body() -> dict[str, Any]:
+    """What a worker says of a program that it has, or a program as text."""
+    registered, submitted = request_body(ProcedureSaid, _SAID), request_body(SubmissionSaid, _SUBMITTED)
+    (one,), (other,) = (body["requestBody"]["content"].values() for body in (registered, submitted))
+    examples = {"a worker's program": {"value": _SAID}, "a program in Lua": {"value": _SUBMITTED}}
+    either = {"schema": {"anyOf": [one["schema"], other["schema"]]}, "examples": examples}
+    return {"requestBody": {"required": True, "content": {"application/json": either}}}
 
 
 def _program(program: Program) -> dict[str, Any]:

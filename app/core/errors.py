@@ -497,6 +497,38 @@ class StartDenied(TgaError):
     remedy = 'Have the policy permit Action::"start"; `tga policy explain-start` says which rule decides.'
 
 
+class SubmissionDenied(TgaError):
+    code = "PROCEDURE_SUBMIT_DENIED"
+    meaning = "The policy does not let this principal submit a program for this procedure. Nothing was stored."
+    remedy = 'Have the policy permit Action::"submit" (docs/policy.md); start a program that is there already.'
+
+
+class ProcedureSourceInvalid(TgaError):
+    """`line`: of the source, where one line is to blame."""
+
+    code = "PROCEDURE_SOURCE_INVALID"
+    meaning = "The submitted source is no program that can run here. Nothing was stored."
+    remedy = "Mend the source at that line, and submit it again; `tga lint FILE.lua` reads it without sending it."
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        line: int | None = None,
+        expected: object = None,
+        found: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(what, expected=expected, found=found, remedy=remedy)
+        self.line = line
+
+
+class LuaUnavailable(TgaError):
+    code = "LUA_UNAVAILABLE"
+    meaning = "This gateway does not execute Lua procedures."
+    remedy = "Set enabled = true in [lua] of tga.toml and start the gateway again; `tga doctor` says what is missing."
+
+
 class ProcedureNotFound(TgaError):
     code = "PROCEDURE_NOT_FOUND"
     meaning = "Nobody has registered a procedure of this name, or not this version or program of it."
@@ -651,6 +683,9 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunPositionGap,
     RunAnswerUnasked,
     RunBlobMissing,
+    SubmissionDenied,
+    ProcedureSourceInvalid,
+    LuaUnavailable,
     ProcedureNotFound,
     ProcedureLimitReached,
     ScheduleNotFound,

@@ -322,6 +322,12 @@ PROCEDURE_NAME_CHARS_MAX: Final = 63
 PROCEDURES_PER_TENANT_MAX: Final = 1_000
 PROGRAMS_PER_PROCEDURE_MAX: Final = 10_000
 PROCEDURE_TRIGGERS_MAX: Final = 16
+# Submitted programs. A body with source and small files fits into DOCUMENT_BYTES_MAX; larger files are blobs before.
+LUA_SOURCE_BYTES_MAX: Final = 131_072
+LUA_FILE_BYTES_MAX: Final = 1_048_576
+LUA_FILES_BYTES_MAX: Final = 4_194_304  # all files of one program together
+LUA_FILES_MAX: Final = 32
+LUA_FILE_NAME_CHARS_MAX: Final = 128
 SCHEDULES_PER_TENANT_MAX: Final = 1_000
 SCHEDULES_AT_ONCE_MAX: Final = 50  # that a gateway takes in one round
 SCHEDULE_CATCH_UP_MAX: Final = 100  # runs of one schedule for times at which no gateway ran: the latest

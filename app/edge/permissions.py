@@ -18,6 +18,8 @@ Action = Literal[
     "resolve",
     "pin",
     "register_procedure",
+    "submit_procedure",
+    "read_source",
     "read_procedure",
     "start_run",
     "read_run",
@@ -49,7 +51,9 @@ MAY: Final[dict[Action, frozenset[Role]]] = {
     "resolve": frozenset({"operator"}),
     "pin": frozenset({"operator"}),
     "register_procedure": frozenset({"worker"}),
+    "submit_procedure": frozenset({"agent", "operator"}),  # as far as the policy permits Action::"submit"
     "read_procedure": _EVERYONE,
+    "read_source": frozenset({"agent", "supervisor", "operator", "auditor"}),  # of a submitted program, with its files
     "start_run": frozenset({"agent", "operator"}),
     "read_run": _EVERYONE,  # its state, journal, entries, events and receipt, as far as `scope_of` goes
     "signal_run": frozenset({"agent", "operator"}),  # by name; an open question is answered with `answer_run`
@@ -69,6 +73,7 @@ MAY: Final[dict[Action, frozenset[Role]]] = {
 # Of what is done to one run or schedule: who may do it to those of others too. Every other role that `MAY` admits does
 # it to its own only.
 MAY_TO_OTHERS: Final[dict[Action, frozenset[Role]]] = {
+    "read_source": frozenset({"supervisor", "operator", "auditor"}),
     "signal_run": frozenset({"operator"}),
     "answer_run": frozenset({"supervisor"}),
     "cancel_run": frozenset({"operator"}),

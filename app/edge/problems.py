@@ -21,6 +21,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.Forbidden: 403,
     errors.CallDenied: 403,
     errors.StartDenied: 403,
+    errors.SubmissionDenied: 403,
     errors.TraceNotFound: 404,
     errors.RunNotFound: 404,
     errors.ToolNotFound: 404,
@@ -53,6 +54,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.NotYetLogged: 409,
     errors.ProcedureLimitReached: 409,
     errors.ScheduleLimitReached: 409,
+    errors.LuaUnavailable: 409,
     # What is stored is not sound, or cannot go on: asking again does not help, so it is no 5xx.
     errors.InvalidTransition: 409,
     errors.SequenceGap: 409,
@@ -65,6 +67,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.InputTooLarge: 413,
     errors.RunValueTooLarge: 413,
     errors.SchemaViolation: 422,
+    errors.ProcedureSourceInvalid: 422,
     errors.RunTierInvalid: 422,
     errors.RunAnswerInvalid: 422,
     errors.ArgumentsInvalid: 422,
@@ -154,6 +157,7 @@ def document_of(error: TgaError, **members: Any) -> dict[str, Any]:
         "retry_after_s": seconds,
         "trace_id": trace_id,
         "sequence_number": error.sequence_number,
+        "line": error.line if isinstance(error, errors.ProcedureSourceInvalid) else None,
         **members,
     }
     return {name: value for name, value in document.items() if value is not None}
@@ -234,6 +238,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         },
         "trace_id": {"type": "string"},
         "sequence_number": {"type": "integer"},
+        "line": {"type": "integer", "minimum": 1, "description": "With PROCEDURE_SOURCE_INVALID: of the source."},
         "incident": {"type": "string", "description": "With INTERNAL: what to look for in the gateway's log."},
         "decision": {"type": "object", "description": "With CALL_DENIED: who denied it, and why."},
     },

@@ -22,6 +22,7 @@ from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.procedures import Procedures
 from app.domain.runs.scheduling import Schedules
+from app.domain.runs.submissions import Submissions
 from app.domain.runs.triggers import Triggers
 from app.domain.system.log import KnownKey
 from app.domain.system.pins import Pins
@@ -81,6 +82,7 @@ class Services:
     registry: Registry
     pins: Pins
     procedures: Procedures
+    submissions: Submissions
     schedules: Schedules
     triggers: Triggers
     runs: RunEngine
@@ -92,6 +94,7 @@ class Services:
     blobs: Blobs
     store: Store | None = None
     signing_keys: Callable[[], Mapping[str, KnownKey]] = dict
+    program_submitted: Callable[[str], None] = lambda _: None  # told the tenant whose program was submitted here
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
     read_scheduler: ReadScheduler = field(default_factory=ReadScheduler)

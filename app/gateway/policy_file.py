@@ -15,7 +15,7 @@ from app.core.errors import PolicyInvalid, SettingInvalid, TgaError
 from app.core.limits import POLICY_BYTES_MAX
 from app.domain.identity import Principal
 from app.domain.policy.cedar import CedarPolicy
-from app.domain.policy.question import AskedStart, Verdict
+from app.domain.policy.question import AskedStart, AskedSubmission, Verdict
 from app.domain.tga.documents import ActionRequest
 from app.domain.tools import Tool
 
@@ -106,6 +106,9 @@ class PolicyFile:
 
     async def judge_start(self, asked: AskedStart) -> Verdict:
         return self._policy.judge_start(asked)
+
+    async def judge_submission(self, asked: AskedSubmission) -> Verdict:
+        return self._policy.judge_submission(asked)
 
     async def refresh(self) -> Reloaded | None:
         """Look at the file; what is new is told once. Never raises for what the file is or holds.

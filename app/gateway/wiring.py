@@ -25,6 +25,7 @@ from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.ports import RunPorts
 from app.domain.runs.procedures import Procedures
 from app.domain.runs.scheduling import Schedules
+from app.domain.runs.submissions import Submissions
 from app.domain.runs.triggers import Triggers
 from app.domain.system.log import KnownKey, SystemLog
 from app.domain.system.log_keys import announce_log_key
@@ -40,6 +41,7 @@ from app.edge.calls import Calls
 from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
+from app.gateway.lua import NoLua
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
 from app.gateway.runs import (
@@ -211,6 +213,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             registry=registry,
             pins=system.pins,
             procedures=procedures,
+            submissions=Submissions(procedures, blobs, policy, NoLua()),
             schedules=schedules,
             triggers=Triggers(procedures, start),
             authenticator=Authenticator(access, tokens),

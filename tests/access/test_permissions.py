@@ -12,15 +12,16 @@ from app.edge.permissions import MAY, MAY_TO_OTHERS, Action, may, require, requi
 
 READS: Final = {"read", "read_procedure", "read_run", "read_schedule", "read_blob"}
 TO_RUNS: Final = {"start_run", "signal_run", "cancel_run", "retry_run", "fork_run"}
+SUBMITS: Final = {"submit_procedure", "read_source"}
 EXPECTED: Final[dict[Role, set[str]]] = {
-    "agent": {*READS, *TO_RUNS, "call", "withdraw", "trigger", "write_schedule", "write_blob"},
+    "agent": {*READS, *TO_RUNS, "call", "withdraw", "trigger", "write_schedule", "write_blob", *SUBMITS},
     "worker": {*READS, "call", "withdraw", "work", "register_procedure", "write_blob"},
-    "supervisor": {*READS, "read_tenant", "decide", "answer_run"},
+    "supervisor": {*READS, "read_tenant", "decide", "answer_run", "read_source"},
     "operator": {
         *(*READS, *TO_RUNS, "read_tenant", "recover", "resolve", "pin", "resume_run", "erase_run", "trigger"),
-        "write_schedule",
+        *("write_schedule", *SUBMITS),
     },
-    "auditor": {*READS, "read_tenant"},
+    "auditor": {*READS, "read_tenant", "read_source"},
     "admin": set(get_args(Action)),
 }
 

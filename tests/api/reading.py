@@ -247,6 +247,7 @@ class World:
                     registry=registry,
                     pins=Pins(system, clock, registry.definition),
                     procedures=Procedures(system, clock),
+                    submissions=cast("Any", None),
                     schedules=Schedules(system, PostgresSchedules(self.sessions), clock),
                     triggers=cast("Any", None),
                     runs=cast("Any", self.runs),

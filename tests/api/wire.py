@@ -241,6 +241,7 @@ async def open_front(
         registry=registry or cast("Any", OneServer()),
         pins=parts.get("pins", cast("Any", None)),
         procedures=parts.get("procedures", cast("Any", None)),
+        submissions=parts.get("submissions", cast("Any", None)),
         schedules=cast("Any", None),
         triggers=cast("Any", None),
         runs=parts.get("runs", cast("Any", None)),

@@ -69,7 +69,7 @@ def test_the_packaged_examples_are_valid_policies() -> None:
         if line.removeprefix("// ").startswith(("@id", "forbid", "permit", "when", "unless"))
     )
     policy = CedarPolicy(text + examples)
-    assert len(policy.rules) == 6
+    assert len(policy.rules) == 7
     assert policy.judge(request_of({"amount": 101}), tool_of()).answer == "ask"
     assert policy.judge(request_of({"amount": 100}), tool_of()).answer == "allow"
 

@@ -141,6 +141,7 @@ async def test_the_packaged_policy_is_checked_without_warnings(capsys: pytest.Ca
         "every-tool",
         "unattended-without-approval-tag",
         "agents-and-operators-start",
+        "agents-and-operators-submit",
     ]
     assert document["warnings"] == []
     assert packaged_policy_text().isascii()

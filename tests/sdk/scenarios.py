@@ -44,7 +44,6 @@ async def procedures(d: Driver) -> None:
     await d.register("no spaces")
     await d.register("procs", "short")
     await d.register("procs", unknown=1)
-    await d.register("procs", language="lua")
     await d.register("procs", input_schema={"type": "nothing"})
 
 

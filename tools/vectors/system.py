@@ -101,6 +101,11 @@ def procedure(version: str = "1.0.0", program: str = "program 1", **changes: Any
     return "procedure_registration", _said("procedure_registration", **{**said, "recorded_by": "worker-1", **changes})
 
 
+def program_source(**changes: Any) -> Json:
+    file: Json = {"name": "prices.json", "sha256": OTHER_DIGEST, "size_bytes": 2, **changes}
+    return {"sha256": OTHER_DIGEST, "size_bytes": 12, "files": [file]}
+
+
 def schedule(name: str = "nightly", **changes: Any) -> Step:
     said: Json = {"name": name, "procedure": "onboard", "version": None, "input": {"day": 1}, "missed": "one"}
     said |= {"spec": {"type": "cron", "expression": "30 2 * * 1-5", "time_zone": "Europe/Berlin"}}
@@ -223,6 +228,8 @@ def sound_streams() -> Iterator[Json]:
     yield sound("policy_replaced_by_an_empty_one", stream_of(policy_set(), policy_set("")), [], [], empty)
     yield sound("erasure_of_nothing_named", stream_of(erasure(artifact_digests=[], rationale="")), [], [], None)
     yield sound("erasure_of_a_stream_without_claim", stream_of(erasure(claim=None)), [], [], None)
+    submitted = procedure(language="lua", program_source=program_source())
+    yield sound("procedure_that_was_submitted", stream_of(submitted), [], [], None, {"onboard": [submitted]})
     folded: Json = {"artifact_digests": [], "payloads_digest": OTHER_DIGEST}
     yield sound("erasure_of_a_long_stream", stream_of(erasure(**folded)), [], [], None)
     yield sound("log_that_began_anew_twice", stream_of(log_epoch(), policy_set(), log_epoch(3)), [], [], policy)
@@ -373,6 +380,13 @@ def changed_documents() -> Iterator[Json]:
         "erasure_with_a_claim_without_its_payload": erasure(claim={"key_digest": OTHER_DIGEST}),
         "erasure_with_the_claims_salt": erasure(
             claim={"key_digest": OTHER_DIGEST, "payload_commitment": OTHER_DIGEST, "salt": OTHER_DIGEST}
+        ),
+        "procedure_with_a_source_that_is_null": procedure(program_source=None),
+        "procedure_with_a_source_without_its_files": procedure(
+            language="lua", program_source={"sha256": OTHER_DIGEST, "size_bytes": 12}
+        ),
+        "procedure_with_a_file_of_an_absolute_path": procedure(
+            language="lua", program_source=program_source(name="/etc/passwd")
         ),
         "procedure_with_a_colon_in_its_name": procedure(name="crm:onboard"),
         "procedure_with_too_long_a_name": procedure(name="n" * 64),

@@ -8,7 +8,7 @@ fail would pass it: here any policy that cannot be evaluated denies, whatever th
 A decision depends on nothing but what Cedar is told, and Cedar is told only what some rule reads, so a decision is
 remembered by that: most policies read who and what, and few arguments.
 
-`start` not allowed: the run is not started. No person is asked.
+`start` not allowed: the run is not started. `submit` not allowed: the program is not stored. No person is asked.
 
 `approve` is what a person does whose role already admits it. The policy only narrows that: a `forbid` denies, and a
 file with a `permit` that names Action::"approve" denies what none of them permits. A file without one allows it.
@@ -41,7 +41,7 @@ from app.domain.policy.encoding import (
     tool_uid,
 )
 from app.domain.policy.fitting import find_misfits
-from app.domain.policy.question import AskedCall, AskedStart, Verdict
+from app.domain.policy.question import AskedCall, AskedStart, AskedSubmission, Verdict
 from app.domain.policy.reach import relaxed
 from app.domain.policy.rules import Action, Rule, arguments_read, context_read, find_mistakes, find_warnings, read_rules
 from app.domain.policy.source import Statement, place_of_error, read_statements
@@ -96,6 +96,7 @@ _TOLD: Final[dict[Action, str]] = {
     "call_unattended": "this call unattended",
     "approve": "this approval",
     "start": "this start",
+    "submit": "this submission",
 }
 
 
@@ -227,6 +228,24 @@ class CedarPolicy:
             "action": {"type": "Action", "id": "start"},
             "resource": procedure_uid(asked),
             "context": orjson.dumps(context_of_start(asked, fields=self._context_read)).decode(),
+        }
+        return Question([request], orjson.dumps(entities).decode())
+
+    def judge_submission(self, asked: AskedSubmission) -> Verdict:
+        """Allow or deny; never raises, and allows only on Cedar's explicit word."""
+        (outcome,) = self._put(
+            ("submit",), lambda: self.submission_question(asked), too_large="the program says too much of itself"
+        )
+        return self.verdict_of_start(outcome)
+
+    def submission_question(self, asked: AskedSubmission) -> Question:
+        """What is put to Cedar. Raises what encoding raises."""
+        entities = [principal_entity(asked.principal), procedure_entity(asked)]
+        request = {
+            "principal": principal_uid(asked.principal),
+            "action": {"type": "Action", "id": "submit"},
+            "resource": procedure_uid(asked),
+            "context": orjson.dumps({"language": asked.language}).decode(),
         }
         return Question([request], orjson.dumps(entities).decode())
 

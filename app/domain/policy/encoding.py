@@ -31,7 +31,7 @@ import rfc8785
 from app.core.errors import InputTooLarge
 from app.core.limits import POLICY_VALUES_MAX
 from app.domain.identity import DEFAULT_TENANT, Principal
-from app.domain.policy.question import AskedCall, AskedStart
+from app.domain.policy.question import AskedCall, AskedStart, AskedSubmission
 from app.domain.tools import Tool
 
 JSON_TYPE: Final = "Json"
@@ -56,7 +56,7 @@ def tool_uid(tool: Tool) -> Uid:
     return {"type": "Tool", "id": named_id(tool.server_id, tool.tool_name)}
 
 
-def procedure_uid(asked: AskedStart) -> Uid:
+def procedure_uid(asked: AskedStart | AskedSubmission) -> Uid:
     """By its name; outside the default tenant `tenant/name`. The name of a procedure has no slash."""
     tenant = asked.principal.tenant
     return {"type": "Procedure", "id": asked.procedure if tenant == DEFAULT_TENANT else f"{tenant}/{asked.procedure}"}
@@ -90,7 +90,7 @@ def tool_entity(tool: Tool) -> dict[str, Any]:
     }
 
 
-def procedure_entity(asked: AskedStart) -> dict[str, Any]:
+def procedure_entity(asked: AskedStart | AskedSubmission) -> dict[str, Any]:
     return {
         "uid": procedure_uid(asked),
         "attrs": {

@@ -58,6 +58,18 @@ class AskedStart:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedSubmission:
+    """A program that is to be stored for a procedure: who submits it, and what it says of itself."""
+
+    principal: Principal
+    procedure: str
+    version: str
+    program_digest: str
+    tags: Sequence[str]
+    language: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What a policy says about a request. `ask`: a person must decide."""
 

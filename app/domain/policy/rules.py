@@ -17,7 +17,7 @@ from app.domain.policy.encoding import CEDAR_KEYS, JSON_TYPE, RUN_FIELDS
 from app.domain.policy.source import Statement
 from app.domain.tools import ToolClass
 
-Action = Literal["call", "call_unattended", "approve", "start"]
+Action = Literal["call", "call_unattended", "approve", "start", "submit"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
 _SCOPE_TYPES: Final = {
@@ -35,7 +35,7 @@ _OF_STARTS: Final = {"resource": ("version", "program_digest"), "context": ("inp
 _ATTRIBUTES: Final = {
     "principal": ("id", "tenant", "roles"),
     "resource": (*_OF_CALLS["resource"], "name", "tags", "tenant", *_OF_STARTS["resource"]),
-    "context": (*_OF_CALLS["context"], *_OF_STARTS["context"]),
+    "context": (*_OF_CALLS["context"], *_OF_STARTS["context"], "language"),
     "context.run": RUN_FIELDS,
     "context.trigger": ("type", "id"),
 }
@@ -190,7 +190,7 @@ def _looks_at(rule: Rule) -> tuple[bool, bool]:
     named = [action for action in ACTIONS if rule.names_action(action)]
     types = set(_scope_types(rule.body["resource"]))
     starts = (not named or "start" in named) and not types & {"Tool", "Server"}
-    calls = named != ["start"] and "Procedure" not in types
+    calls = (not named or bool(set(named) - {"start", "submit"})) and "Procedure" not in types
     return starts, calls
 
 

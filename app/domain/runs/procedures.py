@@ -33,6 +33,7 @@ from app.domain.system.documents import (
     ProcedureName,
     ProcedurePolicy,
     ProcedureRegistration,
+    ProgramSource,
     RetryPolicy,
     SystemDocument,
 )
@@ -125,16 +126,22 @@ class Procedures:
         # Registrations as they stand, with their schemas: they never change, so any of them may be forgotten.
         self._kept: dict[tuple[str, int], ProcedureRegistration] = {}
 
-    async def register(self, said: ProcedureSaid, registered_by: Principal) -> Registered:
-        """Durable when it returns. Raises InputTooLarge or InputMalformed where it could not be recorded, and
-        ProcedureLimitReached."""
+    async def register(
+        self, said: ProcedureSaid, registered_by: Principal, *, source: ProgramSource | None = None
+    ) -> Registered:
+        """Durable when it returns. `source`: of a submitted program, whose blobs are stored; they stay as long as the
+        registration. Raises InputTooLarge or InputMalformed where it could not be recorded, ProcedureLimitReached, and
+        RunBlobMissing."""
         canonical_enclosed([said.input_schema, said.output_schema, said.state_schema])
         tenant = registered_by.tenant
+        stated = {field: getattr(said, field) for field in ProcedureSaid.model_fields if field != "policy"}
+        if source is not None:
+            stated["program_source"] = source
         document = ProcedureRegistration(
             system_id=tenant,
             recorded_at=self._clock.now(),
             recorded_by=registered_by.principal_id,
-            **{field: getattr(said, field) for field in ProcedureSaid.model_fields if field != "policy"},
+            **stated,
             policy=said.policy.whole(),
         )
         is_new = False

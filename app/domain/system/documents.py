@@ -13,6 +13,10 @@ from app.core.errors import RecoveryFailed
 from app.core.limits import (
     CLAIM_SALT_BYTES,
     ERASURE_DIGESTS_MAX,
+    LUA_FILE_BYTES_MAX,
+    LUA_FILE_NAME_CHARS_MAX,
+    LUA_FILES_MAX,
+    LUA_SOURCE_BYTES_MAX,
     PROCEDURE_NAME_CHARS_MAX,
     PROCEDURE_TRIGGERS_MAX,
     RUN_TAGS_MAX,
@@ -246,8 +250,32 @@ class EventTrigger(Part):
     event: Name
 
 
+FileName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=LUA_FILE_NAME_CHARS_MAX, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$"),
+]
+FileBytes = Annotated[int, Field(ge=0, le=LUA_FILE_BYTES_MAX)]
+
+
+class SourceFile(Part):
+    """A file that was submitted with a program: a blob of the tenant's."""
+
+    name: FileName
+    sha256: Sha256
+    size_bytes: FileBytes
+
+
+class ProgramSource(Part):
+    """The text of a submitted program, and its files, sorted by name: blobs of the tenant's, kept for good."""
+
+    sha256: Sha256
+    size_bytes: Annotated[int, Field(ge=1, le=LUA_SOURCE_BYTES_MAX)]
+    files: Annotated[list[SourceFile], Field(max_length=LUA_FILES_MAX)]
+
+
 class ProcedureRegistration(SystemDocument):
-    """A program that runs can be started of: this version of the procedure, told from others by its digest."""
+    """A program that runs can be started of: this version of the procedure, told from others by its digest.
+    `program_source`: of one that was submitted; without it the program is where its workers are."""
 
     artifact_type: ClassVar[SystemArtifactType] = "procedure_registration"
     schema_id: Literal["tga/v1/procedure_registration"] = "tga/v1/procedure_registration"
@@ -262,6 +290,22 @@ class ProcedureRegistration(SystemDocument):
     policy: ProcedurePolicy
     triggers: Annotated[list[EventTrigger], Field(max_length=PROCEDURE_TRIGGERS_MAX)]
     tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)]
+    program_source: ProgramSource | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require_no_stated_null(self, "program_source")
+        return self
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        return {n: v for n, v in members.items() if n != "program_source"} if self.program_source is None else members
+
+    def to_json(self) -> dict[str, JsonValue]:
+        body = super().to_json()
+        if self.program_source is None:
+            del body["program_source"]
+        return body
 
 
 class CronSpec(Part):

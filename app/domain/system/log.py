@@ -27,7 +27,7 @@ from app.core.merkle import Hash
 from app.core.note import TreeHead
 from app.domain.clock import Clock
 from app.domain.ledger.owned_stream import NoOwner, OwnedStream, Position, StreamPorts
-from app.domain.ledger.plans import Ledger, Plan
+from app.domain.ledger.plans import BlobUse, Ledger, Plan
 from app.domain.ledger.records import Record, StreamDocuments
 from app.domain.system.documents import (
     SYSTEM,
@@ -178,6 +178,15 @@ def _pin_after(state: SystemState, document: ToolPin) -> Pin:
     return Pin(document.definition_digest, document.recorded_at, state.head.sequence_number)
 
 
+def blobs_of(document: SystemDocument, sequence_number: int) -> list[BlobUse]:
+    """What the entry of this document refers to: a system stream is never erased, so these blobs stay."""
+    if not isinstance(document, ProcedureRegistration) or document.program_source is None:
+        return []
+    source = document.program_source
+    kept = {one.sha256: one.size_bytes for one in source.files} | {source.sha256: source.size_bytes}
+    return [BlobUse(sequence_number, Digest(sha256), size_bytes) for sha256, size_bytes in kept.items()]
+
+
 def plan_system(state: SystemState, documents: list[SystemDocument], *, executor_id: str, recorded_at: str) -> Plan:
     """One plan that appends these documents where the stream stands now; owned by nobody, before and after."""
     planned, head = [], state.head
@@ -253,7 +262,9 @@ class SystemLog:
             await self.refresh(tenant)
 
     async def append(self, tenant: str, decide: Callable[[SystemState], list[SystemDocument]]) -> SystemState:
-        """Append what `decide` says in view of the newest state; asked again when another gateway was faster."""
+        """Append what `decide` says in view of the newest state; asked again when another gateway was faster.
+
+        RunBlobMissing when a document names a blob that is not stored: then nothing is appended."""
         for _ in range(SYSTEM_APPEND_TRIES_MAX):
             state = await self.refresh(tenant)
             documents = decide(state)
@@ -271,12 +282,14 @@ class SystemLog:
     async def _commit(self, state: SystemState, documents: list[SystemDocument]) -> None:
         executor_id, now = self._ports.owner.executor_id(), self._clock.now()
         owned = OwnedStream(self._ports, state.system_id, executor_id=executor_id, head=state.head)
+        uses: list[BlobUse] = []
         for document in documents:
             planned, head, _ = SYSTEM_DOCUMENTS.plan(
                 owned.head, document, identity=state.system_id, executor_id=executor_id, recorded_at=now
             )
             owned.append(planned, head)
-        await owned.commit(Plan(owned.stream, executor_id, owner_after=None, entries=owned.pending))
+            uses += blobs_of(document, head.sequence_number)
+        await owned.commit(Plan(owned.stream, executor_id, owner_after=None, entries=owned.pending, blobs=uses))
 
     async def _load_position(self, stream: str) -> Position:
         return Position((await self.refresh(SYSTEM.identity_of(stream))).head.entry_digest)

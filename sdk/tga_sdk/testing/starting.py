@@ -22,7 +22,7 @@ from tga_sdk.testing.store import Program, Store, verify_size
 class Starting(Store):
     def register(self, said: m.ProcedureSaid, principal: str) -> tuple[Program, bool]:
         if said.language == "lua":
-            raise Problem("SCHEMA_VIOLATION", "the body at /language: this gateway does not execute Lua procedures yet")
+            raise Problem("LUA_UNAVAILABLE", "a gateway in memory executes no Lua procedures")
         for name in ("input_schema", "output_schema", "state_schema"):
             verify_schema(f"the body at /{name}", getattr(said, name))
         programs = self.programs.setdefault(said.name, {})

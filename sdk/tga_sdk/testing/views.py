@@ -159,7 +159,8 @@ def program_document(program: Program) -> dict[str, Any]:
 
 def procedure_document(program: Program) -> dict[str, Any]:
     names = ("description", "input_schema", "output_schema", "state_schema", "policy")
-    return {**program_document(program), **{name: copy.deepcopy(program.said[name]) for name in names}}
+    said = {name: copy.deepcopy(program.said[name]) for name in names}
+    return {**program_document(program), **said, "source": None, "files": None}  # of submitted programs, which none is
 
 
 def question(run: MemoryRun, intent: Record) -> dict[str, Any]:
