@@ -7,6 +7,7 @@ first submitted program arrives. Only bytes cross into a Lua state and out of it
 from __future__ import annotations
 
 import json
+import locale
 import os
 import select
 import signal
@@ -92,6 +93,8 @@ class Child:
         self._parts, self._language = compiled[:-1], compiled[-1]
         self._fresh()  # a mistake in a trusted part shows now, while it can be told
         time.tzset()
+        locale.setlocale(locale.LC_ALL, "C")
+        os.environ.clear()
         in_force = confine(child_bytes=self._limits["child_bytes"])
         return Frame(frames.READY, payload=json.dumps({"confinement": in_force}).encode())
 
