@@ -109,6 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_in(n): costly; `make test` runs it once in n times, by its printed seed")
     if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= _MEMORY_BYTES_MIN:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # for processes of the tests, and for this one
+    sampling.seed()  # before the processes start that inherit it
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     if is_worker or not config.getoption("numprocesses", None):
         gc.disable()  # until all tests are collected
