@@ -27,7 +27,7 @@ class Calls(NamedTuple):
     read: int
     write: int
     mapping: tuple[int, ...]  # mmap and mprotect: never executable
-    plain: tuple[int, ...]
+    plain: dict[str, int]
 
 
 _X86_64: Final = Calls(
@@ -35,20 +35,61 @@ _X86_64: Final = Calls(
     read=0,
     write=1,
     mapping=(9, 10),
-    # brk, munmap, mremap, madvise, futex, rt_sigreturn, rt_sigprocmask, sigaltstack, restart_syscall, sched_yield, getpid
-    # select, pselect6, poll, ppoll, setitimer, clock_gettime, clock_getres, gettimeofday, time, getrusage, getrandom
-    # exit, exit_group
-    plain=(12, 11, 25, 28, 202, 15, 14, 131, 219, 24, 39)
-    + (23, 270, 7, 271, 38, 228, 229, 96, 201, 98, 318)
-    + (60, 231),
+    plain={
+        "brk": 12,
+        "munmap": 11,
+        "mremap": 25,
+        "madvise": 28,
+        "futex": 202,
+        "sched_yield": 24,
+        "getpid": 39,
+        "rt_sigreturn": 15,
+        "rt_sigprocmask": 14,
+        "sigaltstack": 131,
+        "restart_syscall": 219,
+        "setitimer": 38,
+        "select": 23,
+        "pselect6": 270,
+        "poll": 7,
+        "ppoll": 271,
+        "getrandom": 318,
+        "exit": 60,
+        "exit_group": 231,
+        "clock_gettime": 228,
+        "clock_getres": 229,
+        "gettimeofday": 96,
+        "time": 201,
+        "getrusage": 98,
+    },
 )
 _AARCH64: Final = Calls(
     architecture=0xC00000B7,
     read=63,
     write=64,
     mapping=(222, 226),
-    # the same calls; select, poll and time do not exist here
-    plain=(214, 215, 216, 233, 98, 139, 135, 132, 128, 124, 172) + (72, 73, 103, 113, 114, 169, 165, 278) + (93, 94),
+    plain={
+        "brk": 214,
+        "munmap": 215,
+        "mremap": 216,
+        "madvise": 233,
+        "futex": 98,
+        "sched_yield": 124,
+        "getpid": 172,
+        "rt_sigreturn": 139,
+        "rt_sigprocmask": 135,
+        "sigaltstack": 132,
+        "restart_syscall": 128,
+        "setitimer": 103,
+        "pselect6": 72,
+        "ppoll": 73,
+        "getrandom": 278,
+        "exit": 93,
+        "exit_group": 94,
+        "clock_gettime": 113,
+        "clock_getres": 114,
+        "gettimeofday": 169,
+        "getrusage": 165,
+    },
 )
 _KNOWN: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
@@ -79,7 +120,7 @@ def build_filter(calls: Calls) -> bytes:
             (_ANSWER, 0, 0, _ALLOW),
             (_ANSWER, 0, 0, _REFUSE),
         ]
-    for number in calls.plain:
+    for number in calls.plain.values():
         steps += [(_EQUAL, 0, 1, number), (_ANSWER, 0, 0, _ALLOW)]
     steps.append((_ANSWER, 0, 0, _REFUSE))
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
