@@ -38,7 +38,7 @@ NOUNS: Final = {
     "blobs": "Large values of runs, by their SHA-256.",
     "events": "What happens, as it happens, as server-sent events.",
     "log": "The verifiable log: signed tree heads, and proofs that an entry is in it.",
-    "keys": "The public keys that signatures of this gateway are checked with.",
+    "keys": "Who is calling, and who may; and the public keys that signatures of this gateway are checked with.",
     "health": "For whoever runs the gateway.",
 }
 

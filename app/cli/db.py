@@ -129,14 +129,16 @@ def restore_command(
 
 @commands.command("rebuild")
 def rebuild_command(context: typer.Context, as_json: AsJson = False) -> None:
-    """Make anew, from the streams of runs, what the scheduler keeps of them: which run is due when and for whom, open
-    questions, references to blobs; exit 1 if a run cannot be folded. A gateway may run meanwhile."""
+    """Make anew, from the streams, what is kept of them beside the ledger: which run is due when and for whom, open
+    questions, references to blobs; facts, counts and digests of calls. Exit 1 if a run cannot be folded. A gateway may
+    run meanwhile."""
     run(rebuild(context_of(context).settings, as_json=as_json))
 
 
 async def rebuild(settings: Settings, *, as_json: bool) -> bool:
     """True when every run was folded. The streams themselves are only read."""
     from app.clock import SystemClock
+    from app.postgres.call_facts import rebuild_calls
     from app.postgres.run_rows import rebuild_runs
     from app.postgres.sessions import Sessions
 
@@ -152,10 +154,12 @@ async def rebuild(settings: Settings, *, as_json: bool) -> bool:
                 if not as_json:
                     output.print(f"[bold red]left[/] {one.run_id}: ", end="")
                     output.print(str(one.error), markup=False)
+        calls = await rebuild_calls(sessions, database.admin_url)
     if as_json:
-        output.print(json.dumps({"rebuilt": done, "failed": failed}), markup=False)
+        output.print(json.dumps({"rebuilt": done, "failed": failed, "calls": calls}), markup=False)
     else:
         output.print(f"{done} runs folded anew, {len(failed)} left as they were. Their streams were only read.")
+        output.print(f"Facts and counts of {calls} calls folded anew.")
     return not failed
 
 

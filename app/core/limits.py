@@ -235,6 +235,14 @@ POLICY_TOOLS_AT_ONCE: Final = 16  # put to the policy in one go, some 0.2 ms eac
 LIST_ITEMS_DEFAULT: Final = 50
 LIST_ITEMS_MAX: Final = 200
 LIST_ROWS_LOOKED_AT_MAX: Final = 5_000
+# The fold of calls: plans in one transaction, how often it looks, and for how long it leaves the store to calls.
+FOLD_ROWS_MAX: Final = 500
+FOLD_EVERY_MS: Final = 1_000
+FOLD_PAUSE_TIMES: Final = 19
+FOLD_PAUSE_MS_MAX: Final = 10_000
+REPLAYED_TOOLS_MAX: Final = 10_000
+FIND_CHARS_MAX: Final = 255  # as long as the longest idempotency key
+FIND_ITEMS_MAX: Final = 100
 FEED_ROWS_LOOKED_AT_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 1_048_576  # an item that is larger stands on a page alone
 EVENTS_PAGE_BYTES_MAX: Final = 65_536  # a follower that does not read holds one

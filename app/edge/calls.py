@@ -33,13 +33,18 @@ class Calls:
         in_flight_max = self._in_flight_max.get(server_id)
         if in_flight_max is None:
             # Not a server of this configuration; the call may still be a repeat of a finished one.
-            return await runtime.call(call, wait_ms=wait_ms)
+            return self._counted(call, await runtime.call(call, wait_ms=wait_ms))
         # Callers who no longer wait are not counted at the middleware, but their calls are still being executed.
         admission.enter_server(server_id, in_flight_max, at_work=runtime.at_work(server_id))
         try:
-            return await runtime.call(call, wait_ms=wait_ms)
+            return self._counted(call, await runtime.call(call, wait_ms=wait_ms))
         finally:
             admission.leave_server(server_id)
+
+    def _counted(self, call: CheckedCall, answer: Answer) -> Answer:
+        if answer.replayed:
+            self._services.replays.add(call.principal.tenant, call.server_id, call.tool_name)
+        return answer
 
     async def until_handed_over(self, call: CheckedCall, *, wait_ms: int) -> Answer:
         """As `in_line`, or HandedOver when the gateway has to go before there is an answer."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from app.config.wording import listed, shown
 from app.core.errors import InputMalformed, TraceNotFound
 from app.core.limits import (
+    FIND_CHARS_MAX,
     LIST_ITEMS_DEFAULT,
     LIST_ITEMS_MAX,
     NAME_CHARS_MAX,
@@ -186,6 +187,14 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "How many records at most; a page ends earlier at 1 MiB.",
         {"type": "integer", "minimum": 1, "maximum": RUN_PAGE_RECORDS_MAX, "default": RUN_PAGE_RECORDS_MAX},
     ),
+    "q": {
+        **_query(
+            "q",
+            "A trace's or run's id, an idempotency key, or the digest of an entry or artifact.",
+            {"type": "string", "minLength": 1, "maxLength": FIND_CHARS_MAX, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+        ),
+        "required": True,
+    },
     "cursor": _query("cursor", "The `next` of the page before.", _CURSOR_SCHEMA),
     "after": _query(
         "after", "The `next` of an earlier answer; left out, the feed starts at its beginning.", _CURSOR_SCHEMA

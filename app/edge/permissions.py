@@ -12,6 +12,7 @@ Action = Literal[
     "call",
     "read",
     "read_tenant",
+    "read_keys",
     "decide",
     "withdraw",
     "recover",
@@ -45,6 +46,7 @@ MAY: Final[dict[Action, frozenset[Role]]] = {
     "call": frozenset({"agent", "worker"}),
     "read": _EVERYONE,
     "read_tenant": frozenset({"supervisor", "operator", "auditor"}),  # not only what it asked for itself
+    "read_keys": frozenset({"auditor"}),  # whose they are and until when; never a secret
     "decide": frozenset({"supervisor"}),
     "withdraw": frozenset({"agent", "worker"}),
     "recover": frozenset({"operator"}),
@@ -110,6 +112,11 @@ def require_on(principal: Principal, action: Action, *, owner_id: str) -> None:
             expected=f"one of the roles {', '.join(sorted({*others, 'admin'}))}",
             found=_told(principal),
         )
+
+
+def actions_of(principal: Principal) -> list[Action]:
+    """What the table admits it to, in the table's order. A policy can still deny a call or an approval."""
+    return [action for action in MAY if may(principal, action)]
 
 
 def scope_of(principal: Principal) -> Visibility:

@@ -58,6 +58,11 @@ class ReadScheduler:
         finally:
             self._calls -= 1
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls are being answered now."""
+        return self._calls > 0
+
     async def _turn(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(reader.get(), deque()).append(turn)

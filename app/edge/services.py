@@ -30,6 +30,7 @@ from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.handover import Handover
 from app.edge.read_scheduler import ReadingSessions, ReadScheduler, reader
+from app.edge.replays import ReplayCounts
 from app.postgres.feed import PostgresFeed
 from app.postgres.queries import PostgresQueries
 from app.postgres.sessions import Sessions
@@ -98,6 +99,7 @@ class Services:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
     read_scheduler: ReadScheduler = field(default_factory=ReadScheduler)
+    replays: ReplayCounts = field(default_factory=ReplayCounts)
 
     @property
     def queries(self) -> StreamQueries:

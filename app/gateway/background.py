@@ -1,9 +1,9 @@
 """What a gateway does without being asked, while it serves.
 
 It recovers what has no living executor, lets requests expire, fires schedules, reads on in the system streams, follows
-the policy file, announces what waits, sequences the log and deletes blobs that nothing refers to. Each of these is a
-task of its own: one that fails says so, tries again, and stops none of the others. The store being away is no reason
-to end.
+the policy file, announces what waits, sequences the log, folds what lists and statistics read, and deletes blobs that
+nothing refers to. Each of these is a task of its own: one that fails says so, tries again, and stops none of the others.
+The store being away is no reason to end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import (
     BLOBS_COLLECT_EVERY_MS,
     BLOBS_COLLECTED_AT_ONCE,
+    FOLD_EVERY_MS,
     LOG_ROUND_MS,
     RUN_SWEEP_MS,
     SCHEDULES_EVERY_MS,
@@ -64,6 +65,7 @@ class BackgroundWork:
             self.repeat("webhooks", self._gateway.webhooks.run, SWEEP_EVERY_MS),
             self.repeat("notices to webhooks", self._gateway.notices.tell, SWEEP_EVERY_MS),
             self.repeat("the log", self._gateway.sequencer.run, LOG_ROUND_MS),
+            self.repeat("the fold of calls", self._gateway.call_folding.once, FOLD_EVERY_MS),
             self.repeat("collection of blobs", self.collect_blobs, BLOBS_COLLECT_EVERY_MS),
         ]
 

@@ -17,7 +17,9 @@ from app.api import (
     actions,
     approvals,
     blobs,
+    callers,
     events,
+    finding,
     health,
     keys,
     log,
@@ -68,7 +70,7 @@ def build_app(services: Services) -> FastAPI:
     for noun in (actions, blobs, procedures, runs, schedules, worker, health):
         app.include_router(noun.router(services))
     reading = services.for_reading()
-    for noun in (traces, run_reading, events, approvals, log, servers, keys):
+    for noun in (traces, run_reading, events, approvals, log, servers, keys, callers, finding):
         app.include_router(noun.router(reading))
     app.include_router(pages.router(document))
     add_exception_handlers(app)

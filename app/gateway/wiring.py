@@ -41,6 +41,7 @@ from app.edge.calls import Calls
 from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
+from app.gateway.call_folding import CallFolding
 from app.gateway.lua import NoLua
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
@@ -95,6 +96,7 @@ class Gateway:
     notices: WebhookNotices
     sequencer: Sequencer
     schedules: ScheduleRounds
+    call_folding: CallFolding
     clock: Clock
     services: Services
     mcp: McpEndpoint
@@ -242,6 +244,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             ),
             sequencer=sequencer,
             schedules=ScheduleRounds(schedules, start),
+            call_folding=CallFolding(sessions, services.replays, services.read_scheduler, services.stopping),
             clock=clock,
             services=services,
             mcp=McpEndpoint(

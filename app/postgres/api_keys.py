@@ -11,7 +11,8 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
 from typing import Self
 
 import asyncpg
@@ -36,10 +37,12 @@ from app.domain.identity import (
     parse_api_key,
     secret_digest,
 )
+from app.domain.ledger.queries import Page
 from app.postgres.listener import Listener
 from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, Sessions, connect, unavailable
 
 CHANNEL = "tga_access"
+_LISTED = tuple(one.name for one in fields(ListedKey))
 
 _LIFE_S_MAX = API_KEY_LIFE_DAYS_MAX * 86_400
 _TENANT = re.compile(rf"(?!\.{{1,2}}\Z)[!-.0-~]{{1,{NAME_CHARS_MAX}}}")
@@ -66,6 +69,13 @@ SELECT key_id, name, principal_id, tenant, roles, {_written("created_at")}, crea
        {_written("revoked_at")}, {_IS_VALID}
   FROM tga.api_keys k WHERE ($1::text IS NULL OR key_id = $1) ORDER BY k.created_at, k.key_id
 """  # noqa: S608 - a constant of this file
+_PAGE = f"""
+SELECT key_id, name, principal_id, tenant, roles, {_written("created_at")}, created_by, {_written("expires_at")},
+       {_written("revoked_at")}, {_IS_VALID}, k.created_at AS made_at
+  FROM tga.api_keys k
+ WHERE k.tenant = $1 AND (k.created_at, k.key_id) > ($2, $3) ORDER BY k.created_at, k.key_id LIMIT $4
+"""  # noqa: S608 - a constant of this file
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOCK_ADMIN_KEY = "SELECT pg_advisory_lock(hashtextextended('tga: the administrator''s key', 0))"
 
 
@@ -295,6 +305,20 @@ class PostgresAccess(Closing):
     def _forget_all(self) -> None:
         self._changes += 1
         self._known.clear()
+
+
+async def list_keys_of(sessions: Sessions, tenant: str, *, after: str | None, limit: int) -> Page[ListedKey]:
+    """Every key that a tenant ever had, oldest first, without its secret. `after`: the `next` of the page before."""
+    micros, _, key_id = (after or "0.").partition(".")
+    since = _EPOCH + timedelta(microseconds=int(micros))
+    rows = await sessions.fetch(_PAGE, tenant, since, key_id, limit + 1)
+    items = [
+        ListedKey(**{**{name: row[name] for name in _LISTED}, "roles": tuple(row["roles"])}) for row in rows[:limit]
+    ]
+    if len(rows) <= limit:
+        return Page(items, None)
+    last = rows[limit - 1]
+    return Page(items, f"{(last['made_at'] - _EPOCH) // timedelta(microseconds=1)}.{last['key_id']}")
 
 
 def _shown(value: object) -> str:

@@ -21,7 +21,7 @@ EXPECTED: Final[dict[Role, set[str]]] = {
         *(*READS, *TO_RUNS, "read_tenant", "recover", "resolve", "pin", "resume_run", "erase_run", "trigger"),
         *("write_schedule", *SUBMITS),
     },
-    "auditor": {*READS, "read_tenant", "read_source"},
+    "auditor": {*READS, "read_tenant", "read_source", "read_keys"},
     "admin": set(get_args(Action)),
 }
 
