@@ -2,8 +2,8 @@
 
 It recovers what has no living executor, lets requests expire, fires schedules, reads on in the system streams, follows
 the policy file, announces what waits, sequences the log, folds what lists and statistics read, and deletes blobs that
-nothing refers to. Each of these is a task of its own: one that fails says so, tries again, and stops none of the others.
-The store being away is no reason to end.
+nothing refers to. Each of these is a task of its own: one that fails says so, tries again, and stops none of the
+others. The store being away is no reason to end.
 """
 
 from __future__ import annotations
