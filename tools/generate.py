@@ -30,6 +30,7 @@ from app.core.chain import StreamKind
 from app.domain.runs.transitions import RUN
 from app.domain.tga.replay import ACTION_OF_STATE
 from app.domain.tga.transitions import TRACE
+from app.lua.lint.rules import rendered as render_lua_rules
 from tga_sdk.lint.rules import rendered as render_rules
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -116,6 +117,7 @@ FILES: Final[dict[str, Callable[[], str]]] = {
     EXPECTED_SCHEMA: lambda: render_expected_schema(ROOT),
     "docs/errors.md": render_errors,
     "docs/lint.md": lambda: _GENERATED.format(source="sdk/tga_sdk/lint/rules.py") + render_rules(),
+    "docs/lint-lua.md": lambda: _GENERATED.format(source="app/lua/lint/rules.py") + render_lua_rules(),
     "docs/state-machine-of-runs.md": render_state_machine_of_runs,
     "docs/state-machine.md": render_state_machine,
     "test_vectors/tga/run_vectors.json": render_run_vectors,

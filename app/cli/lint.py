@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from app.cli.showing import counted, notes, output, print_json, printable
-from tga_sdk.lint import LintError, Report, lint_file
+from tga_sdk.lint import LintError, Report
+from tga_sdk.lint import lint_file as lint_python
+
+if TYPE_CHECKING:
+    from app.lua.lint import LuaReport
 
 _EXIT_FOUND: Final = 1
 _EXIT_UNREADABLE: Final = 2
@@ -19,19 +23,19 @@ def add_to(application: typer.Typer) -> None:
 
 
 def lint_command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Python files of procedures, tasks and flows.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of procedures: Python, or Lua (.lua).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     diagram: Annotated[bool, typer.Option("--diagram", help="Draw each procedure as a mermaid flowchart.")] = False,
 ) -> None:
     """Find in a file of procedures what a replay would not repeat; exit 1 if anything is found.
 
     The file is read, and never imported. Each finding names its line, the rule (docs/lint.md explains them), why, and
-    what to do instead; a comment `# tga: ignore[TGA101]` silences a rule in its line. Python only: programs in Lua are
-    not read today.
+    what to do instead; a comment `# tga: ignore[TGA101]` silences a rule in its line. Files of Lua (.lua) have rules of
+    their own (docs/lint-lua.md), and `-- tga: ignore[TGL101]`.
 
-    Exit codes: 0 nothing found, 1 something found, 2 a file that cannot be read as Python.
+    Exit codes: 0 nothing found, 1 something found, 2 a file that cannot be read as Python or Lua.
     """
-    reports: list[Report] = []
+    reports: list[Report | LuaReport] = []
     drawings: dict[str, str] = {}
     errors: list[LintError] = []
     for file in files:
@@ -56,7 +60,17 @@ def lint_command(
     raise typer.Exit(_EXIT_UNREADABLE if errors else _EXIT_FOUND if is_wrong else 0)
 
 
-def _document(reports: list[Report], drawings: dict[str, str], errors: list[LintError]) -> dict[str, object]:
+def lint_file(file: Path) -> Report | LuaReport:
+    if file.suffix != ".lua":
+        return lint_python(file)
+    from app.lua.lint import lint_file as lint_lua  # its parser is loaded only for files of Lua
+
+    return lint_lua(file)
+
+
+def _document(
+    reports: list[Report | LuaReport], drawings: dict[str, str], errors: list[LintError]
+) -> dict[str, object]:
     return {
         "files": [
             {
@@ -71,7 +85,7 @@ def _document(reports: list[Report], drawings: dict[str, str], errors: list[Lint
     }
 
 
-def _print_findings(reports: list[Report]) -> None:
+def _print_findings(reports: list[Report | LuaReport]) -> None:
     total = 0
     for report in reports:
         total += len(report.findings)

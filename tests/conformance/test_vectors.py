@@ -375,6 +375,7 @@ GENERATED = (
     "app/postgres/expected_schema.json",
     "docs/errors.md",
     "docs/lint.md",
+    "docs/lint-lua.md",
     "docs/state-machine-of-runs.md",
     "docs/state-machine.md",
     "test_vectors/tga/run_vectors.json",

@@ -339,7 +339,6 @@ def test_the_command(tmp_path: Path) -> None:
     good.write_text(GOOD)
     bad.write_text(program_of(RULES[0].bad))
     broken.write_text("def f(:")
-    (tmp_path / "program.lua").write_text("return 1")
 
     def run(*words: str) -> tuple[int, str, str]:
         told = CliRunner().invoke(application, ["lint", *words])
@@ -354,9 +353,6 @@ def test_the_command(tmp_path: Path) -> None:
     code, _, error = run(str(bad), str(broken))
     assert code == 2
     assert f"LINT_SOURCE_INVALID: {broken}:1:" in error
-    code, _, error = run(str(tmp_path / "program.lua"))
-    assert code == 2
-    assert "`tga lint` reads Python only today" in error
     assert run(str(tmp_path / "missing.py"))[0] == 2
     assert run(str(tmp_path))[0] == 2
     assert run()[0] == 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LABEL_MAX: Final = 60
-_DEPTH_MAX: Final = 8
+DEPTH_MAX: Final = 8
 _SHAPES: Final = {
     "round": ("([", "])"),
     "box": ("[", "]"),
@@ -31,7 +31,7 @@ _WAITS: Final = frozenset({"sleep", "signal"})
 _STYLES: Final = ("classDef person fill:#fde68a,stroke:#b45309", "classDef wait fill:#e0e7ff,stroke:#4338ca")
 
 
-class _Ends(list[tuple[str, str | None]]):
+class Ends(list[tuple[str, str | None]]):
     """Nodes from which the next one is reached, each with the label of that arrow."""
 
 
@@ -43,7 +43,7 @@ def drawn(module: Module) -> str:
             pen.draw_flow(declared)
         elif declared.function is not None:
             pen.draw_procedure(declared, declared.function)
-    return "\n".join(["flowchart TD", *(f"    {line}" for line in [*pen.lines, *_STYLES])]) + "\n"
+    return pen.text()
 
 
 def label(text: str) -> str:
@@ -54,29 +54,30 @@ def label(text: str) -> str:
     return "".join(f"#{ord(c)};" if c in '"#;&<>`{}[]()|\\%~' else c for c in shown) or " "
 
 
-class _Pen:
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.facts = Facts(module)
+class Chart:
+    """Nodes, arrows and frames of a flowchart, whatever language the program is written in."""
+
+    def __init__(self) -> None:
         self.lines: list[str] = []
         self._nodes = 0
         self._graphs = 0
-        self._loops: list[tuple[str, _Ends]] = []  # of each loop around: its head, and what has broken out of it
-        self._returned: list[_Ends] = []  # of each function around: what has returned from it
+        self._loops: list[tuple[str, Ends]] = []  # of each loop around: its head, and what has broken out of it
+        self._returned: list[Ends] = []  # of each function around: what has returned from it
         self._inside: list[int] = []
 
-    # Nodes and arrows.
+    def text(self) -> str:
+        return "\n".join(["flowchart TD", *(f"    {line}" for line in [*self.lines, *_STYLES])]) + "\n"
 
-    def _node(self, text: str, shape: str, before: _Ends) -> _Ends:
+    def _node(self, text: str, shape: str, before: Ends) -> Ends:
         self._nodes += 1
         name = f"n{self._nodes}"
         opened, closed = _SHAPES[shape]
         styled = f":::{shape}" if shape in ("person", "wait") else ""
         self.lines.append(f'{name}{opened}"{label(text)}"{closed}{styled}')
         self._join(before, name)
-        return _Ends([(name, None)])
+        return Ends([(name, None)])
 
-    def _join(self, before: _Ends, name: str) -> None:
+    def _join(self, before: Ends, name: str) -> None:
         for start, said in before:
             arrow = f'{start} -->|"{label(said)}"| {name}' if said else f"{start} --> {name}"
             if arrow not in self.lines:
@@ -89,11 +90,18 @@ class _Pen:
         yield
         self.lines.append("end")
 
+
+class _Pen(Chart):
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        self.module = module
+        self.facts = Facts(module)
+
     # What is declared.
 
     def draw_procedure(self, declared: Declared, function: Function) -> None:
         with self._graph(f"{declared.name} {declared.version}"):
-            start = self._node(declared.kind, "round", _Ends())
+            start = self._node(declared.kind, "round", Ends())
             if declared.kind == "task":
                 done = self._node(f"step {declared.name}", "box", start)
             else:
@@ -102,7 +110,7 @@ class _Pen:
 
     def draw_flow(self, declared: Declared) -> None:
         with self._graph(f"{declared.name} {declared.version}"):
-            ends = self._node("flow", "round", _Ends())
+            ends = self._node("flow", "round", Ends())
             call = declared.node
             steps = argument(call, 1, "steps") if isinstance(call, ast.Call) else None
             scope = self.module.scope_of(call)
@@ -115,12 +123,12 @@ class _Pen:
                         ends = self._body(function, ends)
             self._node("end", "round", ends)
 
-    def _body(self, function: Function, before: _Ends) -> _Ends:
+    def _body(self, function: Function, before: Ends) -> Ends:
         """What a function performs, from where it is called to all places at which it returns."""
-        if len(self._inside) >= _DEPTH_MAX or id(function) in self._inside:
+        if len(self._inside) >= DEPTH_MAX or id(function) in self._inside:
             return self._node(f"{getattr(function, 'name', 'lambda')} again", "box", before)
         self._inside.append(id(function))
-        returned, loops = _Ends(), self._loops
+        returned, loops = Ends(), self._loops
         self._loops = []
         self._returned.append(returned)
         scope = self.module.scopes[id(function)]
@@ -131,17 +139,17 @@ class _Pen:
         self._returned.pop()
         self._loops = loops
         self._inside.pop()
-        return _Ends([*ends, *returned])
+        return Ends([*ends, *returned])
 
     # Statements.
 
-    def _block(self, statements: Sequence[ast.stmt], scope: Scope, before: _Ends) -> _Ends:
+    def _block(self, statements: Sequence[ast.stmt], scope: Scope, before: Ends) -> Ends:
         ends = before
         for statement in statements:
             ends = self._statement(statement, scope, ends)
         return ends
 
-    def _statement(self, node: ast.stmt, scope: Scope, before: _Ends) -> _Ends:
+    def _statement(self, node: ast.stmt, scope: Scope, before: Ends) -> Ends:
         if not before:
             return before  # nothing comes here
         match node:
@@ -164,14 +172,14 @@ class _Pen:
                     ends = self._node(f"raise {_said(node.exc)}", "round", ends)
                 elif self._returned:
                     self._returned[-1].extend(ends)
-                return _Ends()
+                return Ends()
             case ast.Break() | ast.Continue() if self._loops:
                 head, broken = self._loops[-1]
                 if isinstance(node, ast.Break):
                     broken.extend(before)
                 else:
                     self._join(before, head)
-                return _Ends()
+                return Ends()
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return before
             case _:
@@ -185,25 +193,25 @@ class _Pen:
             for inner in outside_functions(node)
         )
 
-    def _choice(self, node: ast.If, scope: Scope, before: _Ends) -> _Ends:
+    def _choice(self, node: ast.If, scope: Scope, before: Ends) -> Ends:
         head = self._node(_said(node.test), "choice", self._expression(node.test, scope, before))
         name = head[0][0]
-        then = self._block(node.body, scope, _Ends([(name, "yes")]))
-        other = self._block(node.orelse, scope, _Ends([(name, "no")]))
-        return _Ends([*then, *other])
+        then = self._block(node.body, scope, Ends([(name, "yes")]))
+        other = self._block(node.orelse, scope, Ends([(name, "no")]))
+        return Ends([*then, *other])
 
-    def _match(self, node: ast.Match, scope: Scope, before: _Ends) -> _Ends:
+    def _match(self, node: ast.Match, scope: Scope, before: Ends) -> Ends:
         head = self._node(_said(node.subject), "choice", self._expression(node.subject, scope, before))
         name = head[0][0]
-        ends = _Ends()
+        ends = Ends()
         has_default = False
         for case in node.cases:
             said = ast.unparse(case.pattern)
             has_default = has_default or said == "_"
-            ends.extend(self._block(case.body, scope, _Ends([(name, said)])))
-        return ends if has_default else _Ends([*ends, (name, "else")])
+            ends.extend(self._block(case.body, scope, Ends([(name, said)])))
+        return ends if has_default else Ends([*ends, (name, "else")])
 
-    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope, before: _Ends) -> _Ends:
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, scope: Scope, before: Ends) -> Ends:
         if isinstance(node, ast.While):
             said, first = f"while {_said(node.test)}", self._expression(node.test, scope, before)
             is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
@@ -211,32 +219,32 @@ class _Pen:
             said = f"for each {_said(node.target)} of {_said(node.iter)}"
             first, is_endless = self._expression(node.iter, scope, before), False
         name = self._node(said, "choice", first)[0][0]
-        broken = _Ends()
+        broken = Ends()
         self._loops.append((name, broken))
-        self._join(self._block(node.body, scope, _Ends([(name, "next")])), name)
+        self._join(self._block(node.body, scope, Ends([(name, "next")])), name)
         self._loops.pop()
-        done = _Ends() if is_endless else self._block(node.orelse, scope, _Ends([(name, "done")]))
-        return _Ends([*done, *broken])
+        done = Ends() if is_endless else self._block(node.orelse, scope, Ends([(name, "done")]))
+        return Ends([*done, *broken])
 
-    def _try(self, node: ast.Try | ast.TryStar, scope: Scope, before: _Ends) -> _Ends:
+    def _try(self, node: ast.Try | ast.TryStar, scope: Scope, before: Ends) -> Ends:
         head = self._node("try", "choice", before)[0][0] if node.handlers else None
-        ends = self._block(node.body, scope, _Ends([(head, None)]) if head else before)
+        ends = self._block(node.body, scope, Ends([(head, None)]) if head else before)
         ends = self._block(node.orelse, scope, ends)
         for handler in node.handlers:
             said = f"except {_said(handler.type)}" if handler.type is not None else "except"
-            ends = _Ends([*ends, *self._block(handler.body, scope, _Ends([(head or "", said)]))])
+            ends = Ends([*ends, *self._block(handler.body, scope, Ends([(head or "", said)]))])
         return self._block(node.finalbody, scope, ends)
 
     # Expressions.
 
-    def _expressions(self, node: ast.stmt, scope: Scope, before: _Ends) -> _Ends:
+    def _expressions(self, node: ast.stmt, scope: Scope, before: Ends) -> Ends:
         ends = before
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 ends = self._expression(child, scope, ends)
         return ends
 
-    def _expression(self, node: ast.AST, scope: Scope, before: _Ends) -> _Ends:
+    def _expression(self, node: ast.AST, scope: Scope, before: Ends) -> Ends:
         """Operations in the order in which Python evaluates them: arguments before the call."""
         if isinstance(node, ast.Lambda):
             return before
@@ -245,8 +253,8 @@ class _Pen:
             return self._gather(node, scope, before)
         if isinstance(node, ast.IfExp) and self._matters([node.body, node.orelse], scope):
             name = self._node(_said(node.test), "choice", self._expression(node.test, scope, before))[0][0]
-            then = self._expression(node.body, scope, _Ends([(name, "yes")]))
-            return _Ends([*then, *self._expression(node.orelse, scope, _Ends([(name, "no")]))])
+            then = self._expression(node.body, scope, Ends([(name, "yes")]))
+            return Ends([*then, *self._expression(node.orelse, scope, Ends([(name, "no")]))])
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) and self._matters(
             [node], scope
         ):
@@ -265,18 +273,18 @@ class _Pen:
         return ends
 
     def _comprehension(
-        self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, scope: Scope, before: _Ends
-    ) -> _Ends:
+        self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, scope: Scope, before: Ends
+    ) -> Ends:
         first = node.generators[0]
         said = f"for each {_said(first.target)} of {_said(first.iter)}"
         name = self._node(said, "choice", self._expression(first.iter, scope, before))[0][0]
-        ends = _Ends([(name, "next")])
+        ends = Ends([(name, "next")])
         for part in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
             ends = self._expression(part, scope, ends)
         self._join(ends, name)
-        return _Ends([(name, "done")])
+        return Ends([(name, "done")])
 
-    def _operation(self, call: ast.Call, operation: str, scope: Scope, before: _Ends) -> _Ends:
+    def _operation(self, call: ast.Call, operation: str, scope: Scope, before: Ends) -> Ends:
         shape = "person" if operation in PEOPLE else "wait" if operation in _WAITS else "box"
         body = self.module.body_of(call, operation, scope)
         said = _title(call, operation)
@@ -285,17 +293,17 @@ class _Pen:
                 return self._body(body, before)
         return self._node(said, shape, before)
 
-    def _gather(self, call: ast.Call, scope: Scope, before: _Ends) -> _Ends:
+    def _gather(self, call: ast.Call, scope: Scope, before: Ends) -> Ends:
         fork = self._node("gather", "box", before)
-        ends = _Ends()
+        ends = Ends()
         for value in call.args:
             is_many = isinstance(value, ast.Starred)
             inner: ast.expr = value.value if isinstance(value, ast.Starred) else value
             if is_many and isinstance(inner, ast.ListComp | ast.GeneratorExp):
                 said = f"for each {_said(inner.generators[0].target)} of {_said(inner.generators[0].iter)}"
-                branch, inner = _Ends([(fork[0][0], said)]), inner.elt
+                branch, inner = Ends([(fork[0][0], said)]), inner.elt
             else:
-                branch = _Ends([(fork[0][0], _said(inner) if is_many else None)])
+                branch = Ends([(fork[0][0], _said(inner) if is_many else None)])
             function = self.module.function(inner, scope)
             drawn_branch = (
                 self._body(function, branch) if function is not None else self._expression(inner, scope, branch)

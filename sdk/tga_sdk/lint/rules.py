@@ -255,7 +255,7 @@ def rendered() -> str:
         "- Exit codes of `tga lint FILE.py ...`: 0 nothing found, 1 something found, 2 a file that is not Python.",
         "- `# tga: ignore[TGA101]` at the end of a line silences a rule there; `# tga: ignore` silences all of them.",
         "- `--json` prints findings for programs, `--diagram` each procedure as a mermaid flowchart.",
-        "- It reads Python only today; programs in Lua come later.",
+        "- Programs in Lua have rules of their own: [lint-lua.md](lint-lua.md).",
         "",
         "| code | finds |",
         "|---|---|",

@@ -37,7 +37,7 @@ class Source:
 def read_source(path: Path) -> Source:
     """The file at this path; LintError when it is not Python, or cannot be read."""
     if path.suffix == ".lua":
-        raise LintError(f"{path}: expected a file of Python, found Lua: `tga lint` reads Python only today")
+        raise LintError(f"{path}: expected a file of Python, found Lua, which the gateway's `tga lint` reads")
     try:
         with path.open("rb") as file:
             data = file.read(SOURCE_BYTES_MAX + 1)
