@@ -57,6 +57,7 @@ LONG = {
     "api",
     "attack",
     "users",
+    "console",
 }
 # Where SQL itself is tested, every test runs on every server. Elsewhere `make test` takes one of them for each test.
 ON_EVERY_SERVER = {"postgres"}

@@ -114,6 +114,7 @@ def _tell_what_to_try(settings: Settings, url: str) -> None:
         output.print(f"\n  [dim]# {title}[/]")
         for command in commands:
             output.print(f"  {command}", markup=False)
+    output.print(f"\n  [dim]# The console, in a browser; sign in with the key in {key}:[/] {url}/console")
     output.print(f"\n  [dim]# The API:[/] {url}/docs")
     output.print("\nCtrl-C stops everything.\n")
 

@@ -386,3 +386,13 @@ BLOB_DELETE_WITHIN_MS: Final = 300_000
 BLOB_STORE_TIMEOUT_MS: Final = 60_000
 BLOBS_COLLECTED_AT_ONCE: Final = 100
 BLOBS_COLLECT_EVERY_MS: Final = 60_000
+
+# The console. A page stays under 200 KB whatever a tool, an agent or a description says; there is a way to all of it.
+CONSOLE_SESSION_MS: Final = 28_800_000
+CONSOLE_SESSION_CHARS_MAX: Final = 4_096
+CONSOLE_FORM_BYTES_MAX: Final = 262_144
+CONSOLE_JSON_CHARS_MAX: Final = 4_096  # of one value, before "all of it"
+CONSOLE_VALUE_CHARS_MAX: Final = 2_000  # of one text that somebody else wrote
+CONSOLE_DEPTH_MAX: Final = 24
+CONSOLE_ROWS_MAX: Final = 50
+CONSOLE_BEAT_MS: Final = 2_000  # a live page notices within a few seconds that the gateway is gone

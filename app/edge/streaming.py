@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import orjson
 from starlette.requests import Request
@@ -56,6 +56,8 @@ class EventStream(Response):
     gone or takes nothing for `send_wait_ms`, when the gateway stops, and when the credential no longer admits it,
     which is looked at with every beat.
     """
+
+    beat_bytes: ClassVar[bytes] = _BEAT
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class EventStream(Response):
             await asyncio.sleep(self._heartbeat_s)
             if not await self._is_still_admitted(principal):
                 return
-            await self._write(send, _BEAT)
+            await self._write(send, self.beat_bytes)
 
     async def _is_still_admitted(self, principal: Principal) -> bool:
         try:

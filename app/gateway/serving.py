@@ -16,11 +16,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from rich.console import Console
+from starlette.types import ASGIApp
 
+from app.console.rendering import PATH as CONSOLE_PATH
+from app.console.site import ConsoleSite
 from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
 from app.edge.protocol import BoundedProtocol
 from app.gateway.background import BackgroundWork
-from app.gateway.http_server import serve_http
+from app.gateway.http_server import build_app, serve_http
 from app.gateway.memory import spare_what_is_loaded
 from app.gateway.wiring import Gateway
 from app.mcp_server.server import PATH as MCP_PATH
@@ -70,7 +73,8 @@ async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.F
         shown = f"[{host}]" if ":" in host else host
         listening.set_result(f"http://{shown}:{port}")
 
-    mounted = {MCP_PATH: gateway.mcp}
+    console = ConsoleSite(gateway.services, gateway.console_sessions, build_app)
+    mounted: dict[str, ASGIApp] = {MCP_PATH: gateway.mcp, CONSOLE_PATH: console}
     await serve_http(
         gateway.services, host=settings.host, port=settings.port, on_ready=on_ready, protocol=Protocol, mounted=mounted
     )
@@ -109,7 +113,7 @@ async def _greet(
     gateway: Gateway, listening: asyncio.Future[str], settings: Settings, on_listening: OnListening | None
 ) -> None:
     url = await listening
-    output.print(f"Listening on [bold]{url}[/]  (API: {url}/docs)")
+    output.print(f"Listening on [bold]{url}[/]  (console: {url}/console, API: {url}/docs)")
     output.print(f"The database is {gateway.database.where}", markup=False)
     _tell_of_starting(gateway)
     output.print(f"The administrator's key is in {settings.admin_key_file}: Authorization: Bearer <key>", markup=False)

@@ -17,6 +17,7 @@ from app.connectors.blobs import open_object_store
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices
 from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
+from app.console.sessions import Sessions as ConsoleSessions
 from app.core.errors import SettingInvalid, StoreUnfit
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
@@ -100,6 +101,7 @@ class Gateway:
     clock: Clock
     services: Services
     mcp: McpEndpoint
+    console_sessions: ConsoleSessions
     blobs: Blobs
     database: Database
 
@@ -255,6 +257,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 hold_ms=config.mcp.hold_ms,
                 task_after_ms=config.mcp.task_after_ms,
             ),
+            console_sessions=ConsoleSessions(services.authenticator, access, keyring, clock),
             blobs=blobs,
             database=database,
         )
