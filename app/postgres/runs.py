@@ -21,7 +21,7 @@ from app.core.errors import (
 from app.core.limits import RUN_HOLD_MS, RUN_PAGE_BYTES_MAX, RUN_PAGE_RECORDS_MAX
 from app.domain.identity import Principal
 from app.domain.runs.documents import RunStart
-from app.domain.runs.engine.ports import Due, DueRun, HeadOfRun, HeldRun, LoadedRun
+from app.domain.runs.engine.ports import Due, DueRun, HeadOfRun, HeldRun, LoadedRun, Ready
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, fold
 from app.domain.runs.transitions import RUN
 from app.postgres.sessions import Sessions
@@ -78,6 +78,13 @@ _HAS_WORKER: Final = """
 SELECT EXISTS (SELECT FROM tga.workers w
                 WHERE w.tenant = $1 AND w.seen_at > statement_timestamp() - $3 * interval '1 millisecond'
                   AND $2 = ANY (w.programs))
+"""
+# The last row, without a stream, says how long nothing else is ready. The statement's snapshot is older than what it
+# holds: runs that were ready now are not counted among those that will be.
+_READY: Final = """
+SELECT r.stream, r.procedure, r.program, NULL::bigint AS next_ms FROM tga.hold_ready_runs($1, $2, $3, $4, $5) AS r
+ UNION ALL
+SELECT NULL, NULL, NULL, tga.next_ready_ms($1, $2, $3)
 """
 _ALL: Final = 2**62
 
@@ -148,16 +155,17 @@ class PostgresRuns:
         rows = await self._sessions.fetch(_CHILDREN, RUN.stream(run_id))
         return [RUN.identity_of(row["stream"]) for row in rows]
 
-    async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> list[HeldRun]:
+    async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> Ready:
         rows = await self._sessions.fetch(
-            "SELECT * FROM tga.hold_ready_runs($1, $2, $3, $4, $5)",
+            _READY,
             tenant,
             [procedure for procedure, _ in programs],
             [program for _, program in programs],
             limit,
             RUN_HOLD_MS,
         )
-        return [HeldRun(RUN.identity_of(row["stream"]), row["procedure"], row["program"]) for row in rows]
+        runs = [HeldRun(RUN.identity_of(row["stream"]), row["procedure"], row["program"]) for row in rows[:-1]]
+        return Ready(runs, rows[-1]["next_ms"])
 
     async def unhold_ready(self, run_ids: Sequence[str]) -> None:
         await self._sessions.fetch("SELECT tga.unhold_ready_runs($1)", [RUN.stream(run_id) for run_id in run_ids])

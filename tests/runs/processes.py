@@ -39,9 +39,11 @@ from app.connectors.http import HttpConnector
 from app.core.errors import OutcomeUnknown, TgaError
 from app.domain.ledger.plans import Plan
 from app.domain.runs.blobs import Blobs
+from app.domain.runs.engine import leasing
 from app.gateway import wiring
 from app.gateway.http_server import Router
 from app.gateway.serving import serve
+from app.postgres import runs as postgres_runs
 from app.postgres.runs import PostgresRuns
 from app.postgres.writer import Writer
 from app.settings import Settings
@@ -64,6 +66,7 @@ class GatewayOptions:
     admin_url: str
     fault: dict[str, Any] | None = None
     stop_at: str | None = None  # a place before which it stops itself, once
+    is_patient: bool = False  # what it does not do because of an event it does after an hour
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,9 @@ def lay_mines(mine: Mine) -> None:
 async def run_gateway(options: GatewayOptions) -> None:
     mine = Mine(options)
     lay_mines(mine)
+    if options.is_patient:
+        setattr(leasing, "RUN_READY_POLL_MS", 3_600_000)  # noqa: B010
+        setattr(postgres_runs, "RUN_HOLD_MS", 3_600_000)  # noqa: B010
     settings = Settings.from_environment(options.environment)
 
     async def on_listening(url: str) -> None:

@@ -443,7 +443,7 @@ async def test_ten_slots_are_shared_by_procedures_in_turn_and_nobody_gets_a_run_
     await engine.procedures.register(ProcedureSaid(name="other", version="1", program_digest=PROGRAM), WORKER)
     for number in range(20):
         await engine.start(f"many-{number}")
-    held = await engine.engine.ports.runs.hold_ready("default", [("onboard", f"1@{PROGRAM}")], 5)
+    held, _ = await engine.engine.ports.runs.hold_ready("default", [("onboard", f"1@{PROGRAM}")], 5)
     taken = await asyncio.gather(*(engine.lease(4, worker=f"worker-{n:04}", wait_ms=200) for n in range(5)))
     ids = [run.run_id for runs in taken for run in runs]
     assert len(ids) == len(set(ids)) == 15

@@ -179,7 +179,12 @@ class RunsWorld:
         return self.place / f"notes-{next(_numbers)}"
 
     async def gateway(
-        self, *, fault: Fault | None = None, stop_at: str | None = None, config: Path | None = None
+        self,
+        *,
+        fault: Fault | None = None,
+        stop_at: str | None = None,
+        config: Path | None = None,
+        is_patient: bool = False,
     ) -> GatewayProcess:
         notes = self._notes()
         environment = {
@@ -189,7 +194,7 @@ class RunsWorld:
             "TGA_PORT": "0",
         }
         said = None if fault is None else asdict(fault)
-        options = GatewayOptions(environment, str(notes), self.database.admin_url, said, stop_at)
+        options = GatewayOptions(environment, str(notes), self.database.admin_url, said, stop_at, is_patient)
         process = GatewayProcess(processes.fork(self._zygote, options), notes)
         self._processes.append(process)
         return await process.listening()

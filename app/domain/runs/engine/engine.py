@@ -218,7 +218,7 @@ class RunEngine:
         self.watchers.tell([work.run_id])
         state, before = run.head.state, work.state_before
         if state == "SCHEDULED" and before != "SCHEDULED":
-            self._offer(run.not_before)
+            self.leasing.kick()  # also when its pause is not over yet: the look says when to look again
         elif state == "WAITING":
             self._look_soon(run)
         if state in ("COMPLETED", "CANCELLED", "FAILED") and before != state:
@@ -227,12 +227,6 @@ class RunEngine:
             if not self._to_announce:
                 self._spawn(self._announce())
             self._to_announce.add(work.run_id)
-
-    def _offer(self, not_before: str | None) -> None:
-        if not_before is None:
-            self.leasing.kick()
-        else:
-            self.leasing.kick_in(max(0, elapsed_ms(self.ports.clock.now(), not_before)) + 1)
 
     def _look_soon(self, run: Run) -> None:
         """What is due before the next sweep is looked for when it is due."""

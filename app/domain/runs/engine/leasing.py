@@ -1,20 +1,25 @@
 """Leases: which worker gets which run, and how it is known to live.
 
 Waiting workers stand here, in memory; the gateway has one query for ready runs in flight, whatever their number. It is
-asked when a run becomes ready here, when another gateway announces one, when one is due, and every few seconds besides.
-A run is held for a moment before its lease is recorded: a hold that is lost is a delay, and nothing else.
+asked when a run becomes ready here, when another gateway announces one, when the next one's pause is over (the query
+before has told when that is), and every few seconds besides.
+A run is held for a moment before its lease is recorded. A lease that cannot be recorded gives it back at once; what a
+gateway held that died is ready again when the hold is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
-from app.core.errors import TgaError
+from app.core.errors import LockAcquireFailed, OutcomeUnknown, StoreBusy, StoreUnavailable, TgaError
 from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_READY_POLL_MS, RUN_WORKERS_KNOWN_MAX, STORE_ANSWER_MS
 from app.domain.clock import Clock
 from app.domain.identity import Principal
@@ -27,6 +32,12 @@ from app.domain.runs.engine.table import RunTable, first_of
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.schedule import AT_WORK
+
+logger = logging.getLogger("tga")
+
+# A lease that was refused so may be recorded a moment later.
+_PASSING: Final = (LockAcquireFailed, OutcomeUnknown, StoreBusy, StoreUnavailable)
+_AGAIN_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -52,6 +63,7 @@ class _Waiter:
     name: WorkerName
     gone: asyncio.Event  # it does not wait for an answer any more
     is_impatient: bool  # it wants to know at once, also that there is nothing
+    note_life: Callable[[], Awaitable[None]]
     given: list[str] = field(default_factory=list)
     started: list[Reservation] = field(default_factory=list)
     reserved: int = 0  # starts that are on their way to it
@@ -83,9 +95,6 @@ class Leasing:
         if self._waiting:
             self._kicked.set()
 
-    def kick_in(self, milliseconds: float) -> None:
-        asyncio.get_running_loop().call_later(milliseconds / 1000, self.kick)
-
     async def close(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
@@ -108,6 +117,7 @@ class Leasing:
             WorkerName(principal_id=principal.principal_id, name=request.name),
             gone or asyncio.Event(),
             is_impatient=not request.wait_ms,
+            note_life=partial(self._note_life, request, principal, programs),
         )
         self._waiting.append(waiter)
         if self._serving is None or self._serving.done():
@@ -125,6 +135,8 @@ class Leasing:
                 if waiter.gone.is_set():
                     await self._free(given)
                     return []
+                if given:
+                    await waiter.note_life()
                 leased = await self._leased(given, request, principal)
                 while waiter.reserved:  # a start is on its way to it
                     await waiter.woken.wait()
@@ -141,7 +153,9 @@ class Leasing:
     async def _note_life(
         self, request: LeaseRequest, principal: Principal, programs: Sequence[tuple[str, str]]
     ) -> None:
-        """Who asks for runs lives. Written again only when that is news: a busy worker asks many times a second."""
+        """Who asks for runs lives; so does who has waited for one, and gets it: else the run of a worker that waited
+        longer than `lease_ms` would be lost before it has begun. Written again only when that is news: a busy worker
+        asks many times a second."""
         now_ms = self._clock.monotonic_ms()
         said = (principal.tenant, principal.principal_id, request.name, tuple(programs))
         known_ms, known = self._seen.get(request.worker, (-math.inf, None))
@@ -170,6 +184,8 @@ class Leasing:
         reservation = Reservation(self._ports.new_lease(), waiter.worker, waiter.name)
         waiter.reserved += 1
         try:
+            with contextlib.suppress(TgaError):  # the store is away: the start says so
+                await waiter.note_life()
             yield reservation
         finally:
             waiter.reserved -= 1
@@ -190,25 +206,34 @@ class Leasing:
         return list(dict.fromkeys(programs))
 
     async def _serve(self) -> None:
-        """The one query in flight."""
+        """The one query in flight. Whatever goes wrong with one look, there is another."""
+        next_ms: float | None = None  # until the next run is ready, as far as the last look could tell
         while True:
+            pause_ms = RUN_READY_POLL_MS * (0.5 + self._clock.jitter() / 2)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RUN_READY_POLL_MS * (0.5 + self._clock.jitter() / 2) / 1000):
+                async with asyncio.timeout(min(pause_ms, pause_ms if next_ms is None else next_ms + 1) / 1000):
                     await self._kicked.wait()
             self._kicked.clear()
-            if not self._waiting:
-                continue
+            next_ms = None
             by_tenant: dict[str, list[_Waiter]] = defaultdict(list)
             for waiter in self._waiting:
                 by_tenant[waiter.tenant].append(waiter)
             for tenant, waiters in by_tenant.items():
-                with contextlib.suppress(TgaError):  # the store is away: the next look finds it
-                    await self._distribute(tenant, waiters)
+                try:
+                    found_ms = await self._distribute(tenant, waiters)
+                except TgaError:
+                    continue  # the store is away: the next look finds it
+                except Exception:
+                    logger.exception("a defect in the distribution of runs; it goes on")
+                    continue
+                if found_ms is not None:
+                    next_ms = found_ms if next_ms is None else min(next_ms, found_ms)
 
-    async def _distribute(self, tenant: str, waiters: Sequence[_Waiter]) -> None:
+    async def _distribute(self, tenant: str, waiters: Sequence[_Waiter]) -> int | None:
+        """Hold what is ready for these; in how many milliseconds something else is, if that is known."""
         programs = {program for waiter in waiters for program in waiter.programs}
         slots = sum(waiter.free for waiter in waiters)
-        held = await self._ports.runs.hold_ready(tenant, sorted(programs), slots) if slots else ()
+        held, next_ms = await self._ports.runs.hold_ready(tenant, sorted(programs), slots) if slots else ((), None)
         left_over = []
         for run_id, procedure, program in held:
             for waiter in waiters:
@@ -221,6 +246,7 @@ class Leasing:
         for waiter in waiters:  # whoever gets nothing waits on, or leaves when its time is over
             if waiter.given or waiter.is_impatient:
                 waiter.woken.set()
+        return next_ms
 
     async def _free(self, run_ids: Sequence[str]) -> None:
         """Nobody is there for these after all: they are others'."""
@@ -229,13 +255,23 @@ class Leasing:
             self._kicked.set()
 
     async def _leased(self, run_ids: Sequence[str], request: LeaseRequest, principal: Principal) -> list[LeasedRun]:
-        """Record the leases, together where they can be; a run that cannot be leased now is another time's."""
+        """Record the leases, together where they can be. A run that could not be leased because the store was busy is
+        ready again after a moment; one that cannot be read is looked at again when the hold is over."""
         answers = await asyncio.gather(
             *(self._lease_one(run_id, request, principal) for run_id in run_ids), return_exceptions=True
         )
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, TgaError):
+        not_leased = []
+        for run_id, answer in zip(run_ids, answers, strict=True):
+            if isinstance(answer, TgaError):
+                logger.info("run %s was not leased, and is offered again: %s", run_id, answer)
+                if isinstance(answer, _PASSING):
+                    not_leased.append(run_id)
+            elif isinstance(answer, BaseException):
                 raise answer
+        if not_leased:
+            await self._clock.sleep(_AGAIN_S * (0.5 + self._clock.jitter() / 2))
+            with contextlib.suppress(TgaError):  # the store is away: they are ready when the hold is over
+                await self._free(not_leased)
         return [answer for answer in answers if isinstance(answer, LeasedRun)]
 
     async def _lease_one(self, run_id: str, request: LeaseRequest, principal: Principal) -> LeasedRun | None:

@@ -55,6 +55,11 @@ class HeldRun(NamedTuple):
     program: str
 
 
+class Ready(NamedTuple):
+    runs: Sequence[HeldRun]
+    next_ms: int | None  # until another one is ready; None: none will be by itself
+
+
 class DueRun(NamedTuple):
     """A run that something is due for. `lost_attempt`: the one whose worker was not heard of for too long; None: no
     worker is lost. `held_until`: until when nobody else looks at it, by which a row that nobody has changed since is
@@ -91,9 +96,9 @@ class StoredRuns(Protocol):
         """Those that have not ended."""
         ...
 
-    async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> list[HeldRun]:
+    async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> Ready:
         """Runs of these (procedure, program) that are ready, in turn over them; nobody else is given them for a few
-        seconds."""
+        seconds. And when the next one is: its pause is over then, or the time for which another gateway has held it."""
         ...
 
     async def unhold_ready(self, run_ids: Sequence[str]) -> None:
