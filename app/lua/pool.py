@@ -23,6 +23,7 @@ from app.core.errors import TgaError
 from app.lua import frames
 from app.lua.frames import Frame, FrameReader, FrameRefused, write_frame
 from app.lua.limits import CHUNK_BYTES_MAX, PARTS_BYTES_MAX, Limits
+from app.lua.parts import language_text
 
 HERE: Final = Path(__file__).resolve().parent
 _EXIT_MEMORY: Final = 70
@@ -157,7 +158,7 @@ class Pool:
             if child is None or child.is_gone:
                 language = self._language
                 if language is None:
-                    language = (HERE / "language.lua").read_text()
+                    language = language_text()
                 child = self._children[at] = await _Child.start(self.limits, language)
             return child
 

@@ -13,6 +13,7 @@ local decode, encode = codec.decode, codec.encode
 
 local OUT_OF_MEMORY <const> = "not enough memory"
 local TOKEN = {}            -- what only an operation yields; the program never holds it
+local free = {}             -- numbers of threads that have ended
 local threads = {}          -- number to {co, args, is_started}
 local thread_of = setmetatable({}, { __mode = "k" })   -- coroutines of threads, which the program may not resume
 local waiting = setmetatable({}, { __mode = "k" })     -- coroutines of the program inside which an operation waits
@@ -209,10 +210,10 @@ function host.call(request)
 end
 
 function host.spawn(f, ...)
-  if #threads >= limits.threads then
-    die("THREADS", format("expected at most %d branches in one attempt, found more", limits.threads))
+  local id = #free > 0 and raw.table.remove(free) or #threads + 1
+  if id > limits.threads then
+    die("THREADS", format("expected at most %d branches at once, found more", limits.threads))
   end
-  local id = #threads + 1
   local co = watch(raw_create(f))
   threads[id] = { co = co, args = pack(...) }
   thread_of[co] = id
@@ -305,7 +306,10 @@ function control.resume(id, payload)
   end
   attempt_left = attempt_left - (clock() - began)
   watch(raw_running())
-  if kind ~= "Y" and threads[id] then threads[id].co = nil end
+  if kind ~= "Y" and threads[id] then
+    threads[id].co = nil
+    if id > 0 then free[#free + 1] = id end -- nobody resumes it any more: the next thread may have its number
+  end
   local told = ""
   if #warnings > 0 then
     told = encode(codec.array(warnings))
@@ -344,6 +348,8 @@ for name, value in raw.next, env do
   trusted[name] = value
 end
 trusted._G = trusted
+-- What the language keeps beside a program's tables must not keep them alive, and the program never sees its order.
+trusted.setmetatable, trusted.next = raw.setmetatable, raw.next
 
 --- Give the language its host; what it returns is the main function of thread 0.
 function control.language(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from tga_sdk.errors import ValueInvalid
 from tga_sdk.shapes import normal
@@ -145,13 +145,35 @@ class Mark:
     pending_from: int
 
 
+class Follower(Protocol):
+    """Whoever keeps a copy of a document in another place, as a Lua program does of its state."""
+
+    def made(self, change: Mapping[str, Any], edits: Edits) -> None:
+        """The change was just made."""
+
+    def undone(self, change: Mapping[str, Any], edits: Edits) -> None:
+        """The change was just undone; what stood before stands again."""
+
+
 class Document:
     """The document, and the log of what was done to it: what is pending, and as much before as a mark may ask for."""
 
-    __slots__ = ("_base", "_defaults", "_done", "_dropped", "_log", "_marks", "_merge_from", "_pending_from", "root")
+    __slots__ = (
+        "_base",
+        "_defaults",
+        "_done",
+        "_dropped",
+        "_log",
+        "_marks",
+        "_merge_from",
+        "_pending_from",
+        "follower",
+        "root",
+    )
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
+        self.follower: Follower | None = None  # keeps a copy elsewhere, and is told of every change made or undone
         self._log: list[Change] = []
         self._done: list[Edits] = []  # what made each of the log
         # Positions count from the beginning, of which the first `_base` are forgotten.
@@ -207,6 +229,8 @@ class Document:
         log = self._log
         if self._dropped:
             self._dropped = []
+        if self.follower is not None:
+            self.follower.made(change, edits)
         if log and len(edits) == 1 and self._end > self._merge_from and _sets_the_same(self._done[-1], edits[0]):
             # The one edit does what both did; undoing it brings back what was before the first.
             self._done[-1][0].after = edits[0].after  # type: ignore[attr-defined]
@@ -223,6 +247,8 @@ class Document:
             self._done.append(())
         self._log.append({"op": "set", "at": at, "to": copied(holder)})
         self._done.append(edits)
+        if self.follower is not None:
+            self.follower.made(self._log[-1], edits)
 
     def take(self, changes_max: int) -> list[Change]:
         changes = self.pending
@@ -276,9 +302,12 @@ class Document:
     def _undo(self, position: int) -> None:
         """Undo what comes after this position of the log, the last first."""
         first = position - self._base
-        for edits in reversed(self._done[first:]):
+        for place in range(len(self._done) - 1, first - 1, -1):
+            edits = self._done[place]
             for edit in reversed(edits):
                 edit.undo()
+            if self.follower is not None:
+                self.follower.undone(self._log[place], edits)
         del self._log[first:], self._done[first:]
         self._merge_from = min(self._merge_from, position)
         self._dropped = []
@@ -328,6 +357,8 @@ class Document:
                 edit.do()
             self._log.append(change)
             self._done.append(edits)
+            if self.follower is not None:
+                self.follower.made(change, edits)
             again += 1
         self.change(changes[again:])
         self._settle()
@@ -351,6 +382,8 @@ class Document:
                     edit.do()
                 self._log.append(dict(change))
                 self._done.append(edits)
+                if self.follower is not None:
+                    self.follower.made(change, edits)
         except ValueInvalid:
             self._undo(position)
             raise

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from tga_sdk.changes import Change, Document, Mark
+from tga_sdk.changes import Change, Document, Follower, Mark
 from tga_sdk.shapes import defaults_of, shape_of
 from tga_sdk.tracked import root_of
 from tga_sdk.values import copied
@@ -97,6 +97,10 @@ class State:
 
     def has_changed_since(self, mark: Mark) -> bool:
         return self._document.has_changed_since(mark)
+
+    def follow(self, follower: Follower | None) -> None:
+        """From here on this one is told of every change that is made or undone, whoever makes it; None: nobody is."""
+        self._document.follower = follower
 
     def branch(self) -> State:
         """An independent copy: what is pending here is part of its document, and nothing is pending there."""

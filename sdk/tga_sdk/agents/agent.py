@@ -48,6 +48,11 @@ def provide_model(name: str, model: Model | Callable[[], Model]) -> None:
     _provided[name] = model
 
 
+def is_provided(name: str) -> bool:
+    """Whether a model of this name was made in this process."""
+    return name in _provided
+
+
 @dataclass
 class Durability(AbstractCapability[Any]):
     """What makes one run of an agent durable: its model's requests are turns, its tool calls are operations."""
