@@ -53,7 +53,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SCHEMAS = "a5e5b08c2f8c872aa335e943c5b6364e56fcfc76d403711d7fec0ccd61976e69"  # sha256sum schemas/* | sha256sum
+SCHEMAS = "3deb16a3449494d84dddf81fdf7a9eb7feca3bba9675f5821126f60bc94e7661"  # sha256sum schemas/* | sha256sum
 GAP, CHECKSUM, TRANSITION = "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH", "STATE_INVALID_TRANSITION"
 RECOVERY, SCHEMA, SIGNATURE, NOTE = "STATE_RECOVERY_FAILED", "SCHEMA_VIOLATION", "SIGNATURE_INVALID", "NOTE_INVALID"
 MALFORMED, BUNDLE, PROOF, FORKED = "INPUT_MALFORMED", "BUNDLE_INVALID", "PROOF_INVALID", "LOG_FORKED"
@@ -131,7 +131,7 @@ RUN: dict[tuple[str, str], dict[str, str]] = {
     ("run_end", "PARKED"): dict.fromkeys(OPEN[:2], "PARKED"),
     ("run_end", "CANCELLED"): dict.fromkeys(OPEN, "CANCELLED"),
     ("run_resumption", ""): dict.fromkeys(OPEN[3:], "SCHEDULED")}
-ANSWERED_BY = {"tool": ("tool", "operator"), "ask": ("person", "timer", "operator"), "sleep": ("timer",),
+ANSWERED_BY = {"tool": ("tool", "operator", "timer"), "ask": ("person", "timer", "operator"), "sleep": ("timer",),
                "signal": ("signal", "timer"), "child": ("child",)}  # all else ends with a checkpoint
 TAKEN, AHEAD, UNASKED = "RUN_POSITION_TAKEN", "RUN_POSITION_GAP", "RUN_ANSWER_UNASKED"
 class Journal:
@@ -234,7 +234,7 @@ class Journal:
                 need(path not in self.begun, TAKEN, f"operation {path} has begun already")
                 self.open(path)
                 request = said["request"]
-                due = [request[at] for at in ("expires_at", "wakes_at") if at in request] or [None]
+                due = [request[at] for at in ("expires_at", "wakes_at", "waits_until") if at in request] or [None]
                 self.begun[path] = [entry["artifact_digest"], said["kind"], said["name"], said["input_digest"], due[0],
                                     request.get("retries", 0), entry["sequence_number"], entry["recorded_at"], 0,
                                     [level["at"] for level in request.get("escalations", ())]]
@@ -291,6 +291,8 @@ class Journal:
         begun, by = self.begun.get(path, [None, None, None, None, None, 0]), said["answered_by"]
         need(begun[0] == said["intent_digest"], UNASKED, f"nobody waits for this answer at {path}")
         need(by["type"] in ANSWERED_BY.get(begun[1], ()), UNASKED, f"a {begun[1]} is not answered so")
+        is_early = begun[1] == "tool" and by["type"] == "timer" and (begun[4] or "9") > said["answered_at"]
+        need(not is_early, UNASKED, "a tool call is answered by time when its own is over")
         wakes = state == "WAITING" and path in self.awaits and (self.wake == "ANY" or len(self.awaits) == 1)
         need(said["wakes"] == ("YES" if wakes else "NO"), CHECKSUM, "`wakes` does not agree with the journal")
         if by["type"] == "signal":

@@ -117,6 +117,7 @@ class Context(Generic[S]):
         args: Mapping[str, Any] | BaseModel | None = None,
         *,
         retry: Retry | int | None = None,
+        timeout: float | None = None,
         intent: str | None = None,
         type: Any = None,  # noqa: A002
     ) -> Any:
@@ -126,6 +127,11 @@ class Context(Generic[S]):
         for certain; each of them is a new call with a key of its own (`/r2`), because one key has one effect. An
         unknown outcome keeps its key, and the gateway settles it. ToolError when the call failed, was denied or could
         not be made. A call that needs an approval waits for it, for days if it takes days.
+
+        `timeout`: how many seconds the run waits, for people too; then TimedOut, which the journal has, so every replay
+        raises it. The call itself is not taken back: it goes on, and may have its effect later, which its trace shows.
+        So a TimedOut call is not tried again by `retry`; where the operation around, or the run, is tried again, it
+        waits for the same call, under the same key, for as long again.
         """
         frame, attempt = self._begin()
         retry = Retry.of(retry)
@@ -152,6 +158,11 @@ class Context(Generic[S]):
             }
             if intent is not None:
                 then["intent"] = intent
+            if timeout is not None:
+                then["timeout_ms"] = max(1, round(timeout * 1000))
+            going = attempt.journal.going_try(path)
+            if going is not None:
+                then["continues_try"] = going
             answer = await attempt.put((), then)
             if (answer.get("result") or {}).get("status") == "pending":
                 await attempt.blocked(path, "tool")

@@ -321,17 +321,20 @@ def call_tool(
     *,
     into: str | Callable[[D, Any], D | None] | None = None,
     retry: Retry | int | None = None,
+    timeout: float | None = None,
 ) -> StepRun[D]:
     """A step's `run` that is one call of a tool through the gateway.
 
     `args`: the arguments, or a function of the data; None: the data itself, as an object. `into`: the member of the
     data that the result is put into, or a function of data and result; None: the data stays as it is. What the tool
     returned stands in the journal in any case. The call happens once, however often the step is executed (see `Step`).
+    `timeout`: how many seconds the step waits for it; the call goes on then, and when the step is tried again it waits
+    for the same call (see `Context.tool`).
     """
 
     async def run(ctx: Any, data: D) -> D | None:
         given = to_json(data, where="data") if args is None else args(data) if callable(args) else args
-        result = await ctx.tool(server, tool, dict(given), retry=retry)
+        result = await ctx.tool(server, tool, dict(given), retry=retry, timeout=timeout)
         return placed(data, result, into)
 
     return cast("StepRun[D]", _made(run, "call_tool", server, tool, args, into))

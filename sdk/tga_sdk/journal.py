@@ -110,6 +110,7 @@ class Journal:
     _ended: dict[str, dict[int, Ended]] = field(default_factory=dict)  # by scope and position
     _begun: dict[str, Begun] = field(default_factory=dict)
     _tries: dict[str, int] = field(default_factory=dict)
+    _going: dict[str, int] = field(default_factory=dict)  # tools whose last try timed out: the try that made the call
     _passed: dict[str, int] = field(default_factory=dict)  # by scope: ended ones that the program has left behind
     _settled: dict[str, int] = field(default_factory=dict)  # by scope: up to here a failure is history
     signals: list[Mapping[str, Any]] = field(default_factory=list)
@@ -161,6 +162,7 @@ class Journal:
             self._passed[scope] = self._passed.get(scope, 0) + 1
         self._drop_inside(path)
         self._tries.pop(path, None)
+        self._going.pop(path, None)
 
     def verify_end(self, path: str, performed: int, *, source: str | None = None) -> None:
         """An operation ends, or with path "" the program, after so many operations; Diverged when more are recorded."""
@@ -191,6 +193,10 @@ class Journal:
         """The number of the try that comes next at this address."""
         return self._tries.get(path, 1)
 
+    def going_try(self, path: str) -> int | None:
+        """Of a tool that is tried again after its time was over: the try whose call may still go on."""
+        return self._going.get(path)
+
     def _end(self, record: Mapping[str, Any], operation: Operation, *, inner: int, resume: str) -> None:
         path, outcome = record["path"], record["outcome"]
         self._make_room(path)
@@ -198,6 +204,7 @@ class Journal:
             del self._begun[begun]
         if outcome == "RETRY":
             self._tries[path] = self.try_of(path) + 1
+            self._going.pop(path, None)
             self._reopen_inside(path)
             return
         inside = self._ended.get(path, {})
@@ -217,6 +224,7 @@ class Journal:
         if not ended.failed and resume == "snapshot":
             self._drop_inside(path)
             self._tries.pop(path, None)
+            self._going.pop(path, None)
         self._ended.setdefault(scope, {})[position] = ended
 
     def _make_room(self, path: str) -> None:
@@ -237,13 +245,12 @@ class Journal:
             del self._passed[scope]
         for tried in [other for other in self._tries if other != path and _is_inside(other, path)]:
             del self._tries[tried]
+            self._going.pop(tried, None)
         for settled in [scope for scope in self._settled if scope and _is_inside(scope, path)]:
             del self._settled[settled]
 
     def _reopen(self, path: str) -> None:
-        scope, position = _place_of(path)
-        del self._ended[scope][position]
-        self._tries[path] = self.try_of(path) + 1
+        self._open_again(path)
         self._reopen_inside(path)
 
     def _reopen_inside(self, path: str) -> None:
@@ -253,8 +260,16 @@ class Journal:
                 continue  # it has ended, to be computed again: what it performed stays performed
             failed = self.failed_last(scope)
             if failed is not None:
-                del self._ended[scope][_place_of(failed)[1]]
-                self._tries[failed] = self.try_of(failed) + 1
+                self._open_again(failed)
+
+    def _open_again(self, path: str) -> None:
+        scope, position = _place_of(path)
+        ended = self._ended[scope].pop(position)
+        if (ended.operation.kind, ended.outcome) == ("tool", "TIMEOUT"):
+            self._going.setdefault(path, self.try_of(path))
+        else:
+            self._going.pop(path, None)
+        self._tries[path] = self.try_of(path) + 1
 
     def failed_last(self, scope: str) -> str | None:
         """The last operation of a scope, if it failed and nothing has begun after it: what a retry begins with."""

@@ -53,11 +53,12 @@ class SyncContext(Generic[S]):
         args: Mapping[str, Any] | BaseModel | None = None,
         *,
         retry: Retry | int | None = None,
+        timeout: float | None = None,
         intent: str | None = None,
         type: Any = None,  # noqa: A002
     ) -> Any:
         """Call a tool through the gateway; see `Context.tool`."""
-        return self._do(self._ctx.tool(server, tool, args, retry=retry, intent=intent, type=type))
+        return self._do(self._ctx.tool(server, tool, args, retry=retry, timeout=timeout, intent=intent, type=type))
 
     @overload
     def step(self, name: str, fn: Callable[..., Artifact[T]], *args: Any, **options: Unpack[StepOptions]) -> T: ...

@@ -114,7 +114,7 @@ def _begin_call(machine: RunsMachine) -> None:
         start = (await engine.table.peek(one.run_id)).start
 
         async def decide(work: Work) -> None:
-            work.add(tool_intent(then, start, one.leased.attempt))
+            work.add(tool_intent(then, start, one.leased.attempt, now=start.started_at))
 
         await engine.table.change(one.run_id, decide)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tga_sdk import Artifact, Context, Interrupted, Retry, StepError, SyncContext, procedure, task
+from tga_sdk import Artifact, Context, Interrupted, Retry, StepError, SyncContext, TimedOut, procedure, task
 
 
 class Given(BaseModel):
@@ -192,4 +192,15 @@ async def half_waits(ctx: Context[Any], input: Any) -> list[Any]:
     return await ctx.gather(waits, works)
 
 
-PROCEDURES = [inner_gather, half_waits, paying, doubling, everything, blocking, tripled, steps, stubborn]
+@procedure(name="sdk-hurried")
+async def hurried(ctx: Context[Any], input: Any) -> list[Any]:
+    """A person decides on its call, and it does not wait for that."""
+    try:
+        got = await ctx.tool("bank", "refund", {"amount": 5}, timeout=0.05)
+    except TimedOut as error:
+        got = error.type
+    after = await ctx.step("after", lambda: "after")
+    return [got, after, await ctx.signal("go")]
+
+
+PROCEDURES = [hurried, inner_gather, half_waits, paying, doubling, everything, blocking, tripled, steps, stubborn]

@@ -32,6 +32,12 @@ _EFFECT: Final[Json] = {
     "trace_id": TOOL_TRACE[0]["entry"]["trace_id"],
     "tool_effect_digest": TOOL_TRACE[-1]["entry"]["artifact_digest"],
 }
+_TIMED_TOOL: Final[Json] = {
+    "trace_id": TOOL_TRACE[0]["entry"]["trace_id"],
+    "idempotency_key": "run:r/1",
+    "retries": 0,
+    "waits_until": time_at(59000),
+}
 
 
 def render() -> str:
@@ -84,8 +90,8 @@ def begun(kind: str, path: str = "1", **changes: Any) -> tuple[Log, str]:
     return log, log.add("run_intent", path=path, kind=kind, **{"name": f"{kind}-1", **changes})
 
 
-def waiting(kind: str = "sleep") -> tuple[Log, str]:
-    log, intent = begun(kind)
+def waiting(kind: str = "sleep", **changes: Any) -> tuple[Log, str]:
+    log, intent = begun(kind, **changes)
     log.add("run_suspension")
     return log, intent
 
@@ -158,6 +164,16 @@ def sound_runs() -> Iterator[Json]:
     person = {"type": "person", "id": "ann"}
     log.add("run_answer", intent_digest=intent, answered_by=person, wakes="YES", outcome="TIMEOUT")
     yield sound("ask_that_timed_out", log)
+
+    late_tool: Json = {"answered_by": {"type": "timer", "id": "expiry"}, "outcome": "TIMEOUT"}
+    for title, tool_of, wakes in (("awaited", waiting, "YES"), ("beside_others", begun, "NO")):
+        log, intent = tool_of("tool", request=_TIMED_TOOL)
+        log.add("run_answer", intent_digest=intent, answered_at=time_at(59000), wakes=wakes, **late_tool)
+        yield sound(f"tool_that_timed_out_{title}", log)
+    log, intent = begun("tool", request=_TIMED_TOOL)
+    log.add_trace(TOOL_TRACE)
+    log.add("run_answer", intent_digest=intent, value=_EFFECT)
+    yield sound("tool_that_was_over_in_time", log)
 
     for title, level_of in (("asked", begun), ("waiting", waiting)):
         log, intent = level_of("ask")
@@ -341,6 +357,12 @@ def broken_folds() -> Iterator[Json]:
     yield then("answer_of_another_intent", UNASKED, "run_answer", log, intent_digest=OTHER_DIGEST)
     person = {"type": "person", "id": "ann"}
     yield then("tool_answered_by_a_person", UNASKED, "run_answer", log, intent_digest=intent, answered_by=person)
+    timer = {"type": "timer", "id": "expiry"}
+    timed_out: Json = {"answered_by": timer, "outcome": "TIMEOUT", "answered_at": time_at(59000)}
+    yield then("tool_that_times_out_without_a_time", UNASKED, "run_answer", log, intent_digest=intent, **timed_out)
+    timed, timed_intent = begun("tool", request=_TIMED_TOOL)
+    timed_out = {**timed_out, "intent_digest": timed_intent, "answered_at": time_at(58999)}
+    yield then("tool_that_times_out_before_its_time", UNASKED, "run_answer", timed, **timed_out)
     yield then("awaited_twice", CHECKSUM, "run_suspension", log, awaits=["1", "1"])
     answered = copy.deepcopy(log)
     answered.add("run_answer", intent_digest=intent)

@@ -52,7 +52,7 @@ RUN_DOCUMENTS: Final = StreamDocuments(RunLogEntry, RUN_MODELS)
 
 # Who may answer an operation of each kind. All others end with a checkpoint of the worker's own.
 _ANSWERED_BY: Final[dict[str, frozenset[str]]] = {
-    "tool": frozenset({"tool", "operator"}),
+    "tool": frozenset({"tool", "operator", "timer"}),
     "ask": frozenset({"person", "timer", "operator"}),
     "sleep": frozenset({"timer"}),
     "signal": frozenset({"signal", "timer"}),
@@ -305,6 +305,12 @@ def _answer(run: Run, answer: RunAnswer, entry: Appended) -> None:
             f"a {begun.kind} is not answered so",
             expected=" or ".join(sorted(_ANSWERED_BY.get(begun.kind, frozenset()))) or "a checkpoint",
             found=answer.answered_by.type,
+        )
+    if (begun.kind, answer.answered_by.type) == ("tool", "timer") and (begun.due_at or "9") > answer.answered_at:
+        raise RunAnswerUnasked(
+            "a tool call is answered by time when its own is over",
+            expected="no such answer" if begun.due_at is None else f"not before {begun.due_at}",
+            found=answer.answered_at,
         )
     wakes = entry.from_state == "WAITING" and wakes_with(run, path)
     _verify_same("`wakes`", "YES" if wakes else "NO", answer.wakes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from app.core.limits import RUN_ESCALATIONS_MAX
-from app.domain.ledger.documents import IdempotencyKey, Name, Part, Text, Time, Uuid7
+from app.domain.ledger.documents import IdempotencyKey, Name, Part, Text, Time, Uuid7, require_no_stated_null
 from app.domain.runs.values import RunId, Value
 
 
@@ -29,11 +29,35 @@ class StepRequest(_Request):
 
 
 class ToolRequest(_Request):
-    """`retries`: how often it is tried again, under a new key, after the tool said for certain that it failed."""
+    """`retries`: how often it is tried again, under a new key, after the tool said for certain that it failed.
+    `waits_until`: when the run does not wait for it any more; left out where it waits for as long as it takes."""
 
     trace_id: Uuid7
     idempotency_key: IdempotencyKey
     retries: Annotated[int, Field(ge=0, le=1_000)]
+    waits_until: Time | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require_no_stated_null(self, "waits_until")
+        return self
+
+    @property
+    def due_at(self) -> str | None:
+        return self.waits_until
+
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stated: dict[str, Any] = serialize(self)
+        if stated["waits_until"] is None:
+            del stated["waits_until"]
+        return stated
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        if self.waits_until is None:
+            members = {name: value for name, value in members.items() if name != "waits_until"}
+        return members
 
 
 class Escalation(Part):

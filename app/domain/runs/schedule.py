@@ -3,7 +3,7 @@
 | state | `due_at` is when |
 |---|---|
 | SCHEDULED | a worker may have it |
-| RUNNING | its worker has been silent for too long, if it says after how long that is; or a question is due |
+| RUNNING | its worker has been silent for too long, if it says how long that is; or a question or call is due |
 | WAITING | the first of what it waits for is over, is told to others, or is looked at again |
 | PARKED, DIVERGED | never: somebody acts |
 | FAILED, COMPLETED, CANCELLED | its parent is told, its children are, or its payloads are erased |
@@ -70,9 +70,9 @@ def _due_at(run: Run, start: RunStart, now: str) -> str | None:
 
 def running_due_at(run: Run, start: RunStart, *, heard_at: str) -> str | None:
     """When a run that a worker has is looked at: it was silent for too long since `heard_at`, or a question that it has
-    asked, and works on beside, expires or is escalated."""
+    asked, and works on beside, expires or is escalated, or a tool call's time is over."""
     silence = start.policy.checkpoint_timeout_ms
-    times = [begun.next_at for begun in run.frontier.begun.values() if begun.kind == "ask" and begun.next_at]
+    times = [begun.next_at for begun in run.frontier.begun.values() if begun.kind in ("ask", "tool") and begun.next_at]
     return min([*times, *([] if silence is None else [later(heard_at, silence)])], default=None)
 
 
@@ -84,5 +84,6 @@ def _over_at(run: Run, path: str, now: str) -> str | None:
         # Whoever ends it tells the run. If that one died in between, looking finds it: the longer it takes, the less
         # often, so that waiting costs nothing.
         waited = elapsed_ms(run.updated_at, now)
-        return later(now, min(max(RUN_RECHECK_MS, waited), RUN_RECHECK_MAX_MS))
+        looked_at = later(now, min(max(RUN_RECHECK_MS, waited), RUN_RECHECK_MAX_MS))
+        return min(looked_at, begun.due_at or looked_at)
     return begun.next_at

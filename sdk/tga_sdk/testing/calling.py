@@ -73,8 +73,9 @@ class Calling(Putting):
             return self.answered(run_id, body, Stored("STOP", run.sequence_number, stop), principal=principal)
         made, is_begun = self.not_yet_there(run, body)
         started_ms = read(run.start["started_at"])
-        digest = bytes.fromhex(_digest("trace", run_id, then.path, then.try_number))
-        key = f"run:{run_id}/{then.path}" + (f"/r{then.try_number - 1}" if then.try_number > 1 else "")
+        called = then.continues_try or then.try_number
+        digest = bytes.fromhex(_digest("trace", run_id, then.path, called))
+        key = f"run:{run_id}/{then.path}" + (f"/r{called - 1}" if called > 1 else "")
         call = Call(
             trace_id=_uuid7(started_ms.to_bytes(6, "big") + digest[6:]),
             server_id=then.server_id,
@@ -89,6 +90,8 @@ class Calling(Putting):
         )
         name = f"{then.server_id}.{then.tool_name}"
         request = {"trace_id": call.trace_id, "idempotency_key": key, "retries": then.retries}
+        if then.timeout_ms is not None:
+            request["waits_until"] = self.later(then.timeout_ms)
         intent = self._intent(run, "tool", name, then, body.attempt, request)
         begun = run.begun.get(then.path)
         names = ("kind", "name", "input_digest")

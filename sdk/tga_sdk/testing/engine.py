@@ -62,7 +62,7 @@ class Engine(Answering):
             elif silence is not None and now_ms - read(run.updated_at) >= silence and not calls_a_tool:
                 self.lose(run, f"no checkpoint came for {silence} ms")
             elif any(
-                one.said["kind"] == "ask" and (next_of(run, one) or "9") <= written(now_ms)
+                one.said["kind"] in ("ask", "tool") and (next_of(run, one) or "9") <= written(now_ms)
                 for one in run.begun.values()
             ):
                 self.answer_due(run)

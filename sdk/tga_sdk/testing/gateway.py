@@ -19,7 +19,7 @@ from tga_sdk.testing import messages as m
 from tga_sdk.testing.clock import Clock
 from tga_sdk.testing.engine import Engine
 from tga_sdk.testing.run import Record
-from tga_sdk.testing.store import Seen
+from tga_sdk.testing.store import Seen, due_of
 from tga_sdk.testing.tools import Call, Effect, Tool, ToolFunction, Tools
 
 T = TypeVar("T")
@@ -200,23 +200,36 @@ class MemoryGateway:
             begun = self.engine.begin_tool(run_id, body, then, principal)
             if isinstance(begun, dict):
                 return begun
-            seen = self.engine.workers.get(self.engine.load(run_id).worker or "", Seen(0))
-        await self.made(begun, wait_ms=then.wait_ms, seen=seen)
+            run = self.engine.load(run_id)
+            seen = self.engine.workers.get(run.worker or "", Seen(0))
+            intent = run.begun.get(then.path)
+            due_at = None if intent is None else due_of(intent)
+        await self.made(begun, wait_ms=then.wait_ms, seen=seen, due_at=due_at)
         with self.lock:
-            if not begun.is_final:
+            self.engine.advance()
+            if not begun.is_final and then.path in self.engine.load(run_id).begun:
                 return self.engine.pending(run_id, body, begun)
             self.engine.tool_ended(begun)
             return self.engine.from_the_journal(run_id, body, then, principal)
 
-    async def made(self, call: Call, *, wait_ms: int, waits_for_people: bool = False, seen: Seen | None = None) -> None:
-        """Make the call, if it may be made; return when it is over, waits for a person, or takes too long."""
+    async def made(
+        self,
+        call: Call,
+        *,
+        wait_ms: int,
+        waits_for_people: bool = False,
+        seen: Seen | None = None,
+        due_at: str | None = None,
+    ) -> None:
+        """Make the call, if it may be made; return when it is over, waits for a person, or takes too long; at `due_at`
+        its run does not wait any more."""
         self.begin(call)
         ends_s = time.monotonic() + wait_ms / 1000
         while not call.is_final and not self._is_closed:
             with self.lock:
                 if call.waiting is not None and not waits_for_people:
                     return
-                if time.monotonic() >= ends_s:
+                if time.monotonic() >= ends_s or (due_at is not None and due_at <= self.engine.now()):
                     return
                 waiter = self._waiter()
             await self._wait(waiter, ends_s, seen or Seen(0))

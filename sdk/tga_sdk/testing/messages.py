@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -230,7 +230,15 @@ class ThenTool(Part):
     arguments: dict[str, Any]
     intent: Text | None = None
     retries: Annotated[int, Field(ge=0, le=1_000)] = 0
+    timeout_ms: Milliseconds | None = None
+    continues_try: Positive | None = None
     wait_ms: WaitMs = 30_000
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.continues_try is not None and self.continues_try >= self.try_number:
+            raise ValueError("a call is continued by a later try")
+        return self
 
 
 class ThenChild(Part):

@@ -198,7 +198,8 @@ class Store:
             elif request.get("default") is not None:
                 made = self._answer(run, said, by=("timer", "default"), value=request["default"])
             else:
-                error = {"type": "TIMEOUT", "message": f"nobody answered until {due_at}", "retryable": False}
+                what = "the call was not over at" if said["kind"] == "tool" else "nobody answered until"
+                error = {"type": "TIMEOUT", "message": f"{what} {due_at}", "retryable": False}
                 made = self._answer(run, said, by=("timer", "expiry"), error=error, outcome="TIMEOUT")
             self.commit(run, [made])
 
@@ -298,7 +299,7 @@ class Store:
 def due_of(intent: Record) -> str | None:
     """When what has begun ends by itself, if it does."""
     request = intent.said["request"]
-    due: str | None = request.get("wakes_at") or request.get("expires_at")
+    due: str | None = request.get("wakes_at") or request.get("expires_at") or request.get("waits_until")
     return due
 
 

@@ -28,7 +28,7 @@ from app.domain.runs.engine.messages import (
     ThenChild,
     ThenTool,
 )
-from app.domain.runs.ids import key_of, trace_id_of
+from app.domain.runs.ids import key_of, later, trace_id_of
 from app.domain.runs.replay import Run, wakes_with
 from app.domain.runs.values import ChildValue, EffectValue, EventValue, InlineValue, TransientValue, Value
 
@@ -61,13 +61,16 @@ def document_of(put: Put, run_id: str, attempt: int) -> RunCheckpoint | RunInten
     return _intent(run_id, attempt, put.path, put.type, put.name, put.input_digest, put.try_number, request)
 
 
-def tool_intent(then: ThenTool, start: RunStart, attempt: int) -> RunIntent:
+def tool_intent(then: ThenTool, start: RunStart, attempt: int, *, now: str) -> RunIntent:
     run_id, path, tried = start.run_id, then.path, then.try_number
+    called = then.continues_try or tried
     request = {
-        "trace_id": trace_id_of(run_id, path, tried, started_at=start.started_at),
-        "idempotency_key": key_of(run_id, path, tried),
+        "trace_id": trace_id_of(run_id, path, called, started_at=start.started_at),
+        "idempotency_key": key_of(run_id, path, called),
         "retries": then.retries,
     }
+    if then.timeout_ms is not None:
+        request["waits_until"] = later(now, then.timeout_ms)
     name = f"{then.server_id}.{then.tool_name}"
     return _intent(run_id, attempt, path, "tool", name, then.input_digest, tried, request)
 

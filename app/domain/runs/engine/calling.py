@@ -7,6 +7,8 @@ The journal has its own intent and answer; the call is a trace like every other.
    a new attempt), the commit compares the owner instead.
 2. End. The effect is stored in any case; the answer goes with it, if the run still waits for it.
 3. A repeat of the operation has the same key and the same trace, whoever asks and on whichever gateway.
+4. A call may have a time of its own. When it is over the run is answered TIMEOUT and goes on; so does the trace, and
+   its effect is recorded there. A later try of the operation may wait for the same trace again (`continues_try`).
 """
 
 from __future__ import annotations
@@ -29,18 +31,19 @@ from app.core.errors import (
     ToolQuarantined,
 )
 from app.domain.addresses import RunOfCall
-from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Plan
 from app.domain.runs.documents import RunAnswer, RunIntent
 from app.domain.runs.engine.artifacts import answer_of, tool_intent
 from app.domain.runs.engine.messages import PutAnswer, PutRequest, ThenTool
 from app.domain.runs.engine.ports import RunPorts
-from app.domain.runs.engine.putting import Putter, Putting, Stored
+from app.domain.runs.engine.putting import Putter, Putting, Stored, answer_due, load_artifact
 from app.domain.runs.engine.table import Decide, RunTable
 from app.domain.runs.engine.work import Work
 from app.domain.runs.frontier import Begun
+from app.domain.runs.ids import elapsed_ms
 from app.domain.runs.replay import Run
+from app.domain.runs.requests import ToolRequest
 from app.domain.tga.documents import ActionRequest, TraceId
 from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
@@ -71,7 +74,11 @@ class Calling:
         putter = Putter.of(request, principal)
         loaded = await self._table.peek(run_id)
         start, worker = loaded.start, loaded.run.worker
-        intent = tool_intent(then, start, request.attempt)
+        now = self._ports.clock.now()
+        intent = tool_intent(then, start, request.attempt, now=now)
+        begun = loaded.run.frontier.begun.get(then.path)
+        due_at = intent.due_at if begun is None else begun.due_at
+        wait_ms = then.wait_ms if due_at is None else max(0, min(then.wait_ms, elapsed_ms(now, due_at)))
 
         async def begin(work: Work) -> None:
             missing, is_begun = await self._putting.not_yet_there(work, request)
@@ -99,28 +106,43 @@ class Calling:
                 attempt=request.attempt,
                 worker=principal.principal_id if worker is None else worker[1],
             ),
-            companion=RunCompanion(self._table, run_id, then.path, self._ports.clock, begin=begin),
+            companion=RunCompanion(self._ports, self._table, run_id, then.path, begin=begin),
         )
         try:
-            answer = await self._ports.tools.call(call, wait_ms=then.wait_ms)
+            if then.continues_try is not None:
+                await self._table.change(run_id, begin)  # the trace was born by the intent of the earlier try
+            answer = await self._ports.tools.call(call, wait_ms=wait_ms)
         except RunLeaseLost as error:
             stored = Stored("STOP", request.after_seq, str(error.found or "LEASE_LOST"))
             return await self._putting.answered(run_id, request, putter, stored)
         except RunPositionTaken:
             return await self._from_the_journal(run_id, request, then, putter)
         except CallInFlight:
-            return await self._pending(run_id, request, call, "EXECUTING", None)
+            return await self._pending(run_id, request, then, putter, call, "EXECUTING", None)
         except _REFUSED as error:
             await self._record_refusal(run_id, then, begin, intent, error)
             return await self._from_the_journal(run_id, request, then, putter)
         if not answer.is_final:
-            return await self._pending(run_id, request, call, answer.state, answer.waiting)
+            return await self._pending(run_id, request, then, putter, call, answer.state, answer.waiting)
         await self.ensure_answered(run_id, then.path, answer)
         return await self._from_the_journal(run_id, request, then, putter)
 
     async def _pending(
-        self, run_id: str, request: PutRequest, call: CheckedCall, state: str, waiting: str | None
+        self,
+        run_id: str,
+        request: PutRequest,
+        then: ThenTool,
+        putter: Putter,
+        call: CheckedCall,
+        state: str,
+        waiting: str | None,
     ) -> PutAnswer:
+        begun = (await self._table.peek(run_id)).run.frontier.begun.get(then.path)
+        if begun is not None and begun.due_at is not None and begun.due_at <= self._ports.clock.now():
+            await self._table.change(run_id, lambda work: answer_due(self._ports, work, self._ports.clock.now()))
+            begun = None
+        if begun is None:  # its time is over, or it has ended meanwhile
+            return await self._from_the_journal(run_id, request, then, putter)
         head = (await self._table.peek(run_id)).run.head
         result = {"status": "pending", "trace_id": call.trace_id, "state": state, "waiting": waiting}
         news = await self._putting.load_news(run_id, request)
@@ -168,7 +190,7 @@ class Calling:
         """The trace is over; if its end and the run's answer did not go together, the answer follows now."""
 
         async def decide(work: Work) -> None:
-            add_answer(work, path, answer, self._ports.clock)
+            await add_answer(work, path, answer, self._ports)
 
         loaded = await self._table.peek(run_id)
         if path in loaded.run.frontier.begun:
@@ -178,7 +200,7 @@ class Calling:
         """For a trace that is continued from the record: its end goes to the run it was made in."""
         if request.run is None:
             return None
-        return RunCompanion(self._table, request.run.run_id, request.run.path, self._ports.clock)
+        return RunCompanion(self._ports, self._table, request.run.run_id, request.run.path)
 
 
 class RunCompanion:
@@ -188,15 +210,15 @@ class RunCompanion:
     there already.
     """
 
-    __slots__ = ("_begin", "_clock", "_path", "_run_id", "_table")
+    __slots__ = ("_begin", "_path", "_ports", "_run_id", "_table")
 
     def __init__(
-        self, table: RunTable, run_id: str, path: str, clock: Clock, *, begin: Decide[None] | None = None
+        self, ports: RunPorts, table: RunTable, run_id: str, path: str, *, begin: Decide[None] | None = None
     ) -> None:
+        self._ports = ports
         self._table = table
         self._run_id = run_id
         self._path = path
-        self._clock = clock
         self._begin = begin
 
     async def commit(self, plan: Plan, trace: Answer, *, is_birth: bool) -> None:
@@ -208,7 +230,7 @@ class RunCompanion:
                 work.must_fence = True
                 work.needed_by = [plan]
             if trace.is_final:
-                add_answer(work, self._path, trace, self._clock)
+                await add_answer(work, self._path, trace, self._ports, is_born_now=is_birth)
 
         if is_birth and self._begin is not None:
             await self._table.change(self._run_id, decide)
@@ -216,14 +238,19 @@ class RunCompanion:
             await self._table.change_after(self._run_id, plan, decide)
 
 
-def add_answer(work: Work, path: str, trace: Answer, clock: Clock) -> None:
-    """What became of the call, if the run has asked for it and not been answered."""
+async def add_answer(work: Work, path: str, trace: Answer, ports: RunPorts, *, is_born_now: bool = False) -> None:
+    """What became of the call, if the run has asked for it and not been answered. `is_born_now`: the trace and the
+    intent that names it are stored together."""
     effect, decision, trace_id = trace.effect, trace.decision, trace.trace_id
     run = work.run
     begun = run.frontier.begun.get(path)
     if begun is None or begun.kind != "tool" or run.head.state in ("COMPLETED", "CANCELLED"):
         return
-    now = clock.now()
+    if run.frontier.try_of(path) > 1 and not is_born_now:  # the trace of a try that timed out may end later than that
+        intent = await load_artifact(ports, work.run_id, begun.sequence_number, RunIntent)
+        if isinstance(intent.request, ToolRequest) and intent.request.trace_id != trace_id:
+            return
+    now = ports.clock.now()
     if effect is None:
         why = (decision.rationale if decision is not None else None) or "the call was denied"
         error: dict[str, Any] | None = {"type": CallDenied.code, "message": why[:1024], "retryable": False}

@@ -219,7 +219,7 @@ class RunEngine:
         state, before = run.head.state, work.state_before
         if state == "SCHEDULED" and before != "SCHEDULED":
             self.leasing.kick()  # also when its pause is not over yet: the look says when to look again
-        elif state == "WAITING":
+        elif state in ("WAITING", "RUNNING"):
             self._look_soon(run)
         if state in ("COMPLETED", "CANCELLED", "FAILED") and before != state:
             self._spawn(self._tell_relatives(work))
@@ -230,9 +230,13 @@ class RunEngine:
 
     def _look_soon(self, run: Run) -> None:
         """What is due before the next sweep is looked for when it is due."""
-        now = self.ports.clock.now()
-        due = [begun.next_at for path in run.awaits if (begun := run.frontier.begun.get(path)) and begun.next_at]
-        if due and (left_ms := elapsed_ms(now, min(due))) < RUN_SWEEP_MS:
+        begun = run.frontier.begun
+        if run.head.state == "WAITING":
+            due = [begun[path].next_at for path in run.awaits if path in begun]
+        else:  # what its worker does not wait for at the moment
+            due = [one.due_at for one in begun.values() if one.kind == "tool"]
+        times, now = [at for at in due if at is not None], self.ports.clock.now()
+        if times and (left_ms := elapsed_ms(now, min(times))) < RUN_SWEEP_MS:
             asyncio.get_running_loop().call_later(max(0, left_ms + 1) / 1000, self._swept.set)
 
     async def _tell_relatives(self, work: Work) -> None:

@@ -143,7 +143,9 @@ Put = Annotated[CheckpointPut | AskPut | SleepPut | SignalPut | StepPut, Field(d
 
 
 class ThenTool(Part):
-    """Call a tool as the run's starter. `retries`: after the tool said for certain that it failed."""
+    """Call a tool as the run's starter. `retries`: after the tool said for certain that it failed. `timeout_ms`: after
+    which the run waits no longer, and the answer is TIMEOUT; the call itself goes on. `continues_try`: which try of
+    this operation has ended so; this one waits for the same call again, under the same key."""
 
     type: Literal["tool"]
     path: Path
@@ -154,7 +156,15 @@ class ThenTool(Part):
     arguments: dict[str, Any]
     intent: Text | None = None
     retries: Retries = 0
+    timeout_ms: Milliseconds | None = None
+    continues_try: Positive | None = None
     wait_ms: WaitMs = 30_000
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.continues_try is not None and self.continues_try >= self.try_number:
+            raise ValueError("a call is continued by a later try")
+        return self
 
 
 class ThenChild(Part):

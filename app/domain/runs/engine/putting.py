@@ -250,7 +250,8 @@ def fail(work: Work, error: RunError, *, by_id: str, clock: Clock) -> None:
 
 
 async def answer_due(ports: RunPorts, work: Work, now: str) -> None:
-    """Sleeps that are over, questions and waits that have expired, and questions that others are to be told of."""
+    """Sleeps that are over, questions, waits and tool calls that have expired, and questions that others are to be told
+    of."""
     for path, begun in list(work.run.frontier.begun.items()):
         if begun.next_at is None or begun.next_at > now or work.run.head.state not in AT_WORK:
             continue
@@ -268,7 +269,8 @@ async def answer_due(ports: RunPorts, work: Work, now: str) -> None:
         if default is not None:
             work.add(answer_of(work.run, path, by="timer", by_id="default", at=now, value=default))
         else:
-            error = {"type": "TIMEOUT", "message": f"nobody answered until {begun.due_at}", "retryable": False}
+            what = "the call was not over at" if begun.kind == "tool" else "nobody answered until"
+            error = {"type": "TIMEOUT", "message": f"{what} {begun.due_at}", "retryable": False}
             work.add(answer_of(work.run, path, by="timer", by_id="expiry", at=now, error=error, outcome="TIMEOUT"))
 
 

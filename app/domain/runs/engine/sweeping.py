@@ -5,7 +5,7 @@ crash has left undone is found again by looking at where the run stands.
 |---|---|
 | RUNNING: its worker is lost, or silent | LOST, and PARKED after too many in a row |
 | SCHEDULED, RUNNING, WAITING: its time is over | FAILED, RUN_TIMED_OUT |
-| WAITING: a sleep is over, a question or a wait for a signal has expired | its answer |
+| WAITING, RUNNING: a sleep is over, a question, a wait for a signal or a tool call has expired | its answer |
 | WAITING, RUNNING: nobody has answered a question by the time that it says | others are told (an escalation) |
 | WAITING for a tool or a child that has ended | its answer |
 | ended: its parent was not told, its children were not | they are told |
@@ -158,7 +158,7 @@ class Sweeping:
                 except TraceNotFound:
                     continue
                 if answer.is_final:
-                    await self._table.change(run_id, _answering(path, answer, self._clock))
+                    await self._table.change(run_id, _answering(path, answer, self._ports))
             elif isinstance(intent.request, ChildRequest) and intent.request.child_run_id is not None:
                 try:
                     child = await self._ports.runs.load(intent.request.child_run_id)
@@ -211,8 +211,8 @@ class Sweeping:
             return
 
 
-def _answering(path: str, answer: Answer, clock: Any) -> Callable[[Work], Awaitable[None]]:
+def _answering(path: str, answer: Answer, ports: RunPorts) -> Callable[[Work], Awaitable[None]]:
     async def decide(work: Work) -> None:
-        add_answer(work, path, answer, clock)
+        await add_answer(work, path, answer, ports)
 
     return decide

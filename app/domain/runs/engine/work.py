@@ -111,7 +111,7 @@ class Work:
             self._checkpoint = PlannedCheckpoint(canonical_bytes(run.to_json()), now)
         self._is_rescheduled |= (
             isinstance(artifact, RunAttempt | RunStart | RunEscalation)
-            or (isinstance(artifact, RunIntent | RunAnswer) and self._concerns_a_person(artifact))
+            or (isinstance(artifact, RunIntent | RunAnswer) and self._moves_what_is_due(artifact))
             or moved.state != head.state
         )
         return moved.artifact_digest or ""
@@ -241,9 +241,10 @@ class Work:
                 stream=self.stream,
             )
 
-    def _concerns_a_person(self, artifact: RunIntent | RunAnswer) -> bool:
+    def _moves_what_is_due(self, artifact: RunIntent | RunAnswer) -> bool:
+        """Whether a question, or a call that is not waited for for ever, has come or gone."""
         if isinstance(artifact, RunIntent):
-            return artifact.kind == "ask"
+            return artifact.kind == "ask" or (artifact.kind == "tool" and artifact.due_at is not None)
         return artifact.answered_by.type in ("person", "timer")
 
 
