@@ -8,7 +8,9 @@ local math_type, getmetatable, setmetatable = raw.math.type, raw.debug.getmetata
 local rawget, floor, huge = raw.rawget, raw.math.floor, raw.math.huge
 
 local SAFE_INTEGER_MAX <const> = 9007199254740991
+local KEYS_MAX <const> = 9000
 local codec = { depth_max = 56, unwrap = false }
+local keys_left = KEYS_MAX
 
 local arrays = setmetatable({}, { __mode = "k" })
 local null = setmetatable({}, {
@@ -159,7 +161,8 @@ local function encode_string(value, path)
   if find(value, "[\128-\255]") and not utf8_len(value) then
     refuse(path, "expected text in UTF-8, found bytes that are not. Encode them, in hexadecimal for instance")
   end
-  if find(value, '[%c"\\]') then value = gsub(value, '[%z\1-\31"\\]', QUOTES) end
+  if find(value, "\0", 1, true) then refuse(path, "expected text, found a NUL in it. Encode it") end
+  if find(value, '[%c"\\]') then value = gsub(value, '[\1-\31"\\]', QUOTES) end
   return '"' .. value .. '"'
 end
 
@@ -215,6 +218,8 @@ local function encode_table(value, path, depth)
     found = found + 1
     names[found] = name
   end
+  keys_left = keys_left - found
+  if keys_left < 0 then refuse(path, format("expected at most %d named fields, found more", KEYS_MAX)) end
   sort(names)
   for index = 1, found do
     local name = names[index]
@@ -234,6 +239,7 @@ function encode_value(value, path, depth)
 end
 
 function codec.encode(value, what)
+  keys_left = KEYS_MAX
   return encode_value(value, what or "the value", 1)
 end
 

@@ -204,9 +204,20 @@ end
 
 -- string ---------------------------------------------------------------------------------------------------------------
 local strings = {}
-for _, name in raw.ipairs({ "byte", "char", "len", "lower", "packsize", "reverse", "sub", "unpack", "upper", "pack" }) do
+for _, name in raw.ipairs({ "byte", "char", "len", "packsize", "sub", "unpack", "pack" }) do
   strings[name] = raw.string[name]
 end
+
+-- As C has it, and charged by the length of the text.
+local function charged(f)
+  return function(text, ...)
+    if type(text) == "string" then charge(#text >> 3) end
+    return f(text, ...)
+  end
+end
+
+strings.lower, strings.reverse = charged(raw.string.lower), charged(raw.string.reverse)
+strings.upper = charged(raw.string.upper)
 
 function strings.rep(text, count, separator)
   text, count = text_of(text, 1, "rep"), integer_of(count, 2, "rep")
@@ -548,6 +559,7 @@ end
 -- The program's globals --------------------------------------------------------------------------------------------------
 local utf8s = {}
 for name, value in rawnext, raw.utf8 do utf8s[name] = value end
+utf8s.len, utf8s.offset = charged(raw.utf8.len), charged(raw.utf8.offset)
 
 env._VERSION = raw._VERSION
 for _, name in raw.ipairs({ "assert", "error", "getmetatable", "rawequal", "rawget", "rawlen", "rawset", "select", "tonumber", "type" }) do

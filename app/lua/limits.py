@@ -29,7 +29,7 @@ class Limits:
     threads: int = 1_000
     load_bytes: int = 262_144
     warnings: int = 100
-    hook_instructions: int = 10_000
+    hook_instructions: int = 4_000
 
     @property
     def kill_cpu_s(self) -> float:

@@ -28,17 +28,22 @@ local dead = false
 local slice_until, attempt_left = 0, limits.attempt_cpu_s
 local operations, charged = 0, 0
 
+local function raise_dead()
+  error(dead, 0)
+end
+
 local function die(name, text)
-  if not dead then dead = setmetatable({ limit = name, message = text }, { __metatable = false, __tostring = function() return text end }) end
-  sethook(function() error(dead, 0) end, "", 1)
+  if not dead then
+    dead = setmetatable({ limit = name, message = text }, { __metatable = false, __tostring = function() return text end })
+  end
+  -- The program gets no further instruction in this coroutine, not in __close either; the loop below does.
+  local _, is_loop = raw_running()
+  if not is_loop then sethook(raise_dead, "", 1) end
   error(dead, 0)
 end
 
 local function check()
-  if dead then
-    sethook(function() error(dead, 0) end, "", 1)
-    error(dead, 0)
-  end
+  if dead then die() end
   if clock() > slice_until then
     die("CPU", format("expected the program to need at most %g s of CPU between two operations and %g s in one attempt, "
       .. "found that it needs more. Do less at a time, or spread it over checkpoints", limits.slice_cpu_s, limits.attempt_cpu_s))
@@ -236,6 +241,11 @@ end
 local main
 local control = {}
 
+local function printable(text)
+  if not raw.utf8.len(text) then text = gsub(text, "[\128-\255]", "?") end
+  return (gsub(text, "%z", "?"))
+end
+
 local function fail(problem, co)
   problem = dead or problem
   local failure = { message = "", traceback = "" }
@@ -257,8 +267,7 @@ local function fail(problem, co)
     failure.message = "the program raised a " .. type(problem) ..
       ((type(problem) == "number" or type(problem) == "boolean") and " (" .. tostring(problem) .. ")" or "")
   end
-  if not raw.utf8.len(failure.message) then failure.message = gsub(failure.message, "[\128-\255]", "?") end
-  if not raw.utf8.len(failure.traceback) then failure.traceback = gsub(failure.traceback, "[\128-\255]", "?") end
+  failure.message, failure.traceback = printable(failure.message), printable(failure.traceback)
   local value_text = failure.value_text
   failure.value_text = nil
   local text = encode(failure)
@@ -282,7 +291,7 @@ end
 
 local function run(id, payload)
   local thread = threads[id]
-  if not thread then return fail("there is no thread " .. tostring(id)) end
+  if not thread or not thread.co then return fail("there is no thread " .. tostring(id)) end
   if dead then return fail(dead) end
   if thread.is_started then return ended(thread, raw_resume(thread.co, payload)) end
   thread.is_started = true
@@ -306,7 +315,7 @@ function control.resume(id, payload)
   end
   attempt_left = attempt_left - (clock() - began)
   watch(raw_running())
-  if kind ~= "Y" and threads[id] then
+  if kind ~= "Y" and threads[id] and threads[id].co then
     threads[id].co = nil
     if id > 0 then free[#free + 1] = id end -- nobody resumes it any more: the next thread may have its number
   end
