@@ -109,13 +109,15 @@ class Pool:
 
     def _load(self, at: int) -> tuple[int, int]:
         child = self._children[at]
-        return child.load() if child is not None and not child.is_gone else (0, 0)
+        return child.load() if child is not None and child.is_usable else (0, 0)
 
     async def _child(self, at: int) -> ChildProcess:
         async with self._locks[at]:
             if self._is_closed:
                 raise ChildLost("DIED", is_guilty=False, detail="the pool is closed")
             child = self._children[at]
+            if child is not None and not child.is_usable:
+                await child.wait_gone()
             if child is None or child.is_gone:
                 language = self._language
                 if language is None:

@@ -19,6 +19,7 @@ from app.lua.limits import Limits
 _EXIT_MEMORY: Final = 70
 _WATCH_S: Final = 0.5
 _CPU_GRACE_S: Final = 1.0  # the kernel's own timer comes first; this is for a child that has disarmed it
+_PIPE_GRACE_S: Final = 2.0
 _MEMORY_STEP_BYTES: Final = 8_388_608
 
 
@@ -93,6 +94,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return child
 
     @property
+    def is_usable(self) -> bool:
+        return not self.is_gone and self._verdict is None
+
+    @property
     def pid(self) -> int | None:
         return self._transport.get_pid() if self._transport is not None else None
 
@@ -107,7 +112,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     async def ask(self, frame: Frame) -> Frame:
         """The answer to this frame; ChildLost if the child ends first. A caller that is cancelled leaves it unread."""
-        if self.is_gone or self._stdin is None or self._verdict is not None:
+        if not self.is_usable or self._stdin is None:
             raise ChildLost("DIED", is_guilty=False)
         answer: asyncio.Future[Frame] = self._loop.create_future()
         if not self._asked:
@@ -126,6 +131,9 @@ class ChildProcess(asyncio.SubprocessProtocol):
     async def end(self, reason: str, detail: str) -> None:
         """Kill it because of what it answered, and wait until it is gone. What it works on now is innocent."""
         self._kill(_Verdict(reason, detail, is_heads=False))
+        await self._gone.wait()
+
+    async def wait_gone(self) -> None:
         await self._gone.wait()
 
     async def stop(self) -> None:
@@ -154,8 +162,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._kill(_Verdict("OUTPUT", str(refused), is_heads=True))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        # A child that only closes its pipes would wait, or work, where nobody hears it.
-        self._kill(None)
+        # It ends, and its status will say why. One that only closed its pipe would work where nobody hears it.
+        self._loop.call_later(_PIPE_GRACE_S, self._kill, _Verdict("DIED", "it closed its pipe", is_heads=True))
 
     def process_exited(self) -> None:
         self.is_gone = True
@@ -219,9 +227,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         else:
             self._watch = self._loop.call_later(_WATCH_S, self._look)
 
-    def _kill(self, verdict: _Verdict | None) -> None:
-        if self._verdict is None:
-            self._verdict = verdict
+    def _kill(self, verdict: _Verdict) -> None:
+        self._verdict = self._verdict or verdict
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
