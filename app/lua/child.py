@@ -127,6 +127,7 @@ class _State:
     def __init__(self, parts: list[bytes], language: bytes, limits: dict[str, Any]) -> None:
         self._bytes_max: int = limits["state_bytes"]
         self.output_bytes = 0
+        self._is_full = False  # the program's sources alone need more memory than it may have
         self._lua = lupa.LuaRuntime(
             encoding=None,
             register_eval=False,
@@ -154,11 +155,16 @@ class _State:
         live_seed = int.from_bytes(os.urandom(7), "big")
         self._configure(json.dumps(wanted).encode(), live_seed)
         for name, source in settings["chunks"]:
-            if self._has_room(len(source) * 4):
-                self._chunk(name.encode(), source.encode())
+            text = source.encode(errors="replace")
+            try:
+                self._is_full = self._is_full or not self._has_room(len(text))
+                if not self._is_full:
+                    self._chunk(name.encode(errors="replace"), text)
+            except (lupa.LuaMemoryError, MemoryError):
+                self._is_full = True
 
     def resume(self, thread: int, payload: bytes) -> tuple[bytes, bytes, bytes]:
-        if not self._has_room(len(payload)):
+        if self._is_full or not self._has_room(len(payload)):
             return frames.FAILED, _memory_met(self._bytes_max), b""
         try:
             kind, text, notes = self._resume(thread, payload)

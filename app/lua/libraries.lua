@@ -113,7 +113,8 @@ local function next(t, key)
   if type(t) ~= "table" then expected(1, "next", "table", t) end
   if key ~= nil then return next_after(t, key) end
   local first, value = rawnext(t)
-  if first == nil or rawnext(t, first) == nil then return first, value end
+  if first == nil then return nil end
+  if rawnext(t, first) == nil then return first, value end
   local keys, count = sorted_keys(t)
   local places = {}
   for index = 1, count do places[keys[index]] = index end

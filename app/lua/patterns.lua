@@ -253,7 +253,7 @@ end
 function patterns.find(text, pattern, init, plain)
   local start = start_of(text, init)
   if start > #text + 1 then return nil end
-  if plain or not find(pattern, "[%^%$%*%+%?%.%(%)%[%]%%%-]") then return find(text, pattern, start, true) end
+  if plain or not find(pattern, "[%^%$%*%+%?%.%(%[%%%-]") then return find(text, pattern, start, true) end
   return bounded_find(text, pattern, start)
 end
 
