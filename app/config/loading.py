@@ -23,6 +23,7 @@ from app.config.wording import kind_of, listed, one_of, shown
 from app.core.errors import SettingInvalid
 from app.core.limits import CONFIG_BYTES_MAX, NAME_CHARS_MAX
 
+HTTP_CLIENT = "http_client"  # the server whose tools read the web for programs in Lua
 # A password or a token may be in them.
 _TOML_KINDS = {
     "list_type": "a list, in brackets",
@@ -57,6 +58,10 @@ def load_config(path: Path) -> Config:
     except ValidationError as error:
         raise _model_error(path, error) from None
     _verify_files(path, config)
+    if config.lua.http.allowed_hosts and HTTP_CLIENT in config.servers:
+        raise SettingInvalid(
+            f"{path}: servers.{HTTP_CLIENT}", expected="another name: [lua.http] makes a server of this one"
+        )
     for server_id, server in config.servers.items():
         _verify_server(f"{path}: servers.{server_id}", server_id, server)
     return config

@@ -35,6 +35,17 @@ from app.core.limits import (
     CREDENTIAL_BYTES_MAX,
     CREDENTIALS_PER_SERVER_MAX,
     LOG_ORIGIN_CHARS_MAX,
+    LUA_CHILDREN_MAX,
+    LUA_CPU_MS_MAX,
+    LUA_HTTP_BYTES,
+    LUA_HTTP_BYTES_MAX,
+    LUA_HTTP_HOSTS_MAX,
+    LUA_HTTP_TIMEOUT_MS,
+    LUA_HTTP_TIMEOUT_MS_MAX,
+    LUA_MEMORY_BYTES_MAX,
+    LUA_MEMORY_BYTES_MIN,
+    LUA_OPERATIONS_MAX,
+    LUA_SLOTS_MAX,
     MCP_ALLOWED_MAX,
     MCP_COMMAND_WORDS_MAX,
     MCP_ENVIRONMENT_MAX,
@@ -224,6 +235,7 @@ Identifier = Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS
 # What C2SP admits in the name of a key, kept to printable ASCII.
 Origin = Annotated[str, StringConstraints(pattern=r"^[!-*,-~]+$", max_length=LOG_ORIGIN_CHARS_MAX)]
 HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+$", max_length=253)]
+HostAndPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$", max_length=259)]
 PageOrigin = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*://[^/?#@ ]+$", max_length=URL_CHARS_MAX)]
 Limit = Annotated[int, Field(ge=1, le=CONFIGURED_LIMIT_MAX)]
 
@@ -379,6 +391,36 @@ class BlobsConfig(_Table):
     max_bytes: Annotated[int, Field(ge=1, le=BLOB_BYTES_MAX)] = BLOB_BYTES_DEFAULT
 
 
+class LuaHttpConfig(_Table):
+    """`[lua.http]`: what programs read with `http_client`. `allowed_hosts`: `host` or `host:port`; none by default.
+    `private_hosts`: those that may have addresses of private networks. `tenants`: whose programs have it."""
+
+    allowed_hosts: Annotated[list[HostAndPort], Field(max_length=LUA_HTTP_HOSTS_MAX)] = []
+    private_hosts: Annotated[list[HostName], Field(max_length=LUA_HTTP_HOSTS_MAX)] = []
+    tenants: Annotated[list[SegmentName], Field(min_length=1, max_length=LUA_HTTP_HOSTS_MAX)] = [DEFAULT_TENANT]
+    max_bytes: Annotated[int, Field(ge=1, le=LUA_HTTP_BYTES_MAX)] = LUA_HTTP_BYTES
+    timeout_ms: Annotated[int, Field(ge=1, le=LUA_HTTP_TIMEOUT_MS_MAX)] = LUA_HTTP_TIMEOUT_MS
+
+
+class LuaConfig(_Table):
+    """`[lua]`: programs that are submitted as text. `children`: processes that they run in. `slots`: runs at once, of a
+    tenant. `slice_cpu_ms`: CPU between two operations; `attempt_cpu_ms`: of one attempt. `agent_models`: models that
+    agents may name, as pydantic-ai calls them. `models`: predictors by name. `model_folders`: of model files."""
+
+    enabled: bool = True
+    children: Annotated[int, Field(ge=1, le=LUA_CHILDREN_MAX)] = 2
+    slots: Annotated[int, Field(ge=1, le=LUA_SLOTS_MAX)] = 32
+    strict_determinism: bool = False
+    memory_bytes: Annotated[int, Field(ge=LUA_MEMORY_BYTES_MIN, le=LUA_MEMORY_BYTES_MAX)] = 67_108_864
+    slice_cpu_ms: Annotated[int, Field(ge=10, le=LUA_CPU_MS_MAX)] = 2_000
+    attempt_cpu_ms: Annotated[int, Field(ge=10, le=LUA_CPU_MS_MAX)] = 60_000
+    operations: Annotated[int, Field(ge=1, le=LUA_OPERATIONS_MAX)] = 100_000
+    agent_models: dict[Name, Name] = {}
+    models: dict[Name, dict[str, Any]] = {}
+    model_folders: list[ConfigPath] = []
+    http: LuaHttpConfig = LuaHttpConfig()
+
+
 class Config(_Table):
     """All of `tga.toml`, checked. Paths in it are complete."""
 
@@ -392,6 +434,7 @@ class Config(_Table):
     mcp: McpConfig = McpConfig()
     runs: RunsConfig = RunsConfig()
     blobs: BlobsConfig = BlobsConfig()
+    lua: LuaConfig = LuaConfig()
     _path: Path = PrivateAttr(default=Path("tga.toml"))
 
     def model_post_init(self, context: Any) -> None:

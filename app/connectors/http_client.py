@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -59,8 +59,12 @@ class HttpPool:
         connections_per_server: int = CONNECTIONS_PER_SERVER_MAX,
         keeps_alive: bool = True,
         intake: Intake | None = None,
+        verify_address: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`verify_address` is told the host and each address that its name has, before a connection is made; it raises
+        NotConnected for one that must not be reached."""
         self.intake = intake or Intake()
+        self._verify_address = verify_address
         self.is_closed = False
         self._connections_per_server = connections_per_server
         self._keeps_alive = keeps_alive
@@ -110,7 +114,7 @@ class HttpPool:
     def _server(self, origin: Origin) -> _Server:
         server = self._servers.get(origin)
         if server is None:
-            server = self._servers[origin] = _Server(origin, self._connections_per_server)
+            server = self._servers[origin] = _Server(origin, self._connections_per_server, self._verify_address)
         return server
 
     async def close(self) -> None:
@@ -124,7 +128,10 @@ class HttpPool:
 class _Server:
     """The connections to one server. `places` bounds those in use; idle ones were in use before, so all are bounded."""
 
-    def __init__(self, origin: Origin, connections_max: int) -> None:
+    def __init__(
+        self, origin: Origin, connections_max: int, verify_address: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._verify_address = verify_address
         self.places = asyncio.Semaphore(connections_max)
         self._origin = origin
         self._tls = _tls_context() if origin.is_tls else None
@@ -148,6 +155,9 @@ class _Server:
         loop = asyncio.get_running_loop()
         try:
             addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            if self._verify_address is not None:
+                for _, _, _, _, address in addresses:
+                    self._verify_address(host, str(address[0]))
             connected = await aiohappyeyeballs.start_connection(
                 addresses, happy_eyeballs_delay=CONNECT_STAGGER_MS / 1000, interleave=1
             )

@@ -19,6 +19,7 @@ from app.clock import SystemClock
 from app.config import DEFAULT_TENANT, Config, ServerConfig, ToolConfig, qualify
 from app.config.bounded_schema import TooManySteps, bounded_validator_of, first_misfit
 from app.config.input_schema import mismatch, validator_of
+from app.config.loading import HTTP_CLIENT
 from app.config.tables import ADDRESS_FIELDS, Transport, split_pointer
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
@@ -32,6 +33,7 @@ from app.connectors.mcp.wire import ProgressWatcher
 from app.connectors.reach_check import ReachCheck
 from app.connectors.server_slots import Health, ServerSlots
 from app.connectors.server_status import ServerStatus
+from app.connectors.web_reading import WebConnector, web_servers
 from app.core.digest import digest_of
 from app.core.errors import ArgumentsInvalid, TgaError, ToolNotFound
 from app.core.limits import MCP_START_WAIT_MS
@@ -88,6 +90,7 @@ class Registry:
         self._mcp: dict[str, McpServer] = dict(mcp or {})
         self._reach: dict[str, ReachCheck] = {}  # of servers that are not MCP
         self._watchers = watchers or Watchers()
+        self._web: WebConnector | None = None
 
     @classmethod
     def from_config(cls, config: Config, *, environment: Mapping[str, str] | None = None) -> Self:
@@ -109,6 +112,13 @@ class Registry:
                 registry._reach[server_id] = ReachCheck(server_id, connector, now, address_field=field)
                 registry._replace(server_id, [_tool(server_id, server, *named) for named in server.tools.items()])
             registry._slots[server_id] = ServerSlots(connector, concurrency=server.max_concurrency, now=now)
+        web = WebConnector(config.lua.http)
+        registry._web = web
+        for server_id, server in web_servers(config):
+            registry._servers[server_id] = (HTTP_CLIENT, server)
+            registry._reach[server_id] = ReachCheck(server_id, web, now, address_field="allowed_hosts")
+            registry._replace(server_id, [_tool(server_id, server, *named) for named in server.tools.items()])
+            registry._slots[server_id] = ServerSlots(web, concurrency=server.max_concurrency, now=now)
         return registry
 
     async def start(self, *, wait_ms: int = MCP_START_WAIT_MS) -> None:
@@ -211,6 +221,8 @@ class Registry:
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._mcp.values()))
         await self._pool.close()
+        if self._web is not None:
+            await self._web.close()
 
     def _replace(self, server_id: str, tools: Sequence[Tool]) -> None:
         """All tools of the server, at once: nobody sees half of them."""
