@@ -58,10 +58,12 @@ OF_RUNS: Final = (
 
 
 class StartBody(Part):
-    """`run_id`: chosen by the caller, so that a repeat is the same run; without it one is made."""
+    """`run_id`: chosen by the caller, so that a repeat is the same run; without it one is made. `program_digest`: this
+    very program, not the newest of the procedure or version."""
 
     procedure: Name
     version: Name | None = None
+    program_digest: Sha256 | None = None
     input: Annotated[Any, Field(description="Any JSON value.")] = None
     run_id: OwnRunId | None = None
     policy: PolicySaid | None = None
@@ -141,6 +143,7 @@ def router(services: Services) -> APIRouter:
                     principal=principal,
                     procedure=body.procedure,
                     version=body.version,
+                    program_digest=body.program_digest,
                     input=await engine.starting.value_of(principal.tenant, body.input),
                     run_id=qualified(principal, own_id),
                     policy=policy,

@@ -20,7 +20,15 @@ from yarl import URL
 from app.cli.event_stream import Event, events_in
 from app.connectors.http_client import HttpPool, Origin
 from app.connectors.http_connection import Answer, HttpFailure
-from app.core.errors import BY_CODE, GatewayUnreachable, InternalError, RateLimited, SettingInvalid, TgaError
+from app.core.errors import (
+    BY_CODE,
+    GatewayUnreachable,
+    InternalError,
+    ProcedureSourceInvalid,
+    RateLimited,
+    SettingInvalid,
+    TgaError,
+)
 from app.core.limits import (
     CALL_WAIT_MS,
     CREDENTIAL_CHARS_MAX,
@@ -135,6 +143,10 @@ class GatewayClient:
         if reply.problem is not None and reply.problem.code in shown:
             return reply
         return _sound(reply)
+
+    async def put_blob(self, sha256: str, data: bytes) -> None:
+        """Store bytes under their digest; the same again is harmless."""
+        _sound(await self._ask("PUT", f"/v1/blobs/{sha256}", body=data, wait_ms=CALL_WAIT_MS))
 
     @asynccontextmanager
     async def exchange(
@@ -264,6 +276,9 @@ def error_of(document: dict[str, Any]) -> TgaError:
         stream=None if trace_id is None else TRACE.stream(str(trace_id)),
         sequence_number=document.get("sequence_number"),
     )
+    if isinstance(error, ProcedureSourceInvalid):
+        line = document.get("line")
+        error.line = line if isinstance(line, int) else None
     return error
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from app.cli.run_acting import answer_run, cancel_run, fork_run, retry_run, signal_run, signing_with, start_run
+from app.cli.client import GatewayClient
+from app.cli.run_acting import (
+    answer_run,
+    cancel_run,
+    fork_run,
+    parsed_input,
+    retry_run,
+    signal_run,
+    signing_with,
+    start_run,
+)
 from app.cli.run_comparing import diff_runs
 from app.cli.run_looking import show_run, show_runs, show_state, watch_run
 from app.cli.running import AsJson, Limit, Rationale, SignAs, SignWith, Yes, checked_run_id, refuse, run_over_http
+from app.cli.submitting import is_program_file, read_program, submit_program
 
 STATUSES: Final = (
     *("running", "waiting", "waiting_for_human", "completed", "failed", "cancelled", "parked", "diverged"),
@@ -47,28 +59,63 @@ def runs_command(
 @commands.command("start")
 def start_command(
     context: typer.Context,
-    procedure: Annotated[str, typer.Argument(metavar="NAME", help="A procedure, as `tga procedures` shows it.")],
+    procedure: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE.lua", help="A procedure, as `tga procedures` shows it; or a program to submit first."
+        ),
+    ],
     given: Annotated[
         str | None, typer.Option("--input", metavar="JSON", help="What it is started with; - reads stdin.")
     ] = None,
     run_id: Annotated[
         str | None, typer.Option("--id", help="The run's id: a repeat with the same input is the same run.")
     ] = None,
-    version: Annotated[str | None, typer.Option(help="Not the newest version, but this one.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Not the newest version, but this one; of FILE.lua: submitted as this one.")
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option("--file", metavar="[NAME=]PATH", help="With FILE.lua: a file that the program reads. Repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="With FILE.lua: the procedure's name, if not the file's.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it rests, and print its output.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a run. Its id goes to stdout, with --wait its output; all else to stderr.
 
+    FILE.lua is submitted first, with its files: the gateway compiles and lints it, and executes it (docs/lua.md).
+
     With --wait exit 0 when it is completed, and when it waits for a person or a signal (there is no output then);
     exit 1 when it failed, was cancelled or parked, or has diverged.
     """
-    run_over_http(
-        context,
-        lambda client: start_run(
-            client, procedure, given=given, run_id=run_id, version=version, wait=wait, as_json=as_json
-        ),
-    )
+    is_file = is_program_file(procedure)
+    if not is_file and (file or name):
+        refuse("--file and --name go with a program: tga run start FILE.lua --file PATH")
+
+    async def start(client: GatewayClient) -> bool:
+        if not is_file:
+            return await start_run(
+                client, procedure, given=given, run_id=run_id, version=version, wait=wait, as_json=as_json
+            )
+        if given is not None and given != "-":
+            parsed_input(given)  # a slip in it is told before anything is sent
+        path = Path(procedure)
+        program = await submit_program(client, path, read_program(path, file or [], name=name), version)
+        return await start_run(
+            client,
+            program["name"],
+            given=given,
+            run_id=run_id,
+            version=program["version"],
+            program_digest=program["program_digest"],
+            wait=wait,
+            as_json=as_json,
+        )
+
+    run_over_http(context, start)
 
 
 @commands.command("show")

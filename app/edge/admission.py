@@ -140,7 +140,7 @@ class Admission:
             raise TooManyInFlight("too many streams of events open", expected=self._limits.event_subscribers)
         load.subscribed += 1
         try:
-            with self._staying():
+            with self.staying():
                 yield
         finally:
             load.subscribed -= 1
@@ -153,13 +153,13 @@ class Admission:
             raise TooManyInFlight("too many workers wait for runs", expected=self._limits.waiting_workers)
         load.polling += 1
         try:
-            with self._staying():
+            with self.staying():
                 yield
         finally:
             load.polling -= 1
 
     @contextmanager
-    def _staying(self) -> Iterator[None]:
+    def staying(self) -> Iterator[None]:
         """Among all who stay, instead of among requests."""
         if self._subscribed >= self._limits.in_flight:
             raise GatewayBusy("the gateway has as many streams of events and waiting workers as it takes")

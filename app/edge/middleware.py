@@ -23,7 +23,7 @@ from app.core.errors import (
 )
 from app.edge.body import ClientGone
 from app.edge.problems import problem
-from app.edge.services import Services
+from app.edge.services import IN_PROCESS, Services
 
 logger = logging.getLogger("tga")
 
@@ -63,7 +63,7 @@ class GatewayMiddleware:
                     logger.warning("an answer to %s was broken off: %s", path, error)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._services.stopping.is_set():
+        if self._services.stopping.is_set() and IN_PROCESS not in scope:  # its own work is brought to its end
             raise ShuttingDown("the gateway is stopping")
         self._services.admission.begin()
         try:

@@ -47,13 +47,14 @@ async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListeni
     with _stopped_by_signals(stopping):
         serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors))
         tasks = [asyncio.create_task(work) for work in background.all()]
+        hosting = [asyncio.create_task(gateway.lua.host.run(stopping))] if gateway.lua.host is not None else []
         tasks.append(asyncio.create_task(_greet(gateway, listening, settings, on_listening)))
         try:
             await _until_the_end(serving, tasks[-1])
         finally:
             stopping.set()
-            # The edge first: what it has taken may still need what works behind it.
-            ended = await asyncio.gather(serving, return_exceptions=True)
+            # The edge first, and programs in Lua: what they have taken may still need what works behind it.
+            ended = await asyncio.gather(serving, *hosting, return_exceptions=True)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

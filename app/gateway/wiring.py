@@ -43,7 +43,7 @@ from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.call_folding import CallFolding
-from app.gateway.lua import NoLua
+from app.gateway.lua import LuaParts
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
 from app.gateway.runs import (
@@ -75,7 +75,7 @@ from app.postgres.runs import PostgresRuns
 from app.postgres.schedules import PostgresSchedules
 from app.postgres.sequencer import Sequencer, TreeSession
 from app.postgres.sessions import Sessions
-from app.postgres.system import system_parts
+from app.postgres.system import PostgresSystemRows, system_parts
 from app.postgres.traces import PostgresTraces
 from app.postgres.writer import Writer
 from app.settings import Settings
@@ -104,6 +104,7 @@ class Gateway:
     console_sessions: ConsoleSessions
     blobs: Blobs
     database: Database
+    lua: LuaParts
 
 
 @asynccontextmanager
@@ -206,6 +207,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         )
         stack.push_async_callback(engine.close)
         await stack.enter_async_context(listening(engine, url))
+        lua = LuaParts(config, procedures, system.log, PostgresSystemRows(sessions))
         start = EngineStart(engine)
         schedules = Schedules(system.log, PostgresSchedules(sessions), clock)
         services = Services(
@@ -217,7 +219,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             registry=registry,
             pins=system.pins,
             procedures=procedures,
-            submissions=Submissions(procedures, blobs, policy, NoLua()),
+            submissions=Submissions(procedures, blobs, policy, lua),
+            program_submitted=lua.program_submitted,
             schedules=schedules,
             triggers=Triggers(procedures, start),
             authenticator=Authenticator(access, tokens),
@@ -230,6 +233,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             stopping=engine.ports.stopping,
         )
         calls.calls = Calls(services)
+        lua.connect(services)
         yield Gateway(
             runtime=runtime,
             traces=traces,
@@ -260,6 +264,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             console_sessions=ConsoleSessions(services.authenticator, access, keyring, clock),
             blobs=blobs,
             database=database,
+            lua=lua,
         )
 
 

@@ -10,7 +10,7 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from app.lua import frames
 from app.lua.frames import Frame, FrameReader, FrameRefused, write_frame
@@ -143,14 +143,13 @@ class ChildProcess(asyncio.SubprocessProtocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.SubprocessTransport):
-            self._transport = transport
-            # Not the transport's own kill: it would reap a child that has just ended, and lose its status.
-            if hasattr(os, "pidfd_open"):
-                with contextlib.suppress(OSError):
-                    self._pidfd = os.pidfd_open(transport.get_pid())
-            stdin = transport.get_pipe_transport(0)
-            self._stdin = stdin if isinstance(stdin, asyncio.WriteTransport) else None
+        # Those of uvloop, in which the gateway runs, have these methods and other classes.
+        made = self._transport = cast("asyncio.SubprocessTransport", transport)
+        # Not the transport's own kill: it would reap a child that has just ended, and lose its status.
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._pidfd = os.pidfd_open(made.get_pid())
+        self._stdin = cast("asyncio.WriteTransport | None", made.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if self._verdict is not None:

@@ -10,6 +10,7 @@ from app.core.digest import Digest
 from app.domain.clock import Clock
 from app.domain.ledger.plans import Ledger
 from app.domain.system.decision_signer import Signs, SystemDecisionSigner
+from app.domain.system.documents import SYSTEM
 from app.domain.system.log import SystemLog, SystemRow
 from app.domain.system.pins import Pins
 from app.domain.tools import Tool
@@ -22,6 +23,7 @@ SELECT e.entry, e.entry_digest, e.artifact
  WHERE e.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND e.sequence_number > $2
  ORDER BY e.sequence_number LIMIT $3
 """
+_HEADS = "SELECT stream, sequence_number FROM tga.heads WHERE stream >= 'system:' AND stream < 'system;'"
 
 
 class PostgresSystemRows:
@@ -33,6 +35,11 @@ class PostgresSystemRows:
     async def load_tail(self, stream: str, *, after: int, limit: int) -> list[SystemRow]:
         rows = await self._sessions.fetch(_TAIL, stream, after, limit)
         return [SystemRow(row["entry"], row["artifact"], Digest(row["entry_digest"].hex())) for row in rows]
+
+    async def load_heads(self) -> dict[str, int]:
+        """Of every tenant's stream the number of its last entry; nothing of it is verified."""
+        rows = await self._sessions.fetch(_HEADS)
+        return {SYSTEM.identity_of(row["stream"]): row["sequence_number"] for row in rows}
 
 
 class SignsAndSeals(Signs, Seals, Protocol):

@@ -53,6 +53,8 @@ class Worker:
     tool call leaves. Several workers, also of several versions, may run side by side.
     """
 
+    watches_programs = True  # whether this process is watched for what a replay would do differently
+
     def __init__(
         self,
         url: str | Sequence[str],
@@ -69,7 +71,7 @@ class Worker:
         if not 1 <= slots <= SLOTS_MAX:
             raise ProcedureInvalid(f"slots: expected 1 to {SLOTS_MAX}, found {slots}")
         self.given = list(procedures)
-        self.procedures = _by_name(self.given)
+        self.procedures = self._served()
         self.slots = slots
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.worker_id = f"{secrets.token_hex(12)}-{os.getpid()}"
@@ -85,7 +87,8 @@ class Worker:
 
     async def run(self, *, signals: bool = True) -> None:
         """Work until `stop()` is called or, with `signals`, SIGTERM or SIGINT comes."""
-        guard.install()
+        if self.watches_programs:
+            guard.install()
         wire = Wire(self._url, self._key, transport=self._transport, connections=self.slots + 8)
         threads = concurrent.futures.ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="tga-body")
         host = self._host = Host(wire, threads, self._is_strict)
@@ -129,6 +132,17 @@ class Worker:
         if self._host is not None:
             self._host.is_draining = True
 
+    # What is served. A worker whose programs come and go while it works replaces these four.
+
+    def _served(self) -> dict[str, Procedure[Any, Any]]:
+        return _by_name(self.given)
+
+    def _offers(self) -> list[dict[str, Any]]:
+        return [procedure.offer() for procedure in self.procedures.values()]
+
+    def _procedure_of(self, leased: dict[str, Any]) -> Procedure[Any, Any]:
+        return self.procedures[leased["procedure"]]
+
     async def _register(self, wire: Wire) -> None:
         for procedure in self.procedures.values():
             await wire.ask("POST", "/v1/procedures", procedure.registration())
@@ -163,7 +177,7 @@ class Worker:
         asked = {
             "worker": self.worker_id,
             "name": self.name,
-            "procedures": [procedure.offer() for procedure in self.procedures.values()],
+            "procedures": self._offers(),
             "slots": slots,
             "wait_ms": LEASE_WAIT_MS,
         }
@@ -178,7 +192,7 @@ class Worker:
         return leased
 
     def _begin(self, host: Host, leased: dict[str, Any]) -> None:
-        attempt = Attempt(host, leased, self.procedures[leased["procedure"]])
+        attempt = Attempt(host, leased, self._procedure_of(leased))
         task = asyncio.create_task(self._execute(attempt))
         self._running[task] = attempt
         task.add_done_callback(self._ended)

@@ -47,6 +47,7 @@ class StartRequest:
     policy: RunPolicy | None = None
     tags: list[str] = field(default_factory=list)
     parent: Parent | None = None
+    program_digest: str | None = None  # this very program, not the newest of its version
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ class Starting:
     async def judged(self, request: StartRequest) -> JudgedStart:
         tenant = request.principal.tenant
         verify_given(request.input, "the input")
-        program = await self._ports.procedures.find(tenant, request.procedure, version=request.version)
+        program = await self._ports.procedures.find(
+            tenant, request.procedure, version=request.version, program_digest=request.program_digest
+        )
         if program.input_schema is not None and isinstance(request.input, InlineValue):
             misfit = self._ports.schemas.misfit(program.input_schema, request.input.value)
             if misfit is not None:
