@@ -250,7 +250,8 @@ local function fail(problem, co)
   problem = dead or problem
   local failure = { message = "", traceback = "" }
   if co then
-    failure.traceback = sub(gsub(traceback(co), "\t%[C%][^\n]*\n?", ""), 1, 4000)
+    -- The program's own frames: those of trusted parts and of C tell it nothing.
+    failure.traceback = sub(gsub(gsub(traceback(co), "\n\t%[%a+%]:[^\n]*", ""), "\n\t%?:[^\n]*", ""), 1, 4000)
     failure.chunk, failure.line = position(co, 0)
   end
   if problem == dead then
