@@ -243,6 +243,7 @@ class Execution:
             request["tool"],
             request.get("args"),
             retry=retry_of(request.get("retry")),
+            timeout=request.get("timeout"),
             intent=request.get("intent"),
         )
 

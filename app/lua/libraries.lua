@@ -481,8 +481,10 @@ local function nondeterministic(name, instead)
   local chunk, line = here()
   local what = name .. " outside a checkpoint is not what it says: " .. instead
   if is_strict then
-    error(format("%s:%s: %s stands outside a checkpoint, and strict_determinism is on. Call it inside checkpoint(function() "
-      .. "... end), whose result is recorded", chunk or "?", line or "?", name), 0)
+    local text = format("%s:%s: %s stands outside a checkpoint, and strict_determinism is on. Call it inside "
+      .. "checkpoint(function() ... end), whose result is recorded", chunk or "?", line or "?", name)
+    if part.host.refuse then part.host.refuse(text) end
+    error(text, 0)
   end
   warn(line, what .. ". Call it inside checkpoint(function() ... end), whose result is recorded")
 end

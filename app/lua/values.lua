@@ -27,6 +27,11 @@ function lang.raise(said)
     error(setmetatable(said, Raised), 0)
 end
 
+-- What the libraries refuse in strict mode.
+function host.refuse(message)
+    lang.raise({type = "RUN_NOT_DETERMINISTIC", message = message, retryable = false})
+end
+
 local function invalid(where, message)
     lang.fail("RUN_VALUE_INVALID", where .. ": " .. message, where)
 end
