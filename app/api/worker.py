@@ -42,6 +42,7 @@ _OF_RUNS: Final = (
     errors.RunErased,
     errors.RunPositionTaken,
     errors.RunPositionGap,
+    errors.RunCountMismatch,
     errors.RunAnswerUnasked,
     errors.RunBlobMissing,
     errors.RunValueTooLarge,

@@ -467,6 +467,18 @@ class RunPositionGap(TgaError):
     remedy = "Put the operations of a scope in their order; concurrent ones go into branches of a gather."
 
 
+class RunCountMismatch(TgaError):
+    code = "RUN_COUNT_MISMATCH"
+    meaning = (
+        "A worker counts otherwise than the journal: the try of an operation, the operations inside one or in the "
+        "whole run, or the addresses that the run awaits."
+    )
+    remedy = (
+        "Nothing was stored. Read the journal from the last entry that the worker has seen, and count as it does: "
+        "tries from 1 at each address, operations that have ended directly inside, of the run those of its own scope."
+    )
+
+
 class RunAnswerUnasked(TgaError):
     code = "RUN_ANSWER_UNASKED"
     meaning = "An answer names an operation of the run that has not begun, has ended, or has begun anew since."
@@ -681,6 +693,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     BundleInvalid,
     RunPositionTaken,
     RunPositionGap,
+    RunCountMismatch,
     RunAnswerUnasked,
     RunBlobMissing,
     SubmissionDenied,

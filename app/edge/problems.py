@@ -38,6 +38,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.RunLeaseLost: 409,
     errors.RunPositionTaken: 409,
     errors.RunPositionGap: 409,
+    errors.RunCountMismatch: 409,
     errors.RunAnswerUnasked: 409,
     errors.RunBlobMissing: 409,
     errors.ConcurrentExecution: 409,

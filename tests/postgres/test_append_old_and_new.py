@@ -443,7 +443,9 @@ async def _misplaced(admin: Session) -> list[asyncpg.Record]:
 def test_everything_that_the_append_can_say_is_expected_above() -> None:
     migrations = resources.files("app.postgres").joinpath("migrations")
     judging = migrations.joinpath("0003_append.sql").read_text("utf-8").partition("CREATE FUNCTION tga.judge_entry(")[2]
-    source = judging.partition("CREATE FUNCTION tga.append(")[0] + migrations.joinpath("0013_append.sql").read_text()
+    appending = migrations.joinpath("0025_append.sql").read_text("utf-8")
+    appending = appending.partition("CREATE OR REPLACE FUNCTION tga.erase(")[0]
+    source = judging.partition("CREATE FUNCTION tga.append(")[0] + appending
     texts = set(re.findall(r"'((?:the|a|an|another|no) [^']+)'", source))
     of_batches = {
         "arrays that belong together differ in shape",
@@ -451,7 +453,7 @@ def test_everything_that_the_append_can_say_is_expected_above() -> None:
         "a claim has a key and a digest",
         OUT_OF_ORDER.partition(" ")[2],
     }
-    new = {"the claim is not of what the stream is about"}
+    new = {"the claim is not of what the stream is about", "the run that it goes on from was erased"}
     assert texts - of_batches == SAID | new
 
 

@@ -26,7 +26,7 @@ from app.domain.runs.values import InlineValue
 from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 from app.gateway.policy_file import PolicyFile
-from app.gateway.runs import EndedTracesOf, JournalValues, SealedSecrets
+from app.gateway.runs import EndedTracesOf, JournalValues, RunErasure, SealedSecrets
 from app.postgres.blobs import PostgresBlobRows
 from app.postgres.ledger import PostgresLedger
 from app.postgres.run_salts import PostgresRunSalts
@@ -53,6 +53,10 @@ class Engine:
 
     engine: RunEngine
     procedures: Procedures
+    erasure: RunErasure
+
+    async def erase(self, run_id: str) -> None:
+        await self.erasure.erase(run_id, tenant="default", erased_by="olga", rationale="asked for")
 
     async def start(self, run_id: str, given: Any = None, **more: Any) -> Started:
         asked = StartRequest(AGENT, "onboard", InlineValue(tier="inline", value=given), run_id=run_id, **more)
@@ -123,7 +127,7 @@ async def open_engine(
         said = ProcedureSaid(name="onboard", version="1", program_digest=PROGRAM)
         await procedures.register(said, WORKER)
         try:
-            yield Engine(engine, procedures)
+            yield Engine(engine, procedures, RunErasure(sessions, system.log, clock, traces.executor_id))
         finally:
             await engine.close()
             await writer.close()

@@ -16,6 +16,7 @@ from app.core.errors import (
     RunAnswerInvalid,
     RunAnswerUnasked,
     RunBlobMissing,
+    RunCountMismatch,
     RunEnded,
     RunIdTaken,
     RunNotFound,
@@ -155,6 +156,34 @@ async def test_another_operation_at_a_taken_address_is_refused_and_so_is_a_gap(e
     with pytest.raises(RunPositionGap):
         await engine.put(run, 3, step("3"))
     assert await types_of(engine) == ["start", "attempt", "checkpoint"]
+
+
+async def test_a_worker_that_miscounts_is_told_so_and_nothing_is_stored(engine: Engine) -> None:
+    """It is the worker's mistake, not a broken record: another code, and other words."""
+    run = await leased(engine)
+    await engine.put(run, 2, step("1"))
+    for wrong in (step("2", try_number=2), step("2", inner=1), {**ask("2"), "try_number": 3}):
+        with pytest.raises(RunCountMismatch, match="does not agree with the journal") as told:
+            await engine.put(run, 3, wrong)
+        assert "tampered" not in str(told.value)
+    with pytest.raises(RunCountMismatch, match="number of operations"):
+        await engine.put(run, 3, then={**DONE, "positions": 7})
+    assert await types_of(engine) == ["start", "attempt", "checkpoint"]
+    await engine.put(run, 3, step("2"), then={**DONE, "positions": 2})
+    assert await state_of(engine) == "COMPLETED"
+
+
+async def test_a_question_of_a_run_that_no_worker_has_expires_all_the_same(engine: Engine) -> None:
+    run = await leased(engine)
+    clock = engine.engine.ports.clock
+    await engine.put(run, 2, ask("1:1.1", expires_at=clock.after(50)), then={"type": "release"})
+    assert await state_of(engine) == "SCHEDULED"
+    async with asyncio.timeout(120):
+        while (await types_of(engine))[-1] != "answer":
+            await engine.engine.sweeping.sweep(judges_workers=False)
+            await asyncio.sleep(0.02)
+    assert await state_of(engine) == "SCHEDULED"
+    assert (await again(engine)).attempt == 2
 
 
 async def test_transient_snapshot_is_refused(engine: Engine) -> None:

@@ -27,6 +27,7 @@ from app.core.errors import (
 )
 from app.core.limits import RUN_SIGNAL_IDS_KEPT
 from app.domain.ledger.records import Record, StreamDocuments
+from app.domain.runs.agreement import verify_count, verify_same
 from app.domain.runs.documents import (
     RUN_MODELS,
     RunAnswer,
@@ -226,8 +227,8 @@ def _born(start: RunDocument, place: Appended, source: Run | None) -> Run:
 
 def _attempt(run: Run, artifact: RunAttempt, entry: Appended) -> None:
     if artifact.change == "LEASED":
-        _verify_same("the next attempt", run.attempt + 1, artifact.attempt)
-        _verify_same("the program", run.program_digest, artifact.program_digest)
+        verify_same("the next attempt", run.attempt + 1, artifact.attempt)
+        verify_same("the program", run.program_digest, artifact.program_digest)
         run.attempt = artifact.attempt
         run.worker = (artifact.worker.principal_id, artifact.worker.name)
         run.not_before = None
@@ -284,7 +285,7 @@ def _checkpoint(run: Run, checkpoint: RunCheckpoint, _: Appended) -> None:
         )
     if checkpoint.outcome == "INTERRUPTED" and begun is None:
         raise InvalidTransition("only what has begun can be interrupted", expected="an intent", found=f"none at {path}")
-    _verify_same("the number of operations inside", frontier.performed_inside(path), checkpoint.inner)
+    verify_count("the number of operations inside", frontier.performed_inside(path), checkpoint.inner)
     if not is_isolated(path):
         apply_changes(run.state, checkpoint.state_change)
     if checkpoint.outcome == "RETRY":
@@ -313,7 +314,7 @@ def _answer(run: Run, answer: RunAnswer, entry: Appended) -> None:
             found=answer.answered_at,
         )
     wakes = entry.from_state == "WAITING" and wakes_with(run, path)
-    _verify_same("`wakes`", "YES" if wakes else "NO", answer.wakes)
+    verify_same("`wakes`", "YES" if wakes else "NO", answer.wakes)
     if answer.answered_by.type == "signal":
         _receive(run, begun.name, answer.answered_by.id)
     if answer.outcome == "RETRY":
@@ -337,7 +338,7 @@ def _escalation(run: Run, escalation: RunEscalation, _: Appended) -> None:
         raise RunAnswerUnasked(
             f"operation {path} is not escalated", expected=f"{len(begun.escalates_at)} levels", found=escalation.level
         )
-    _verify_same("the next level of the escalation", begun.level + 1, escalation.level)
+    verify_same("the next level of the escalation", begun.level + 1, escalation.level)
     if escalation.escalated_at < begun.escalates_at[begun.level]:
         raise ChecksumMismatch(
             "a question was escalated before its time",
@@ -377,7 +378,7 @@ def _suspension(run: Run, suspension: RunSuspension, _: Appended) -> None:
                 expected="a tool, ask, sleep, signal or child that has begun",
                 found=f"{begun.kind if begun else 'nothing'} at {path}",
             )
-    _verify_same("how many different addresses it awaits", len(set(suspension.awaits)), len(suspension.awaits))
+    verify_count("how many different addresses it awaits", len(set(suspension.awaits)), len(suspension.awaits))
     run.awaits = list(suspension.awaits)
     run.wake = suspension.wake
 
@@ -385,7 +386,7 @@ def _suspension(run: Run, suspension: RunSuspension, _: Appended) -> None:
 def _end(run: Run, end: RunEnd, entry: Appended) -> None:
     _verify_attempt(run, end.attempt)
     if end.positions is not None:
-        _verify_same("the number of operations", run.frontier.positions, end.positions)
+        verify_count("the number of operations", run.frontier.positions, end.positions)
     if entry.to_state in RUN.terminal_states:
         run.frontier.begun.clear()
     run.awaits = []
@@ -423,12 +424,7 @@ def _verify_attempt(run: Run, attempt: int) -> None:
 
 
 def _verify_try(run: Run, path: str, try_number: int) -> None:
-    _verify_same(f"the try of operation {path}", run.frontier.try_of(path), try_number)
-
-
-def _verify_same(what: str, expected: object, found: object) -> None:
-    if found != expected:
-        raise ChecksumMismatch(f"{what} does not agree with the journal", expected=expected, found=found)
+    verify_count(f"the try of operation {path}", run.frontier.try_of(path), try_number)
 
 
 def _born_twice(run: Run, start: RunStart, _: Appended) -> None:

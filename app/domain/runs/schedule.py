@@ -8,7 +8,8 @@
 | PARKED, DIVERGED | never: somebody acts |
 | FAILED, COMPLETED, CANCELLED | its parent is told, its children are, or its payloads are erased |
 
-`deadline_at` is the end of the whole run, in the states in which it is at work.
+`deadline_at` is the end of the whole run, in the states in which it is at work; of a SCHEDULED run also when one of its
+questions is due, because `due_at` says when a worker may have it: nobody who is asked waits for a worker.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def schedule_of(run: Run, start: RunStart, *, worker: str | None, now: str) -> S
     """The row of a run that stands so. `worker`: which process holds it; nobody knows after a rebuild."""
     policy, state = start.policy, run.head.state
     is_at_work = state in AT_WORK
-    deadline = None if policy.timeout_ms is None or not is_at_work else later(run.started_at, policy.timeout_ms)
+    ends = [] if policy.timeout_ms is None or not is_at_work else [later(run.started_at, policy.timeout_ms)]
+    if state == "SCHEDULED":
+        ends += [begun.next_at for begun in run.frontier.begun.values() if begun.kind == "ask" and begun.next_at]
     return ScheduleRow(
         procedure=start.procedure,
         program=f"{run.version}@{run.program_digest}",
@@ -39,7 +42,7 @@ def schedule_of(run: Run, start: RunStart, *, worker: str | None, now: str) -> S
         worker=worker if state == "RUNNING" else None,
         due_at=_due_at(run, start, now),
         parent=None if start.parent is None else RUN.stream(start.parent.run_id),
-        deadline_at=deadline,
+        deadline_at=min(ends, default=None),
         forked_from=None if start.forked_from is None else RUN.stream(start.forked_from.run_id),
         asks=[
             OpenAsk(path, begun.sequence_number, begun.due_at, begun.begun_at, begun.level)

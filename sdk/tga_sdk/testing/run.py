@@ -275,7 +275,7 @@ def _attempt(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
 
 def _intent(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
     path = record.said["path"]
-    _verify_same(f"the try of operation {path}", run.journal.try_of(path), record.said["try_number"])
+    _verify_count(f"the try of operation {path}", run.journal.try_of(path), record.said["try_number"])
     run.verify_next(path)
     if path in run.begun:
         raise Problem(
@@ -290,7 +290,7 @@ def _checkpoint(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
     said = record.said
     path, kind = said["path"], said["kind"]
     run.verify_next(path)
-    _verify_same(f"the try of operation {path}", run.journal.try_of(path), said["try_number"])
+    _verify_count(f"the try of operation {path}", run.journal.try_of(path), said["try_number"])
     begun = run.begun.get(path)
     if begun is not None and any(begun.said[name] != said[name] for name in ("kind", "name", "input_digest")):
         raise Problem(
@@ -310,7 +310,7 @@ def _checkpoint(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
             expected="an intent",
             found=f"none at {path}",
         )
-    _verify_same("the number of operations inside", run.journal.performed_inside(path), said["inner"])
+    _verify_count("the number of operations inside", run.journal.performed_inside(path), said["inner"])
     if ":" not in path:  # what a branch changes is its own until the gather ends
         apply_changes(run.document, said["state_change"])
     if said["state_change"] and len(canonical(run.document)) > STATE_BYTES_MAX:
@@ -350,13 +350,13 @@ def _suspension(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
                 expected="a tool, ask, sleep, signal or child that has begun",
                 found=f"{kind} at {path}",
             )
-    _verify_same("how many different addresses it awaits", len(set(awaits)), len(awaits))
+    _verify_count("how many different addresses it awaits", len(set(awaits)), len(awaits))
     run.awaits, run.wake = list(awaits), record.said["wake"]
 
 
 def _end(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
     if record.said["positions"] is not None:
-        _verify_same("the number of operations", run.positions, record.said["positions"])
+        _verify_count("the number of operations", run.positions, record.said["positions"])
     if record.to_state in TERMINAL:
         run.begun = {}
     run.awaits = []
@@ -386,11 +386,9 @@ _APPLY: Final[dict[str, Callable[[MemoryRun, Record, MemoryRun | None], None]]] 
 }
 
 
-def _verify_same(what: str, expected: object, found: object) -> None:
+def _verify_count(what: str, expected: int, found: object) -> None:
     if found != expected:
-        raise Problem(
-            "STATE_CHECKSUM_MISMATCH", f"{what} does not agree with the journal", expected=expected, found=found
-        )
+        raise Problem("RUN_COUNT_MISMATCH", f"{what} does not agree with the journal", expected=expected, found=found)
 
 
 def apply_changes(state: dict[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from app.core.errors import (
     RunEnded,
     RunIdTaken,
     RunNotFound,
+    SecretMissing,
     SequenceGap,
 )
 from app.core.limits import RUN_INLINE_BYTES_MAX
@@ -199,12 +200,16 @@ class Starting:
                 ),
             }
         )
-        salt = await self._ports.salts.load(source_id)
+        try:
+            salt = await self._ports.salts.load(source_id)
+        except SecretMissing:
+            await self._ports.runs.load(source_id)  # RunErased where it was erased meanwhile
+            raise
 
         async def decide(work: Work) -> None:
             self.add_start(work, start, salt, source=source)
 
-        try:
+        try:  # the append refuses it (RunErased) where the source is erased by then, and keeps it from being erased
             await self._table.change(start.run_id, decide, is_birth=True)
         except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
             return await self._existing(start, error)

@@ -6,7 +6,7 @@ crash has left undone is found again by looking at where the run stands.
 | RUNNING: its worker is lost, or silent | LOST, and PARKED after too many in a row |
 | SCHEDULED, RUNNING, WAITING: its time is over | FAILED, RUN_TIMED_OUT |
 | WAITING, RUNNING: a sleep is over, a question, a wait for a signal or a tool call has expired | its answer |
-| WAITING, RUNNING: nobody has answered a question by the time that it says | others are told (an escalation) |
+| SCHEDULED, RUNNING, WAITING: nobody has answered a question by its time | others are told (an escalation) |
 | WAITING for a tool or a child that has ended | its answer |
 | ended: its parent was not told, its children were not | they are told |
 | COMPLETED, to be deleted | its payloads are erased |

@@ -8,10 +8,11 @@ from typing import Any, Final, Literal
 from app.core.canonical import canonical_bytes
 from app.core.chain import Head
 from app.core.digest import Digest
-from app.core.errors import InputTooLarge, InvalidTransition
+from app.core.errors import InputTooLarge, InvalidTransition, RunCountMismatch
 from app.core.limits import RUN_CHECKPOINT_EVERY_ENTRIES, RUN_ENTRIES_MAX, RUN_STATE_BYTES_MAX
 from app.domain.clock import Clock
 from app.domain.ledger.plans import BlobUse, Plan, PlannedCheckpoint, PlannedEntry, Sealed
+from app.domain.runs.agreement import Miscounted
 from app.domain.runs.documents import (
     Divergence,
     RunAnswer,
@@ -95,7 +96,11 @@ class Work:
         )
         if not is_admitted:  # let the fold judge it: it raises, naming what is wrong
             fold_next(run, RunRecord(RunLogEntry.from_body_bytes(planned.entry), artifact))
-        run = fold_planned(run, artifact, moved, recorded_at=now, source=source)
+        try:
+            run = fold_planned(run, artifact, moved, recorded_at=now, source=source)
+        except Miscounted as wrong:
+            told = RunCountMismatch(wrong.what, expected=wrong.expected, found=wrong.found)
+            raise told.at(stream=self.stream, sequence_number=moved.sequence_number) from None
         if self.loaded is None:
             if not isinstance(artifact, RunStart):
                 raise InvalidTransition("a run begins with its start", found=artifact.artifact_type)
