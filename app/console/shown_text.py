@@ -12,11 +12,12 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from app.console.icons import icon
-from app.core.limits import CONSOLE_DEPTH_MAX, CONSOLE_VALUE_CHARS_MAX
+from app.core.limits import CONSOLE_DEPTH_MAX, CONSOLE_JSON_CHARS_MAX, CONSOLE_ROWS_MAX, CONSOLE_VALUE_CHARS_MAX
 
 # Besides what Unicode calls control, format, surrogate, private or unassigned: fillers that show nothing.
 _BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0\u034f\u17b4\u17b5\u2028\u2029")
 _PLAIN: Final = frozenset("\n\t")
+_NUMBER_CHARS: Final = 40
 _NUMBERED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 
 
@@ -128,3 +129,52 @@ def sealed(value: dict[str, Any]) -> Markup:
     commitment = str(inner.get("commitment", "")) if isinstance(inner, dict) else ""
     words = f"sealed, {commitment[:8]}…{commitment[-4:]}" if len(commitment) > 12 else "sealed"
     return Markup('<span class="sealed">{}{}</span>').format(icon("lock", "i-sm"), words)
+
+
+def summary_of(value: Any, *, chars_max: int = 80) -> Markup:
+    """The beginning of an object on one line, for a list."""
+    if not isinstance(value, dict):
+        return Markup('<span class="cutoff">nothing is shown</span>')
+    parts, left = list[str](), chars_max
+    for name, one in value.items():
+        written = f"{name}: {_brief(one, left)}"
+        parts.append(written)
+        left -= len(written) + 2
+        if left <= 0:
+            break
+    whole = ", ".join(parts)
+    cut = "…" if len(parts) < len(value) or len(whole) > chars_max else ""
+    return Markup("{{{}{}}}").format(shown(whole[:chars_max], chars_max=chars_max), cut)
+
+
+def _brief(value: Any, chars: int) -> str:
+    if isinstance(value, str):
+        return json.dumps(value[: max(chars, 1)], ensure_ascii=False)
+    if isinstance(value, dict):
+        return "sealed" if set(value) == {"$redacted"} else "{…}" if value else "{}"
+    if isinstance(value, list):
+        return "[…]" if value else "[]"
+    return json.dumps(value)[:_NUMBER_CHARS]
+
+
+def arguments_shown(arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each argument by its name, exactly as recorded; what does not fit is counted."""
+    rows, room = list[dict[str, Any]](), _Room(2 * CONSOLE_JSON_CHARS_MAX)
+    for name, value in arguments.items():
+        if room.left < 0 or len(rows) >= CONSOLE_ROWS_MAX:
+            left = len(arguments) - len(rows)
+            rows.append({"name": Markup("…"), "value": Markup("{:,} more arguments").format(left), "cut": True})
+            break
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        rows.append(
+            {
+                "name": shown(name, chars_max=120),
+                "value": _json(value, room, 0, "", frozenset()),
+                "is_number": is_number,
+                "type": "integer" if isinstance(value, int) and is_number else "number" if is_number else "",
+                "is_nested": isinstance(value, dict | list) and bool(value),
+                "hidden": hidden_in([name, value]),
+                "cut": False,
+            }
+        )
+    return rows

@@ -92,7 +92,7 @@ class World:
         with self.told.open("w") as told:
             self.gateway = subprocess.Popen(
                 [sys.executable, "-m", "app.main", "serve"],
-                env=self.environment(TGA_PORT="0", **environment),
+                env=self.environment(**{"TGA_PORT": "0", **environment}),
                 stdout=told,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -62,7 +62,7 @@ class Desk:
 
     world: World
     browser: Browser
-    keys: dict[str, str]
+    keys: dict[str, str] = field(repr=False)
     troubles: list[str] = field(default_factory=list)
 
     def context(self, size: tuple[int, int] = WIDE, *, theme: Any = "light", script: bool = True) -> BrowserContext:
@@ -123,6 +123,7 @@ class Desk:
         """A tool call; the id of its trace, whatever became of it."""
         body = {"server_id": "bank", "tool_name": tool, "arguments": arguments, **more}
         _, answer = self.ask(who, "/v1/tool-calls", body if key is None else {**body, "idempotency_key": key})
+        assert "trace_id" in answer, answer
         return str(answer["trace_id"])
 
     def state(self, trace_id: str) -> str:

@@ -2,11 +2,117 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, Final
+
 from starlette.responses import Response
 
-from app.console.visit import Visit
+from app.console.components import between_ms, moment, span
+from app.console.gateway_api import ApiProblem
+from app.console.shown_text import summary_of
+from app.console.visit import Visit, log_strip
+
+_SHOWN: Final = 12
+_SOON_MS: Final = 3_600_000
 
 
 async def show(visit: Visit) -> Response:
-    waiting = await visit.api.get("/v1/approvals", limit=50)
-    return await visit.page("overview.html", nav="Overview", waiting=waiting["items"])
+    waiting, held, servers, tools, recent, stats, note, ready = await asyncio.gather(
+        visit.api.get("/v1/approvals", limit=100),
+        _held(visit),
+        visit.api.find("/v1/servers"),
+        visit.api.find("/v1/tools"),
+        visit.api.get("/v1/traces", limit=30),
+        visit.api.find("/v1/stats", **_last_day(visit)),
+        _note(visit),
+        visit.api.find("/readyz"),
+    )
+    changed = [one for one in (tools or {"items": []})["items"] if one["pin"]["status"] == "quarantined"]
+    now = visit.clock.now()
+    needs = _needs(waiting["items"], held, changed, now)
+    asks = {"call": 0, "run": 0}
+    for one in waiting["items"]:
+        asks[one["kind"]] += 1
+    return await visit.page(
+        "overview.html",
+        nav="Overview",
+        asks=asks,
+        more_wait=waiting["next"] is not None,
+        held=held,
+        changed=changed,
+        needs=needs[:_SHOWN],
+        needs_more=max(0, len(needs) - _SHOWN),
+        servers=(servers or {"items": []})["items"],
+        recent=recent["items"][:8],
+        chart=_chart(stats),
+        record=log_strip(note, ready),
+        root=_root(note),
+    )
+
+
+async def _held(visit: Visit) -> list[dict[str, Any]]:
+    """Calls whose outcome nobody knows."""
+    page: dict[str, Any] = await visit.api.get("/v1/traces", state="EXECUTING", limit=100)
+    return [one for one in page["items"] if one["waiting"] == "operator"]
+
+
+async def _note(visit: Visit) -> str | None:
+    try:
+        return await visit.api.text("/v1/log/checkpoint")
+    except ApiProblem:
+        return None
+
+
+def _root(note: str | None) -> str | None:
+    lines = (note or "").split("\n")
+    return lines[2] if len(lines) > 3 else None
+
+
+def _last_day(visit: Visit) -> dict[str, str]:
+    return {"since": visit.clock.after(-86_400_000)}
+
+
+def _needs(
+    waiting: list[dict[str, Any]], held: list[dict[str, Any]], changed: list[dict[str, Any]], now: str
+) -> list[dict[str, Any]]:
+    """What needs someone: what expires first, then what stands still."""
+    rows = []
+    for one in sorted(waiting, key=lambda item: item["expires_at"] or "9999"):
+        left_ms = between_ms(now, one["expires_at"])
+        due = "no expiry" if left_ms is None else f"{span(left_ms, whole=True)} left"
+        common = {"due": due, "is_soon": left_ms is not None and left_ms < _SOON_MS, "who": one["principal_id"]}
+        if one["kind"] == "call":
+            more = {"kind": "call", "item": one, "summary": summary_of(one["arguments"])}
+        else:
+            more = {"kind": "question", "item": one, "summary": (one["request"] or {}).get("message") or one["name"]}
+        rows.append(common | more)
+    for one in held:
+        since = span((moment(now) - moment(one["updated_at"])).total_seconds() * 1000, whole=True)
+        rows.append({"kind": "held", "item": one, "due": f"for {since}", "is_soon": True, "summary": None, "who": None})
+    rows += [
+        {"kind": "changed", "item": one, "due": "", "is_soon": False, "summary": None, "who": None} for one in changed
+    ]
+    return rows
+
+
+def _chart(stats: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Bars of the last day by half hour, where the statistics say so."""
+    buckets = (stats or {}).get("buckets") or (stats or {}).get("times")
+    if not buckets:
+        return None
+    bars: list[dict[str, Any]] = []
+    for one in buckets[-48:]:
+        states = one.get("states") or one.get("by_state") or {}
+        failed, denied = int(states.get("FAILED", 0)), int(states.get("DENIED", 0))
+        total = int(one.get("calls") or one.get("count") or sum(states.values()))
+        bars.append({"total": total, "failed": failed, "denied": denied})
+    top = max((bar["total"] for bar in bars), default=0)
+    if not top:
+        return None
+    scale = 148 / top
+    for place, bar in enumerate(bars):
+        bar["x"] = place * 20 + 3
+        for name in ("total", "failed", "denied"):
+            bar[f"{name}_h"] = round(bar[name] * scale, 1)
+    sums = {name: sum(bar[name] for bar in bars) for name in ("total", "failed", "denied")}
+    return {"bars": bars, "top": top, "sums": sums}

@@ -1,0 +1,91 @@
+"""Tool calls: what happened, how often, how fast?"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from app.console.gateway_api import ApiProblem
+from app.console.rendering import PATH
+from app.console.visit import Visit
+from app.core.limits import CONSOLE_ROWS_MAX
+
+HOURS: Final = {"last hour": 1, "last 24 h": 24, "last 7 days": 168}
+STATES: Final = ("PENDING", "AUTHORIZED", "EXECUTING", "held", "COMPLETED", "FAILED", "DENIED")
+
+
+async def show(visit: Visit) -> Response:
+    """Filters stand in the address; each that applies can be taken away by itself."""
+    given, asked = visit.query, dict[str, str | int | None]()
+    filters = dict[str, str]()
+    for name in ("state", "tool", "principal_id", "key", "since"):
+        if given.get(name):
+            filters[name] = given[name]
+    if (state := filters.get("state")) in STATES:
+        if state == "held":
+            asked |= {"state": "EXECUTING", "waiting": "operator"}
+        else:
+            asked["state"] = state
+    server_id, _, tool_name = filters.get("tool", "").partition("/")
+    asked |= {"server_id": server_id or None, "tool_name": tool_name or None}
+    asked |= {"principal_id": filters.get("principal_id"), "idempotency_key": filters.get("key")}
+    asked["since"] = visit.clock.after(-HOURS[filters["since"]] * 3_600_000) if filters.get("since") in HOURS else None
+    problem: ApiProblem | None = None
+    page: dict[str, Any] = {"items": [], "next": None}
+    try:
+        page = await visit.api.get("/v1/traces", **asked, cursor=given.get("cursor"), limit=CONSOLE_ROWS_MAX)
+    except ApiProblem as refused:
+        if refused.status != 400:
+            raise
+        problem = refused
+    tools = await visit.api.get("/v1/tools")
+    return await visit.page(
+        "calls.html",
+        nav="Tool calls",
+        status=200 if problem is None else problem.status,
+        calls=page["items"],
+        problem=None if problem is None else problem.document,
+        filters=filters,
+        chips=[(_said(name, value), _address(filters, without=name)) for name, value in filters.items()],
+        older=None if page["next"] is None else _address(filters, cursor=page["next"]),
+        newest=_address(filters) if given.get("cursor") else None,
+        is_first=not given.get("cursor"),
+        tools=sorted(f"{one['server_id']}/{one['tool_name']}" for one in tools["items"]),
+        states=STATES,
+        hours=HOURS,
+        stats=await visit.api.find("/v1/stats"),
+    )
+
+
+async def find(visit: Visit) -> Response:
+    """By id, key or digest: one hit is opened, several are listed, none says so."""
+    sought = visit.query.get("q", "").strip()
+    found: list[dict[str, Any]] = []
+    if sought:
+        try:
+            found = (await visit.api.get("/v1/find", q=sought))["items"]
+        except ApiProblem as problem:
+            if problem.status != 400:
+                raise
+    if len(found) == 1:
+        kind = "calls" if found[0]["kind"] == "trace" else "runs"
+        return visit.go(f"/{kind}/{found[0]['id']}")
+    return await visit.page("found.html", nav="Tool calls", sought=sought, found=found)
+
+
+def _address(filters: dict[str, str], *, without: str | None = None, **more: str) -> str:
+    kept = {name: value for name, value in filters.items() if name != without} | more
+    return f"{PATH}/calls" + (f"?{urlencode(kept)}" if kept else "")
+
+
+def _said(name: str, value: str) -> str:
+    words = {
+        "state": "{}",
+        "tool": "tool {}",
+        "principal_id": "asked by {}",
+        "key": "key {}",
+        "since": "asked in the {}",
+    }
+    return words[name].format(value[:80])
