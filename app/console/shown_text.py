@@ -163,7 +163,9 @@ def arguments_shown(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     for name, value in arguments.items():
         if room.left < 0 or len(rows) >= CONSOLE_ROWS_MAX:
             left = len(arguments) - len(rows)
-            rows.append({"name": Markup("…"), "value": Markup("{:,} more arguments").format(left), "cut": True})
+            rows.append(
+                {"name": Markup("…"), "value": Markup("{:,} more arguments").format(left), "cut": True, "hidden": 0}
+            )
             break
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         rows.append(
