@@ -50,21 +50,23 @@ def test_filters_are_chips_and_stand_in_the_address_without_a_script(desk: Desk)
         page.select_option("[name=tool]", "bank/charge")
         page.fill("[name=principal_id]", "agent-1")
         page.get_by_role("button", name="Filter").click()
+        page.wait_for_url("**state=COMPLETED**")
         given = parse_qs(urlsplit(page.url).query)
         assert (given["state"], given["tool"], given["principal_id"]) == (["COMPLETED"], ["bank/charge"], ["agent-1"])
-        assert page.locator("tbody tr").count() == 50
+        expect(page.locator("tbody tr")).to_have_count(50)
         assert set(page.locator("tbody .state").all_inner_texts()) == {"COMPLETED"}
         first = page.locator("tbody tr").first.get_attribute("data-id")
-        page.get_by_role("link", name="Older").click()
-        assert page.locator("tbody tr").count() == 5
+        page.get_by_role("link", name="Older", exact=True).click()
+        expect(page.locator("tbody tr")).to_have_count(5)
         assert page.locator(f"[data-id='{first}']").count() == 0
         expect(page.locator(".applied")).to_contain_text("asked by agent-1")
-        page.get_by_role("link", name="Newest").click()
-        assert page.locator("tbody tr").first.get_attribute("data-id") == first
+        page.get_by_role("link", name="Newest", exact=True).click()
+        expect(page.locator("tbody tr").first).to_have_attribute("data-id", str(first))
         page.locator(".applied a.x", has_text="COMPLETED").click()
+        expect(page.locator(".applied a.x", has_text="COMPLETED")).to_have_count(0)
         assert "state" not in parse_qs(urlsplit(page.url).query)
         page.locator(".applied a.x", has_text="bank/charge").click()
-        assert "FAILED" in page.locator("tbody .state").all_inner_texts()
+        expect(page.locator("tbody .st-FAILED").first).to_be_visible()
     desk.verify_quiet()
 
 
@@ -73,7 +75,7 @@ def test_nothing_fits_says_so_and_offers_a_way_out(desk: Desk) -> None:
         desk.go(page, "/calls?principal_id=nobody-at-all")
         expect(page.locator(".empty")).to_contain_text("No call fits these filters")
         page.locator(".empty").get_by_role("link", name="Clear all").click()
-        assert page.locator("tbody tr").count() == 50
+        expect(page.locator("tbody tr")).to_have_count(50)
     desk.verify_quiet()
 
 

@@ -35,6 +35,9 @@
   // what an operator is about to record
   document.addEventListener("change", (e) => { if (e.target.dataset?.say) { const b = $("#resolve-btn"); if (b) b.textContent = e.target.dataset.say; } });
 
+  // somebody is writing here
+  document.addEventListener("input", (e) => { if (e.target.form) e.target.form.dataset.touched = "1"; });
+
   // a form is sent once
   document.addEventListener("submit", (e) => {
     if (e.target.method !== "post") return;
@@ -74,6 +77,8 @@
         const next = old.id && fresh.getElementById(old.id);
         if (!next) { if (old.dataset.live === "gone") location.reload(); return; }
         if (old.outerHTML === next.outerHTML) return;
+        const touched = $("form[data-touched]", old); // what is being typed stays, as long as it can still be sent
+        if (touched && $$("form", next).some((f) => f.getAttribute("action") === touched.getAttribute("action"))) return;
         const focused = old.contains(document.activeElement) ? document.activeElement.id || document.activeElement.getAttribute("href") : null;
         const open = $$("details[open][id]", old).map((d) => d.id);
         old.replaceWith(document.adoptNode(next));
