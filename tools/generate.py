@@ -27,6 +27,8 @@ from vectors.runs import render as render_run_vectors
 
 from app.api.catalogue import render_errors
 from app.core.chain import StreamKind
+from app.core.instruments import Instruments
+from app.core.limits import METRIC_SERIES_MAX, METRICS_COUNTED_MAX, METRICS_STORE_EVERY_MS
 from app.domain.runs.transitions import RUN
 from app.domain.tga.replay import ACTION_OF_STATE
 from app.domain.tga.transitions import TRACE
@@ -100,6 +102,27 @@ def _picture_and_rows(kind: StreamKind) -> list[str]:
     return lines
 
 
+def render_metrics() -> str:
+    """docs/metrics.md: every metric with its type, labels and meaning."""
+    lines = [
+        _GENERATED.format(source="app/core/instruments.py"),
+        "# Metrics",
+        "",
+        "What `GET /metrics` shows, in Prometheus's text format. [operations.md](operations.md#what-the-graphs-say)",
+        "says which of them to look at; [how-to-add.md](how-to-add.md#a-metric) how another one is added. Counters are",
+        "of one gateway process, since its start; what never happened may be missing. Servers and tools are named",
+        f"up to a bound ({METRIC_SERIES_MAX}); beyond it they are counted as `other`. What is read from the store is",
+        f"of all gateways, counted up to {METRICS_COUNTED_MAX:,}, and at most {METRICS_STORE_EVERY_MS // 1000} s old.",
+        "",
+        "| name | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    for metric in Instruments().all():
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 def render_verifier() -> str:
     """tools/verify.py with the digest of the schemas as they are: all else in it is written by hand."""
     files = sorted((ROOT / "schemas" / "tga" / "v1").glob("*.schema.json"))
@@ -118,6 +141,7 @@ FILES: Final[dict[str, Callable[[], str]]] = {
     "docs/errors.md": render_errors,
     "docs/lint.md": lambda: _GENERATED.format(source="sdk/tga_sdk/lint/rules.py") + render_rules(),
     "docs/lint-lua.md": lambda: _GENERATED.format(source="app/lua/lint/rules.py") + render_lua_rules(),
+    "docs/metrics.md": render_metrics,
     "docs/state-machine-of-runs.md": render_state_machine_of_runs,
     "docs/state-machine.md": render_state_machine,
     "test_vectors/tga/run_vectors.json": render_run_vectors,

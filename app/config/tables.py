@@ -319,6 +319,18 @@ class WebhookConfig(_Table):
     events: Annotated[list[WebhookEvent], Field(min_length=1)] = list(get_args(WebhookEvent))
 
 
+class TelemetryConfig(_Table):
+    """`[telemetry]`. `metrics`: who may read /metrics: whoever has a key of an operator or auditor of the default
+    tenant (`key`), `anyone`, or nobody (`off`). `log_format`: how stderr is written; `log_calls`: a line for each call.
+    `traces`: spans over OTLP, to `otlp_endpoint`, else where OTEL_EXPORTER_OTLP_ENDPOINT says."""
+
+    metrics: Literal["key", "anyone", "off"] = "key"
+    log_format: Literal["text", "json"] = "text"
+    log_calls: bool = True
+    traces: bool = False
+    otlp_endpoint: PlainQueryUrl | None = Field(default=None, repr=False)
+
+
 class TenantConfig(_Table):
     """`[tenants.X]`: that it exists."""
 
@@ -435,6 +447,7 @@ class Config(_Table):
     runs: RunsConfig = RunsConfig()
     blobs: BlobsConfig = BlobsConfig()
     lua: LuaConfig = LuaConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     _path: Path = PrivateAttr(default=Path("tga.toml"))
 
     def model_post_init(self, context: Any) -> None:

@@ -30,6 +30,7 @@ from app.connectors.http_client import HttpPool, Origin
 from app.connectors.http_connection import HttpFailure
 from app.core.canonical import canonical_bytes
 from app.core.errors import SettingInvalid, TgaError
+from app.core.instruments import Instruments
 from app.core.limits import (
     OUTBOX_CLEAN_EVERY_MS,
     OUTBOX_CLEAN_ROWS_MAX,
@@ -72,6 +73,7 @@ class Webhooks:
         clock: Clock,
         timeout_ms: int = WEBHOOK_TIMEOUT_MS,
         lease_ms: int = WEBHOOK_LEASE_MS,
+        instruments: Instruments | None = None,
     ) -> None:
         """`load` gives what a trace that still waits announces, and None when it waits no longer; `load_run` likewise
         what a run asks, for one webhook."""
@@ -89,6 +91,7 @@ class Webhooks:
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._lease_ms = lease_ms
+        self._instruments = instruments or Instruments()
         # A connection for each POST: on a kept one, an answer that nobody asked for would pass for this one's.
         self._pool = HttpPool(keeps_alive=False, connections_per_server=WEBHOOKS_MAX * WEBHOOK_POSTS_AT_ONCE_MAX)
 
@@ -166,6 +169,12 @@ class Webhooks:
         return None if self._load_run is None else await self._load_run(row.identity, row.webhook)
 
     async def post(self, webhook: str, delivery_id: str, event: str, told: Mapping[str, Any]) -> str | None:
+        """As `_post`, counted."""
+        failure = await self._post(webhook, delivery_id, event, told)
+        self._instruments.deliveries.add((webhook, "taken" if failure is None else "failed"))
+        return failure
+
+    async def _post(self, webhook: str, delivery_id: str, event: str, told: Mapping[str, Any]) -> str | None:
         """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
         nothing in it matters, and no receiver can hold the gateway with it."""
         body = canonical_bytes({"event": event, "delivery_id": delivery_id, **told})

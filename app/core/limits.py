@@ -383,6 +383,18 @@ RUN_READY_POLL_MS: Final = 5_000
 RUN_HOLD_MS: Final = 5_000
 RUN_ANNOUNCE_TICK_MS: Final = 5
 
+# Telemetry. Series of one metric whose labels strangers choose; all others are counted under `other`.
+METRIC_SERIES_MAX: Final = 500
+METRICS_COUNTED_MAX: Final = 10_000  # of what stands in the store: beyond it, one more is shown
+METRICS_STORE_EVERY_MS: Final = 5_000  # how often the store is asked, however often the metrics are
+METRICS_STORE_WAIT_MS: Final = 2_000
+LOG_LINES_QUEUED_MAX: Final = 20_000  # of calls, waiting to be written
+LOG_LINES_EVERY_MS: Final = 100
+SPANS_QUEUED_MAX: Final = 16_384
+SPANS_AT_ONCE_MAX: Final = 512
+SPANS_EVERY_MS: Final = 1_000
+SPANS_EXPORT_MS: Final = 10_000  # for one export, its repeats included
+
 # Blobs. What is uploaded or read goes through in pieces; a part of an upload is as large as S3 wants it at least.
 BLOB_BYTES_DEFAULT: Final = 268_435_456
 BLOB_BYTES_MAX: Final = 5_368_709_120

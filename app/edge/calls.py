@@ -28,6 +28,20 @@ class Calls:
         self._in_flight_max = {info.server_id: info.max_in_flight for info in services.registry.servers()}
 
     async def in_line(self, call: CheckedCall, *, wait_ms: int) -> Answer:
+        """As `_in_line`. Told to the observer are repeats and refusals: of what is executed the executor tells."""
+        observer = self._services.observer
+        if observer is None:
+            return await self._in_line(call, wait_ms=wait_ms)
+        try:
+            answer = await self._in_line(call, wait_ms=wait_ms)
+        except TgaError as error:
+            observer.refused(call, error)
+            raise
+        if answer.replayed:
+            observer.repeated(call, answer)
+        return answer
+
+    async def _in_line(self, call: CheckedCall, *, wait_ms: int) -> Answer:
         """The runtime's answer; until then the call counts towards its server's load. GatewayBusy when that is full."""
         runtime, admission, server_id = self._services.runtime, self._services.admission, call.server_id
         in_flight_max = self._in_flight_max.get(server_id)

@@ -28,7 +28,7 @@ from app.edge.services import IN_PROCESS, Services
 logger = logging.getLogger("tga")
 
 # Probes are answered also when the gateway is full, or about to stop.
-_WATCHED: Final = frozenset({"/healthz", "/readyz"})
+_WATCHED: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _ENDLESS: Final = "/events"
 _LARGE: Final = "/v1/blobs/"  # their HEAD is a route of its own, which reads nothing
 
@@ -72,6 +72,8 @@ class GatewayMiddleware:
             self._services.admission.end()
 
     def _answer(self, error: Exception, scope: Scope) -> Response:
+        code = error.code if isinstance(error, TgaError) else InternalError.code
+        self._services.instruments.problems.add((code,))
         if isinstance(error, ShuttingDown):
             return problem(error, headers={"Connection": "close"})
         if isinstance(error, TgaError):

@@ -37,6 +37,7 @@ Action = Literal[
     "work",
     "read_blob",
     "write_blob",
+    "read_metrics",
 ]
 
 _EVERYONE: Final[frozenset[Role]] = frozenset({"agent", "supervisor", "operator", "auditor", "worker"})
@@ -71,6 +72,7 @@ MAY: Final[dict[Action, frozenset[Role]]] = {
     "work": frozenset({"worker"}),  # lease, heartbeat, put, and the pages of the journal of what it leased
     "read_blob": _EVERYONE,
     "write_blob": frozenset({"agent", "worker"}),
+    "read_metrics": frozenset({"operator", "auditor"}),  # those of the installation's own tenant (app/api/metrics.py)
 }
 # Of what is done to one run or schedule: who may do it to those of others too. Every other role that `MAY` admits does
 # it to its own only.

@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from app.connectors.registry import Registry
 from app.core.errors import InputMalformed, TgaError
+from app.core.instruments import Instruments
 from app.core.note import VerifierKey
 from app.domain.clock import Clock
 from app.domain.identity import Principal
@@ -29,6 +30,7 @@ from app.domain.system.pins import Pins
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.handover import Handover
+from app.edge.observing import CallObserver
 from app.edge.read_scheduler import ReadingSessions, ReadScheduler, reader
 from app.edge.replays import ReplayCounts
 from app.postgres.feed import PostgresFeed
@@ -69,6 +71,15 @@ class Log(Protocol):
     def condition(self) -> LogCondition: ...
 
 
+class Metrics(Protocol):
+    """`/metrics`. `needs_key`: whether a credential is asked for."""
+
+    @property
+    def needs_key(self) -> bool: ...
+
+    async def render(self) -> bytes: ...
+
+
 class Store(Protocol):
     """What is known of the store without asking it."""
 
@@ -98,6 +109,9 @@ class Services:
     log: Log
     blobs: Blobs
     store: Store | None = None
+    instruments: Instruments = field(default_factory=Instruments)
+    metrics: Metrics | None = None  # None: there is no /metrics
+    observer: CallObserver | None = None
     signing_keys: Callable[[], Mapping[str, KnownKey]] = dict
     program_submitted: Callable[[str], None] = lambda _: None  # told the tenant whose program was submitted here
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -90,6 +90,8 @@ class BackgroundWork:
     async def recover(self) -> None:
         async with contextlib.aclosing(self._gateway.runtime.recover_all()) as sweep:
             async for result in sweep:
+                recovered = "recovered" if result.error is None else result.error.code
+                self._gateway.services.instruments.recoveries.add((recovered,))
                 # One that cannot be recovered is told of once, not in every sweep.
                 if not isinstance(result.error, ConcurrentExecution) and result.trace_id not in self._reported:
                     tell_recovered(result, as_json=False)

@@ -23,6 +23,7 @@ from app.api import (
     health,
     keys,
     log,
+    metrics,
     pages,
     procedures,
     run_reading,
@@ -67,7 +68,7 @@ def build_app(services: Services) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, blobs, procedures, runs, schedules, worker, health):
+    for noun in (actions, blobs, procedures, runs, schedules, worker, health, metrics):
         app.include_router(noun.router(services))
     reading = services.for_reading()
     for noun in (traces, run_reading, events, approvals, log, servers, keys, callers, finding):

@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from app.clock import SystemClock
@@ -19,6 +19,7 @@ from app.connectors.webhook_notices import WebhookNotices
 from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
 from app.console.sessions import Sessions as ConsoleSessions
 from app.core.errors import SettingInvalid, StoreUnfit
+from app.core.instruments import Instruments
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.runs.blobs import Blobs
@@ -39,6 +40,8 @@ from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.authentication import Authenticator
 from app.edge.calls import Calls
+from app.edge.metrics import ProcessMetrics
+from app.edge.observing import CallObserver
 from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
@@ -127,7 +130,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     _verify_home(settings)
     keyring = Keyring.open(settings.keys)
     log_signer = LogSigner.open(settings.keys, origin=config.log.origin)
-    clock = SystemClock()
+    clock, instruments = SystemClock(), Instruments()
     objects = open_object_store(config.blobs.url, folder=settings.home / "blobs")
     async with AsyncExitStack() as stack:
         registry = Registry.from_config(config)
@@ -137,7 +140,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         sessions = await stack.enter_async_context(await Sessions.open(url))
         traces = await stack.enter_async_context(await PostgresTraces.open(sessions, url))
         access = await stack.enter_async_context(await PostgresAccess.open(sessions, url))
-        writer = Writer(PostgresLedger(sessions))
+        writer = Writer(PostgresLedger(sessions), instruments)
         stack.push_async_callback(writer.close)
         system = system_parts(
             sessions, writer, clock, keyring, executor_id=traces.executor_id, definition_of=registry.definition
@@ -156,6 +159,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         await ensure_admin_key(access, settings.admin_key_file)
         link = EngineLink()
         told_of_approvals = [name for name, one in config.webhooks.items() if APPROVAL_REQUESTED in one.events]
+        observer = CallObserver(instruments)
         runtime = TgaRuntime(
             Ports(
                 ledger=writer,
@@ -169,6 +173,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 clock=clock,
                 approval_webhooks=told_of_approvals,
                 companion_of=link.companion_of,
+                observer=observer,
             )
         )
         stack.push_async_callback(runtime.close)
@@ -176,10 +181,10 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         if config.auth.jwt is not None:
             tokens = JwtVerifier(config.auth.jwt, has_tenant=access.has_tenant)
             stack.push_async_callback(tokens.close)
-        webhooks = _webhooks(config, sessions, traces, link, keyring, clock)
+        webhooks = _webhooks(config, sessions, traces, link, keyring, clock, instruments)
         stack.push_async_callback(webhooks.close)
         blobs = Blobs(PostgresBlobRows(sessions), objects, clock, size_bytes_max=config.blobs.max_bytes)
-        sequencer = Sequencer(lambda: TreeSession.open(url), log_signer)
+        sequencer = Sequencer(lambda: TreeSession.open(url), log_signer, instruments=instruments)
         procedures = Procedures(system.log, clock)
         calls = CallsOfRuns()
         salts, values = PostgresRunSalts(sessions, keyring), JournalValues(blobs)
@@ -201,6 +206,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 new_lease=partial(secrets.token_urlsafe, 24),
                 lease_ms=config.runs.lease_ms,
                 ask_webhooks=told_of_approvals,
+                instruments=instruments,
             ),
             EndedTracesOf(traces),
             erase=erasure.erase_as_agreed,
@@ -231,7 +237,18 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             store=database,
             signing_keys=partial(_own_keys, system.log),
             stopping=engine.ports.stopping,
+            instruments=instruments,
+            observer=observer,
         )
+        if config.telemetry.metrics != "off":
+            metrics = ProcessMetrics(
+                services,
+                needs_key=config.telemetry.metrics == "key",
+                queue=lambda: writer.queue,
+                leads=lambda: sequencer.is_working,
+                worker_silent_ms=config.runs.lease_ms,
+            )
+            services = replace(services, metrics=metrics)
         calls.calls = Calls(services)
         lua.connect(services)
         yield Gateway(
@@ -290,7 +307,13 @@ def _own_keys(system: SystemLog) -> dict[str, KnownKey]:
 
 
 def _webhooks(
-    config: Config, sessions: Sessions, traces: PostgresTraces, link: EngineLink, keyring: Keyring, clock: Clock
+    config: Config,
+    sessions: Sessions,
+    traces: PostgresTraces,
+    link: EngineLink,
+    keyring: Keyring,
+    clock: Clock,
+    instruments: Instruments,
 ) -> Webhooks:
     async def announcement(trace_id: TraceId) -> Announcement | None:
         stored = await traces.load_trace(trace_id)
@@ -298,4 +321,12 @@ def _webhooks(
 
     urls = {name: webhook.url for name, webhook in config.webhooks.items()}
     outbox = PostgresOutbox(sessions)
-    return Webhooks(urls, outbox, load=announcement, load_run=link.announcement, sign=keyring.sign, clock=clock)
+    return Webhooks(
+        urls,
+        outbox,
+        load=announcement,
+        load_run=link.announcement,
+        sign=keyring.sign,
+        clock=clock,
+        instruments=instruments,
+    )

@@ -24,6 +24,7 @@ from typing import Any, Self, TypeAlias
 import asyncpg
 
 from app.core.errors import ConcurrentExecution, LogForked, StoreUnavailable, TgaError
+from app.core.instruments import Instruments
 from app.core.limits import (
     EPOCH_WAIT_MS,
     LOG_BATCH_ROWS_MAX,
@@ -127,12 +128,14 @@ class Sequencer:
         *,
         stall_ms: int = LOG_STALL_MS,
         look_every_ms: int = LOG_LOOK_EVERY_MS,
+        instruments: Instruments | None = None,
     ) -> None:
         # Set here for good.
         self._open_tree = open_tree
         self._signer = signer
         self._stall_ms = stall_ms
         self._look_every_ms = look_every_ms
+        self._instruments = instruments or Instruments()
         # While this gateway leads: set and cleared by the round's task. Held up: a commit waits for its standby.
         self._term: LeaderTerm | None = None
         self._is_held_up = False
@@ -263,6 +266,7 @@ class Sequencer:
 
     def _note_failure(self, error: TgaError) -> None:
         """Each failure is told of once, however often it is tried again, until a round has succeeded."""
+        self._instruments.log_faults.add((error.code,))
         if isinstance(error, LogForked):
             if self._fault is None:
                 logger.critical("the log is forked; nothing is sequenced and nothing is signed: %s", error)

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import asyncpg
 
@@ -77,6 +77,15 @@ class Closing(abc.ABC):
         await self.close()
 
 
+class PoolUse(NamedTuple):
+    """Sessions that are in use, open and unused, how many there may be, and who waits for one."""
+
+    used: int
+    idle: int
+    max: int
+    waiting: int
+
+
 class Sessions(Closing):
     """A pool of sessions in the gateway's role. They hold no state between uses, so nothing is reset on return.
 
@@ -109,6 +118,12 @@ class Sessions(Closing):
         except (*LOST, asyncpg.PostgresError, ValueError) as error:
             raise unavailable(error, url) from error
         return cls(pool)
+
+    @property
+    def use(self) -> PoolUse:
+        at_hand, pool = len(self._at_hand), self._pool
+        idle = pool.get_idle_size() + at_hand
+        return PoolUse(used=pool.get_size() - idle, idle=idle, max=pool.get_max_size(), waiting=self._waiting)
 
     async def close(self) -> None:
         self._is_closing = True  # from here on none is put by, which the pool would wait for

@@ -9,8 +9,10 @@ import asyncio
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
-from app.core.errors import StoreBusy, TgaError
+from app.core.errors import LockAcquireFailed, OutcomeUnknown, StoreBusy, StoreUnavailable, TgaError
+from app.core.instruments import Instruments
 from app.core.limits import (
     BATCH_BYTES_MAX,
     BATCH_PLANS_MAX,
@@ -22,6 +24,7 @@ from app.core.limits import (
 from app.domain.ledger.plans import Plan, PlanGroup
 from app.postgres.ledger import PostgresLedger
 
+_NO_ANSWER: Final = (LockAcquireFailed, OutcomeUnknown, StoreBusy, StoreUnavailable)
 _Waiting = tuple[PlanGroup, int, "asyncio.Future[list[TgaError | None]]"]  # with its size in bytes
 
 
@@ -32,9 +35,10 @@ class Writer:
     by its callers while the others commit.
     """
 
-    def __init__(self, ledger: PostgresLedger) -> None:
+    def __init__(self, ledger: PostgresLedger, instruments: Instruments | None = None) -> None:
         # Set here for good.
         self._ledger = ledger
+        self._instruments = instruments or Instruments()
         self._loop = asyncio.get_running_loop()  # kept: asking each time costs a system call
         # Plans that no flusher has taken yet: `_commit` adds, `_take_batch` removes, both without a pause in between.
         self._queue: deque[_Waiting] = deque()
@@ -43,6 +47,11 @@ class Writer:
         # Tasks that empty the queue, and how many of them wait for the database: each writes for itself.
         self._flushers: set[asyncio.Task[None]] = set()
         self._committing = 0
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """How many plans wait that no flusher has taken yet, and their size in bytes."""
+        return self._queue_plans, self._queue_bytes
 
     async def commit(self, plan: Plan) -> None:
         """As Ledger.commit; StoreBusy at once when the queue is full, and then nothing was stored."""
@@ -58,6 +67,7 @@ class Writer:
 
     async def _commit(self, group: PlanGroup, size: int) -> list[TgaError | None]:
         if self._queue_plans >= WRITER_QUEUE_PLANS_MAX or self._queue_bytes + size > WRITER_QUEUE_BYTES_MAX:
+            self._instruments.commits.add(("failed",), len(group.plans))
             raise StoreBusy(
                 "too much is waiting to be committed",
                 found=f"{self._queue_plans} plans",
@@ -102,8 +112,10 @@ class Writer:
             self._flushers -= {asyncio.current_task()}
 
     async def _flush(self, batch: list[_Waiting]) -> None:
+        began = self._loop.time()
         try:
             results = await self._ledger.commit_groups([group for group, _, _ in batch])
+            self._count(results, self._loop.time() - began)
         except BaseException as error:
             for _, _, future in batch:
                 if not future.done():
@@ -112,6 +124,16 @@ class Writer:
                 raise
         else:
             await self._answer(batch, results)
+
+    def _count(self, results: list[TgaError | None], took_s: float) -> None:
+        counted = self._instruments
+        counted.commit_seconds.observe((), took_s)
+        counted.batch_plans.observe((), len(results))
+        stored = results.count(None)
+        counted.commits.add(("stored",), stored)
+        for error in results if stored < len(results) else ():
+            if error is not None:
+                counted.commits.add(("failed" if isinstance(error, _NO_ANSWER) else "refused",))
 
     async def _answer(self, batch: list[_Waiting], results: list[TgaError | None]) -> None:
         """Wake callers in slices, so that the next batch fills while this one is answered."""

@@ -19,9 +19,9 @@ EXPECTED: Final[dict[Role, set[str]]] = {
     "supervisor": {*READS, "read_tenant", "decide", "answer_run", "read_source"},
     "operator": {
         *(*READS, *TO_RUNS, "read_tenant", "recover", "resolve", "pin", "resume_run", "erase_run", "trigger"),
-        *("write_schedule", *SUBMITS),
+        *("write_schedule", "read_metrics", *SUBMITS),
     },
-    "auditor": {*READS, "read_tenant", "read_source", "read_keys"},
+    "auditor": {*READS, "read_tenant", "read_source", "read_keys", "read_metrics"},
     "admin": set(get_args(Action)),
 }
 

@@ -376,6 +376,7 @@ GENERATED = (
     "docs/errors.md",
     "docs/lint.md",
     "docs/lint-lua.md",
+    "docs/metrics.md",
     "docs/state-machine-of-runs.md",
     "docs/state-machine.md",
     "test_vectors/tga/run_vectors.json",

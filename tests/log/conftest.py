@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -64,7 +64,7 @@ async def run_again(sequencer: Sequencer) -> None:
 
 
 @asynccontextmanager
-async def sequencing(database: Database, signer: LogSigner, **settings: int) -> AsyncIterator[Sequencer]:
+async def sequencing(database: Database, signer: LogSigner, **settings: Any) -> AsyncIterator[Sequencer]:
     """A sequencer at work in this process."""
     sequencer = Sequencer(lambda: TreeSession.open(database.gateway_url), signer, **settings)
     task = asyncio.create_task(run_again(sequencer))

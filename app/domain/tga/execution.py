@@ -89,6 +89,9 @@ class TraceExecution:
     companion: Companion | None = None  # set at birth or when it is loaded, for good
     redispatch: Resolution | None = None  # an operator's order: set by `TgaRuntime.resolve`, cleared by the send
 
+    # When each phase was over, as (phase, milliseconds of the steady clock), for the observer; empty without one.
+    marks: list[tuple[str, float]] = field(default_factory=list)
+
     # Last durable answer; the head may be ahead of it. Set by each commit and by loading, cleared by `begin_anew`.
     committed: Answer | None = None
 

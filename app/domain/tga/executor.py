@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from app.core.canonical import canonical_bytes
 from app.core.chain import Head
-from app.core.errors import RecoveryFailed, SecretMissing, ToolNotFound, TraceNotFound
+from app.core.errors import ConcurrentExecution, RecoveryFailed, SecretMissing, ToolNotFound, TraceNotFound
 from app.core.limits import BACKOFF_FIRST_MS, BACKOFF_MAX_MS
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.owned_stream import UNBORN, OwnedStream, Position, StreamPorts
@@ -65,6 +65,7 @@ class TraceExecutor:
         self._approval_webhooks = ports.approval_webhooks
         self._companion_of = ports.companion_of
         self._clock = ports.clock
+        self._observer = ports.observer
         self.stream_ports = StreamPorts(TRACE, ports.ledger, ports.traces, ports.clock, self._load_position)
         steps: dict[str, Callable[[TraceExecution], Awaitable[Answer | None]]] = {
             "ask_supervisor": self._ask_supervisor,
@@ -78,6 +79,7 @@ class TraceExecutor:
         """A trace that begins with this request; nothing of it is stored before its first commit."""
         owned = OwnedStream(self.stream_ports, request.trace_id, executor_id=executor_id, head=_HEAD_AT_BIRTH)
         execution = TraceExecution(TraceId(request.trace_id), request, owned=owned, companion=companion)
+        self._mark(execution, "begin")
         self.advance(execution, request)
         return execution
 
@@ -85,6 +87,7 @@ class TraceExecutor:
         stored = await self._traces.load_trace(TraceId(TRACE.identity_of(stream)))
         execution = TraceExecution.of(stored, self.stream_ports, executor_id=executor_id)
         execution.companion = self._companion_of(execution.request)
+        self._mark(execution, "begin")
         return execution
 
     async def load_answer(self, stream: str) -> Answer:
@@ -102,11 +105,23 @@ class TraceExecutor:
     async def run(self, execution: TraceExecution) -> Answer:
         if execution.loaded is not None:
             decide_next(execution.loaded, claim_effect=execution.claim_effect)  # raises where claim and log disagree
-        while True:
-            step = self._step_of_state[execution.owned.head.state]  # type: ignore[index]  # a trace's
-            answer = await step(execution)
-            if answer is not None:
-                return answer
+        answer: Answer | None = None
+        try:
+            while answer is None:
+                step = self._step_of_state[execution.owned.head.state]  # type: ignore[index]  # a trace's
+                answer = await step(execution)
+        except ConcurrentExecution:
+            if self._observer is not None and execution.owned.durable_head.sequence_number > 0:
+                self._observer.fenced(execution)
+            raise
+        if self._observer is not None:
+            self._observer.rested(execution, answer)
+        return answer
+
+    def _mark(self, execution: TraceExecution, phase: str) -> None:
+        """Note that this phase is over now."""
+        if self._observer is not None:
+            execution.marks.append((phase, self._clock.monotonic_ms()))
 
     async def _ask_supervisor(self, execution: TraceExecution) -> Answer | None:
         if execution.waiting == "supervisor":
@@ -198,6 +213,7 @@ class TraceExecutor:
                 attempts.is_fenced = True
             if execution.redispatch is not None:
                 attempts.resolution, execution.redispatch = execution.redispatch, None
+            self._mark(execution, "wait")
             result: Dispatched = Withheld()
             began_ms = self._clock.monotonic_ms()
             while isinstance(result, Withheld):
@@ -212,6 +228,7 @@ class TraceExecutor:
                     # I6: waiting for a place, a name or a connection may have been long.
                     may_send=execution.owned.is_still_ours,
                 )
+        self._mark(execution, "dispatch")
         if isinstance(result, NotSent):
             attempts.refuse(result, took_ms=self._clock.monotonic_ms() - began_ms)
             if attempts.refusals.are_over(within_ms=tool.unreachable_for_ms):
@@ -333,6 +350,9 @@ class TraceExecutor:
         if companion is not None and (is_birth or state in TRACE.terminal_states):
             through = partial(companion.commit, trace=execution.answer(), is_birth=is_birth)
         await owned.commit(plan, through)
+        if self._observer is not None:
+            is_over = state in TRACE.terminal_states
+            self._mark(execution, "effect" if is_over else "intent" if execution.waiting is None else "ask")
         if secrets.sealed is not None:
             execution.secrets = secrets._replace(sealed=None, are_stored=plan.sealed is not None)
         execution.committed = execution.answer()
@@ -341,6 +361,7 @@ class TraceExecutor:
         if execution.must_ask:
             return "ask"
         verdict = await self._supervisor.judge(execution.request, tool)
+        self._mark(execution, "decide")
         execution.must_ask = verdict.answer == "ask"
         if verdict.answer != "ask":
             decided: Literal["APPROVE", "DENY"] = "APPROVE" if verdict.answer == "allow" else "DENY"

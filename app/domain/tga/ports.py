@@ -29,7 +29,7 @@ from app.domain.tga.replay import LogRecord
 from app.domain.tools import Tool
 
 if TYPE_CHECKING:
-    from app.domain.tga.execution import Answer
+    from app.domain.tga.execution import Answer, TraceExecution
 
 Waiting = Literal["supervisor", "operator"]
 Output = JsonOutput | Base64Output | DigestOutput
@@ -206,6 +206,18 @@ class Companion(Protocol):
         ...
 
 
+class Observer(Protocol):
+    """Is told how executions went, after the fact; whatever it does with that, nothing rests on it. It never raises."""
+
+    def rested(self, execution: TraceExecution, answer: Answer) -> None:
+        """The trace has ended, or waits for a person; `execution.marks` says when each of its phases was over."""
+        ...
+
+    def fenced(self, execution: TraceExecution) -> None:
+        """Another executor has taken the trace over."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything that the runtime asks of the world."""
@@ -221,3 +233,4 @@ class Ports:
     clock: Clock
     approval_webhooks: Sequence[str] = ()
     companion_of: Callable[[ActionRequest], Companion | None] = lambda _: None  # of a trace read from the record
+    observer: Observer | None = None  # None: no time is taken

@@ -26,6 +26,7 @@ from app.domain.runs.documents import Parent, RunIntent
 from app.domain.runs.engine.answering import Answering
 from app.domain.runs.engine.artifacts import answer_of, child_intent
 from app.domain.runs.engine.calling import Calling, is_begun_as
+from app.domain.runs.engine.counting import count_change
 from app.domain.runs.engine.leasing import Leasing
 from app.domain.runs.engine.messages import (
     CheckpointPut,
@@ -36,7 +37,7 @@ from app.domain.runs.engine.messages import (
     ThenChild,
     ThenTool,
 )
-from app.domain.runs.engine.ports import RunPorts
+from app.domain.runs.engine.ports import RunObserver, RunPorts
 from app.domain.runs.engine.putting import Putter, Putting, Stored
 from app.domain.runs.engine.starting import Starting, StartRequest
 from app.domain.runs.engine.sweeping import EndedTraces, Sweeping
@@ -59,6 +60,7 @@ class RunEngine:
     ) -> None:
         # Set here for good.
         self.ports = ports
+        self.observer: RunObserver | None = None  # set by who serves, while it does
         self.watchers = Watchers()
         self.table = RunTable(ports, self._changed)
         self.leasing = Leasing(ports, self.table)
@@ -215,6 +217,9 @@ class RunEngine:
     def _changed(self, work: Work) -> None:
         """Something was stored here: wake who waits for it, and tell the others, once a tick."""
         run = work.run
+        count_change(self.ports.instruments, work)
+        if self.observer is not None:
+            self.observer.changed(work.require(), work.state_before, work.added)
         self.watchers.tell([work.run_id])
         state, before = run.head.state, work.state_before
         if state == "SCHEDULED" and before != "SCHEDULED":

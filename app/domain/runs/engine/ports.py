@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from app.core.instruments import Instruments
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.plans import Ledger, Sealed
-from app.domain.runs.documents import RunStart
+from app.domain.runs.documents import RunDocument, RunStart
 from app.domain.runs.judging import StartSupervisor
 from app.domain.runs.procedures import ProgramLookup
 from app.domain.runs.replay import Run, RunRecord
@@ -192,6 +193,12 @@ class Secrets(Protocol):
         ...
 
 
+class RunObserver(Protocol):
+    """Is told of what was stored of a run here, after the fact; nothing rests on it. It never raises."""
+
+    def changed(self, loaded: LoadedRun, state_before: str | None, added: Sequence[RunDocument]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RunPorts:
     """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs that nobody owns.
@@ -216,4 +223,5 @@ class RunPorts:
     new_lease: Callable[[], str]
     lease_ms: int
     ask_webhooks: Sequence[str] = ()
+    instruments: Instruments = field(default_factory=Instruments)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -218,6 +218,7 @@ class Putting:
 
     async def record_fenced(self, run_id: str, putter: Putter) -> None:
         """A worker whose attempt is over has come back; told once for each attempt. Nothing rests on it."""
+        self._ports.instruments.fences.add(("run",))
 
         async def decide(work: Work) -> None:
             run = work.run

@@ -55,6 +55,7 @@ class Work:
         self.loaded = loaded
         self.has_news_for_others = False  # something that a worker on another gateway may wait for
         self._entries: list[PlannedEntry] = []
+        self.added: list[RunDocument] = []  # the documents of `_entries`
         self._checkpoint: PlannedCheckpoint | None = None
         self._blobs: list[BlobUse] = []
         self._is_rescheduled = False
@@ -84,6 +85,10 @@ class Work:
     def has_entries(self) -> bool:
         return bool(self._entries)
 
+    def sizes_bytes(self) -> list[int]:
+        """Of the documents in `added`, as they are stored."""
+        return [len(planned.artifact) for planned in self._entries]
+
     def add(self, artifact: RunDocument, *, source: Run | None = None) -> str:
         """Fold one more artifact; its digest. Raises where the run does not admit it."""
         run = None if self.loaded is None else self.loaded.run
@@ -108,6 +113,7 @@ class Work:
         if isinstance(artifact, RunCheckpoint) and artifact.state_change:
             self._verify_state_size(artifact)
         self._entries.append(planned)
+        self.added.append(artifact)
         self.has_news_for_others |= isinstance(artifact, RunAnswer)
         self._blobs += [
             BlobUse(moved.sequence_number, Digest(ref.sha256), ref.size_bytes) for ref in blobs_of(artifact)

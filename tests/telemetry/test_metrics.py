@@ -1,0 +1,160 @@
+"""/metrics of a real gateway: what happened is counted, what stands is shown, and who may not see it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.core.instruments import Instruments
+from app.core.limits import METRICS_COUNTED_MAX
+from app.postgres.api_keys import PostgresAccess
+from app.postgres.sessions import Sessions
+from app.postgres.standing import RUN_STATES, STANDING
+from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, working
+
+Samples = dict[str, float]
+LEASE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def gateway(world: RunsWorld) -> GatewayProcess:
+    return asyncio.run(world.gateway(config=world.config(lease_ms=LEASE_MS)))
+
+
+async def scrape(world: RunsWorld, gateway: GatewayProcess, *, key: str | None = None) -> Samples:
+    headers = {"Authorization": f"Bearer {key or world.keys['admin']}"}
+    async with aiohttp.ClientSession() as session, session.get(gateway.url + "/metrics", headers=headers) as answer:
+        text = await answer.text()
+        assert answer.status == 200, text
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(text))
+    known = {metric.name.removesuffix("_total") for metric in Instruments().all()}
+    assert {family.name for family in families} == known, "every metric is there, and no other"
+    return {
+        sample.name + "".join(f" {label}={value}" for label, value in sample.labels.items()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def call(gateway: GatewayProcess, key: str, **asked: Any) -> tuple[int, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(gateway.url + "/v1/tool-calls", json=asked, headers=headers) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+async def test_calls_are_counted_by_what_became_of_them(world: RunsWorld, gateway: GatewayProcess) -> None:
+    agent = world.keys["agent"]
+    asked = {"server_id": "bank", "tool_name": "charge", "arguments": {"amount": 3}, "idempotency_key": new_id("key")}
+    before = await scrape(world, gateway)
+    assert (await call(gateway, agent, **asked))[0] == 200
+    assert (await call(gateway, agent, **asked))[0] == 200
+    assert (await call(gateway, agent, server_id="bank", tool_name='no"such', arguments={}))[0] >= 400
+    status, _ = await call(gateway, agent, server_id="bank", tool_name="fail", arguments={})
+    assert status == 200
+    after = await scrape(world, gateway)
+
+    def grew(name: str) -> float:
+        return after.get(name, 0) - before.get(name, 0)
+
+    executed = "tga_calls_total server=bank tool={} state={} decision=policy_approve"
+    assert grew(executed.format("charge", "COMPLETED")) == 1
+    assert grew(executed.format("fail", "FAILED")) == 1
+    assert grew("tga_calls_repeated_total server=bank") == 1
+    refused = [name for name in after if name.startswith("tga_calls_refused_total") and grew(name)]
+    assert len(refused) == 1
+    assert not any("such" in name for name in after), "a name that is no tool's is nowhere"
+    for phase in ("decide", "intent", "wait", "dispatch", "effect", "total"):
+        assert grew(f"tga_call_phase_seconds_count server=bank phase={phase}") == 2
+    parts = sum(grew(f"tga_call_phase_seconds_sum server=bank phase={phase}") for phase in ("decide", "dispatch"))
+    assert 0 < parts <= grew("tga_call_phase_seconds_sum server=bank phase=total")
+    assert grew("tga_commits_total result=stored") >= 4
+    assert grew("tga_commit_batch_plans_count") >= 1
+    assert after["tga_server_up server=bank"] == 1
+    assert after["tga_store_up"] == 1
+    assert after["tga_pool_sessions state=max"] >= after["tga_pool_sessions state=used"] >= 0
+    assert after["process_resident_memory_bytes"] > 1 << 20
+
+
+async def test_runs_are_counted_by_what_their_workers_did(world: RunsWorld, gateway: GatewayProcess) -> None:
+    run_id = new_id()
+    async with working(world, gateway.url), Caller(world, gateway.url) as caller:
+        await caller.start("everything", {"user": 7}, run_id)
+        assert (await caller.see_through(run_id))["state"] == "COMPLETED"
+    seen = await scrape(world, gateway)
+    assert seen["tga_run_changes_total state=COMPLETED"] == 2, "the run, and its child"
+    assert seen["tga_leases_total change=leased"] >= 1
+    assert seen["tga_checkpoints_total tier=inline"] >= 3
+    assert seen["tga_checkpoint_bytes_total tier=inline"] > 100
+
+
+async def test_what_waits_is_read_from_the_store(world: RunsWorld, gateway: GatewayProcess) -> None:
+    run_id = new_id()
+    async with Caller(world, gateway.url) as caller:
+        async with working(world, gateway.url) as worker:
+            await caller.start("asks", None, run_id)
+            await until(lambda: (run_id, "SUSPENDED") in worker.ended)
+
+        async def is_shown() -> bool:  # what was read a few seconds ago is believed
+            seen = await scrape(world, gateway)
+            return (
+                seen.get("tga_approvals_waiting kind=run") == 1
+                and seen["tga_runs state=WAITING"] == 1
+                and seen["tga_approvals_oldest_seconds kind=run"] > 0
+                and seen["tga_workers"] >= 1
+                and seen["tga_log_size"] > 0
+            )
+
+        await until(is_shown)
+        await caller.answer(run_id, "2", True)
+        async with working(world, gateway.url):
+            await caller.see_through(run_id)
+
+
+async def test_only_operators_and_auditors_of_the_installation_read_them(
+    world: RunsWorld, gateway: GatewayProcess
+) -> None:
+    async with (
+        await Sessions.open(world.database.gateway_url, sessions_max=1) as sessions,
+        await PostgresAccess.open(sessions, world.database.gateway_url) as access,
+    ):
+        await access.create_tenant("acme")
+        of_another = await access.create_key(
+            name="eve", principal_id="eve", roles=["admin"], created_by="test", tenant="acme"
+        )
+        auditor = await access.create_key(name="max", principal_id="max", roles=["auditor"], created_by="test")
+    await scrape(world, gateway, key=auditor.text)
+    for key, status in ((None, 401), (world.keys["agent"], 403), (world.keys["worker"], 403), (of_another.text, 403)):
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession() as session, session.get(gateway.url + "/metrics", headers=headers) as answer:
+            assert answer.status == status
+            assert b"tga_calls" not in await answer.read()
+
+
+def scanned(plan: Any) -> set[str]:
+    """Tables that this plan reads as a whole."""
+    if isinstance(plan, list):
+        return set().union(*(scanned(part) for part in plan))
+    found = {plan["Relation Name"]} if plan.get("Node Type") == "Seq Scan" else set()
+    return found | scanned(plan.get("Plans", [])) | scanned([plan["Plan"]] if "Plan" in plan else [])
+
+
+async def test_counting_what_stands_needs_no_table_as_a_whole(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """Every count has an index, and ends at a bound: a million traces make it no dearer."""
+    async with (
+        await Sessions.open(world.database.gateway_url, sessions_max=1) as sessions,
+        sessions.reading() as session,
+    ):
+        await session.execute("SET LOCAL enable_seqscan = off")
+        told = await session.fetchval(f"EXPLAIN (FORMAT JSON) {STANDING}", list(RUN_STATES), LEASE_MS)
+        found = scanned(json.loads(told))
+    assert STANDING.count(f"LIMIT {METRICS_COUNTED_MAX + 1}") == 6
+    assert found.isdisjoint({"at_rest", "heads", "runs", "links", "run_requests", "tree_heads", "workers"}), found
