@@ -51,6 +51,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.append
 	$(BIN)/python -m bench.lean
 	$(BIN)/python -m bench.tool_call
+	$(BIN)/python -m bench.telemetry
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.runs
 	$(BIN)/python -m bench.sdk

@@ -12,10 +12,11 @@ from typing import Any, Final
 from app.clock import SystemClock
 from app.core.digest import digest_of
 from app.core.errors import ToolNotFound
+from app.core.instruments import Instruments
 from app.domain.identity import Principal
 from app.domain.tga.documents import JsonOutput, ToolCall
 from app.domain.tga.execution import Answer
-from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, Ports, Withheld
+from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, Observer, Ports, Withheld
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tools import Tool
 from app.gateway.policy_file import PolicyFile
@@ -105,14 +106,22 @@ class Gateway:
 
 
 @asynccontextmanager
-async def open_gateway(url: str, connector: Connector, *, sessions_max: int = 8) -> AsyncIterator[Gateway]:
+async def open_gateway(
+    url: str,
+    connector: Connector,
+    *,
+    sessions_max: int = 8,
+    observer: Observer | None = None,
+    instruments: Instruments | None = None,
+    writer_type: type[Writer] = Writer,
+) -> AsyncIterator[Gateway]:
     tools = OneTool(connector)
     async with (
         await Sessions.open(url, sessions_max=sessions_max) as sessions,
         await PostgresTraces.open(sessions, url) as traces,
     ):
         ledger = CountingLedger(sessions)
-        writer = Writer(ledger)
+        writer = writer_type(ledger, instruments)
         clock = SystemClock()
         system = system_parts(
             sessions, writer, clock, KEYS, executor_id=traces.executor_id, definition_of=lambda tool: tool.input_schema
@@ -129,6 +138,7 @@ async def open_gateway(url: str, connector: Connector, *, sessions_max: int = 8)
                 vault=system.vault,
                 decision_signer=system.decision_signer,
                 clock=clock,
+                observer=observer,
             )
         )
         try:

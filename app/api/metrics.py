@@ -6,7 +6,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core import errors
 from app.core.errors import Forbidden, RouteNotFound
 from app.domain.identity import DEFAULT_TENANT
 from app.edge.permissions import require
@@ -37,7 +36,7 @@ def router(services: Services) -> APIRouter:
                 "operators, auditors and admins of the default tenant, or, where `[telemetry]` says so, to anyone.",
                 "content": {"text/plain": {"example": _EXAMPLE}},
             },
-            **documented(errors.RouteNotFound),
+            **documented(),
         },
     )
     async def metrics(request: Request) -> Response:

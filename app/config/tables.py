@@ -309,14 +309,18 @@ class PolicyConfig(_Table):
     file: ConfigPath
 
 
-WebhookEvent = Literal["approval_requested", "call_held", "tool_quarantined", "log_forked"]
+WebhookEvent = Literal[
+    "approval_requested", "call_held", "tool_quarantined", "log_forked", "run_parked", "run_diverged"
+]
 
 
 class WebhookConfig(_Table):
-    """`[webhooks.X]`. The URL is not shown: its query may hold a token. `events`: what it is told of; all of it."""
+    """`[webhooks.X]`. The URL is not shown: its query may hold a token. `events`: what it is told of; all of it.
+    `format`: as docs/webhooks.md says, or as Slack or Microsoft Teams take messages."""
 
     url: QueryUrl
     events: Annotated[list[WebhookEvent], Field(min_length=1)] = list(get_args(WebhookEvent))
+    format: Literal["json", "slack", "teams"] = "json"
 
 
 class TelemetryConfig(_Table):
@@ -434,8 +438,10 @@ class LuaConfig(_Table):
 
 
 class Config(_Table):
-    """All of `tga.toml`, checked. Paths in it are complete."""
+    """All of `tga.toml`, checked. Paths in it are complete. `public_url`: under which people reach the gateway, for
+    links into its console."""
 
+    public_url: BaseUrl | None = None
     servers: dict[SegmentName, ServerConfig] = {}
     policy: PolicyConfig | None = None
     webhooks: Annotated[dict[Name, WebhookConfig], Field(max_length=WEBHOOKS_MAX)] = {}

@@ -28,6 +28,7 @@ from yarl import URL
 
 from app.connectors.http_client import HttpPool, Origin
 from app.connectors.http_connection import HttpFailure
+from app.connectors.webhook_formats import WebhookFormat, shaped
 from app.core.canonical import canonical_bytes
 from app.core.errors import SettingInvalid, TgaError
 from app.core.instruments import Instruments
@@ -74,9 +75,12 @@ class Webhooks:
         timeout_ms: int = WEBHOOK_TIMEOUT_MS,
         lease_ms: int = WEBHOOK_LEASE_MS,
         instruments: Instruments | None = None,
+        formats: Mapping[str, WebhookFormat] | None = None,
+        public_url: str | None = None,
     ) -> None:
         """`load` gives what a trace that still waits announces, and None when it waits no longer; `load_run` likewise
-        what a run asks, for one webhook."""
+        what a run asks, for one webhook. `formats`: of webhooks that are not told in our own; `public_url`: under
+        which people reach the console."""
         if timeout_ms >= lease_ms:
             raise SettingInvalid(
                 "a lease must outlast a delivery, or every slow one is made twice",
@@ -92,6 +96,8 @@ class Webhooks:
         self._timeout_ms = timeout_ms
         self._lease_ms = lease_ms
         self._instruments = instruments or Instruments()
+        self._formats = dict(formats or {})
+        self._public_url = public_url
         # A connection for each POST: on a kept one, an answer that nobody asked for would pass for this one's.
         self._pool = HttpPool(keeps_alive=False, connections_per_server=WEBHOOKS_MAX * WEBHOOK_POSTS_AT_ONCE_MAX)
 
@@ -177,7 +183,11 @@ class Webhooks:
     async def _post(self, webhook: str, delivery_id: str, event: str, told: Mapping[str, Any]) -> str | None:
         """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
         nothing in it matters, and no receiver can hold the gateway with it."""
-        body = canonical_bytes({"event": event, "delivery_id": delivery_id, **told})
+        form = self._formats.get(webhook, "json")
+        if form == "json":
+            body = canonical_bytes({"event": event, "delivery_id": delivery_id, **told})
+        else:
+            body = canonical_bytes(shaped(form, event, told, self._public_url))
         url = self._urls[webhook]
         headers = self._headers(delivery_id, body)
         try:

@@ -58,6 +58,8 @@ class ProcessMetrics:
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look())
             await asyncio.shield(self._looking)
+        if self._services.observer is not None and self._services.observer.spans is not None:
+            self._services.observer.spans.count()
         self._read_gateway()
         self._read_log()
         self._read_process()

@@ -34,6 +34,10 @@ class CallSpans(Protocol):
 
     def repeated(self, call: CheckedCall, answer: Answer) -> None: ...
 
+    def count(self) -> None:
+        """Bring the counters of spans up to date."""
+        ...
+
 
 class CallObserver:
     """The Observer of the runtime, and of what the edge answers without it. A defect here ends no call: it is told of

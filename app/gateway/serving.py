@@ -25,6 +25,7 @@ from app.edge.protocol import BoundedProtocol
 from app.gateway.background import BackgroundWork
 from app.gateway.http_server import build_app, serve_http
 from app.gateway.memory import spare_what_is_loaded
+from app.gateway.telemetry import telling
 from app.gateway.wiring import Gateway
 from app.mcp_server.server import PATH as MCP_PATH
 from app.settings import Settings
@@ -38,13 +39,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListening | None = None) -> bool:
     """Until a signal. `on_listening` is told the address once requests are taken; what it raises ends the gateway."""
-    _log_to_stderr()
     spare_what_is_loaded()
     descriptors = _raise_descriptors()
     stopping = gateway.services.stopping
     background = BackgroundWork(gateway)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    with _stopped_by_signals(stopping):
+    with telling(gateway.services, gateway.telemetry), _stopped_by_signals(stopping):
         serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors))
         tasks = [asyncio.create_task(work) for work in background.all()]
         hosting = [asyncio.create_task(gateway.lua.host.run(stopping))] if gateway.lua.host is not None else []
@@ -148,12 +148,3 @@ def _stopped_by_signals(stopping: asyncio.Event) -> Iterator[None]:
         yield
     finally:
         remove()
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logger.setLevel(logging.INFO)
-    # It tells with a traceback of every session that cannot be had while the store is away, which we tell of ourselves.
-    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)

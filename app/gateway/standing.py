@@ -1,4 +1,5 @@
-"""What stands and wants a person, as webhooks are told of it: held calls, tools in quarantine, a forked log."""
+"""What stands and wants a person, as webhooks are told of it: held calls, tools in quarantine, a forked log, runs
+that are parked or have diverged."""
 
 from __future__ import annotations
 
@@ -9,26 +10,38 @@ from collections.abc import Iterable, Iterator
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import Notice
 from app.core.errors import LogForked
-from app.core.limits import LIST_ITEMS_MAX, WEBHOOK_NOTICES_MAX
+from app.core.limits import LIST_ITEMS_MAX, RUN_LEASE_MS, WEBHOOK_NOTICES_MAX
 from app.domain.ledger.queries import Visibility
 from app.domain.system.pins import Pins
 from app.edge.services import Log
 from app.postgres.listing import list_traces
+from app.postgres.run_lists import list_runs
 from app.postgres.sessions import Sessions
 
 
 class WhatStands:
-    def __init__(self, sessions: Sessions, registry: Registry, pins: Pins, log: Log, tenants: Iterable[str]) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        registry: Registry,
+        pins: Pins,
+        log: Log,
+        tenants: Iterable[str],
+        *,
+        lease_ms: int = RUN_LEASE_MS,
+    ) -> None:
         self._sessions = sessions
         self._registry = registry
         self._pins = pins
         self._log = log
         self._tenants = sorted(tenants)
+        self._lease_ms = lease_ms
 
     async def look(self) -> list[Notice]:
         found = [*self._forks(), *self._quarantined()]
         for tenant in self._tenants:
             found += await self._held(tenant)
+            found += await self._stopped(tenant)
         return found
 
     def _forks(self) -> Iterator[Notice]:
@@ -74,6 +87,38 @@ class WhatStands:
                     }
                     since = re.sub(r"\D", "", item.updated_at)
                     found.append(Notice("call_held", f"{item.trace_id}-held-{since}", told))
+            before = page.next
+            if before is None:
+                break
+        return found
+
+    async def _stopped(self, tenant: str) -> list[Notice]:
+        """Runs that nothing goes on with until an operator does, the newest first."""
+        found: list[Notice] = []
+        before: str | None = None
+        while len(found) < WEBHOOK_NOTICES_MAX:
+            page = await list_runs(
+                self._sessions,
+                Visibility(tenant, None),
+                states=("PARKED", "DIVERGED"),
+                before=before,
+                limit=LIST_ITEMS_MAX,
+                worker_seen_ms=self._lease_ms,
+            )
+            for item in page.items:
+                told = {
+                    "tenant": tenant,
+                    "run_id": item.run_id.removeprefix(f"{tenant}/"),
+                    "procedure": item.procedure,
+                    "version": item.version,
+                    "attempt": item.attempt,
+                    "principal_id": item.principal_id,
+                    "since": item.updated_at,
+                }
+                # Retried and stopped again, it is another notice.
+                name, since = re.sub(r"[^!-~]", "?", item.run_id), re.sub(r"\D", "", item.updated_at)
+                state = item.state.lower()
+                found.append(Notice(f"run_{state}", f"{name}-{state}-{since}", told))
             before = page.next
             if before is None:
                 break

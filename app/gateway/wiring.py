@@ -13,6 +13,7 @@ from functools import partial
 from app.clock import SystemClock
 from app.config import Config, load_config
 from app.config.answer_schema import BoundedSchemas
+from app.config.tables import TelemetryConfig
 from app.connectors.blobs import open_object_store
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices
@@ -108,6 +109,7 @@ class Gateway:
     blobs: Blobs
     database: Database
     lua: LuaParts
+    telemetry: TelemetryConfig
 
 
 @asynccontextmanager
@@ -262,7 +264,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             notices=WebhookNotices(
                 webhooks,
                 {name: webhook.events for name, webhook in config.webhooks.items()},
-                WhatStands(sessions, registry, system.pins, sequencer, tenants).look,
+                WhatStands(sessions, registry, system.pins, sequencer, tenants, lease_ms=config.runs.lease_ms).look,
                 clock,
             ),
             sequencer=sequencer,
@@ -282,6 +284,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             blobs=blobs,
             database=database,
             lua=lua,
+            telemetry=config.telemetry,
         )
 
 
@@ -319,14 +322,15 @@ def _webhooks(
         stored = await traces.load_trace(trace_id)
         return Announcement.of(request_of(stored)) if stored.waiting == "supervisor" else None
 
-    urls = {name: webhook.url for name, webhook in config.webhooks.items()}
     outbox = PostgresOutbox(sessions)
     return Webhooks(
-        urls,
+        {name: webhook.url for name, webhook in config.webhooks.items()},
         outbox,
         load=announcement,
         load_run=link.announcement,
         sign=keyring.sign,
         clock=clock,
         instruments=instruments,
+        formats={name: webhook.format for name, webhook in config.webhooks.items()},
+        public_url=config.public_url,
     )

@@ -19,6 +19,7 @@ PRINTS: Final = {
     "append": (rf"writer +│ +128 │ +{RATIO}", "Flatness", r"100 │ +64 │ +1\.00"),
     "lean": (rf"of a call │ +30 │ +[\d,]+ │ +[\d,]+ │ +{RATIO}", "HOT updates of heads"),
     "tool_call": (rf"at least 1\.5 of the same transactions, unbatched; found {RATIO}",),
+    "telemetry": (r"metrics and lines +│ +\d+\.\d+ │ +[+-]\d+\.\d+", "Aim for metrics and lines"),
     "runs": (rf"put +│ +128 │ +{RATIO}", "Flatness", r"A checkpoint leaves [\d,]+ bytes", "are read back in"),
     "sdk": (r"live, one run +│ +[\d,]+", r"replayed: steps 20 to 40 take [\d,]+ us each"),
     "recovery": (rf"transactions per trace, one a read +│ +{RATIO}", rf"plans in a commit +│ +{RATIO}"),

@@ -1,0 +1,364 @@
+"""Spans of calls and runs, over OTLP. Only loaded where `[telemetry] traces` asks for it: the extra `otel` is needed.
+
+A call is one trace: the caller's, if it sent a `traceparent`, else one whose id is the call's own. Its spans are made
+when it has come to rest, from the marks that its execution left, with ids that follow from those on the record: the one
+of the send is the parent that the tool server was told. A run is a trace of its own, with a span for each attempt; its
+spans and those of its calls are linked. Names are those of the semantic conventions for MCP and generative AI, where
+they have one. No arguments, outputs or keys are in them.
+
+They go through a bounded queue to a thread that exports them. While the collector is away spans are dropped and
+counted; no call waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, set_span_in_context
+from opentelemetry.trace.span import NonRecordingSpan
+from opentelemetry.trace.status import Status, StatusCode
+
+from app import __version__
+from app.core.instruments import Instruments
+from app.core.limits import SPANS_AT_ONCE_MAX, SPANS_EVERY_MS, SPANS_EXPORT_MS, SPANS_QUEUED_MAX
+from app.domain.clock import Clock
+from app.domain.runs.documents import RunAttempt, RunDocument, RunIntent
+from app.domain.runs.engine.ports import LoadedRun
+from app.domain.runs.requests import ToolRequest
+from app.domain.tga.execution import Answer, TraceExecution
+from app.domain.tga.runtime import CheckedCall
+
+_SCOPE: Final = InstrumentationScope("tga_gateway", __version__)
+_CLOSE_WAIT_S: Final = 3.0
+_OK: Final = Status(StatusCode.UNSET)
+_SAMPLED: Final = TraceFlags(1)
+_ATTEMPTS_NOTED_MAX: Final = 10_000
+_LINKS_MAX: Final = 128
+_PHASES: Final = {"decide": "decide", "intent": "append intent", "effect": "append effect", "ask": "append request"}
+_OF_SENDS: Final = (
+    *(
+        "mcp.method.name",
+        "gen_ai.operation.name",
+        "gen_ai.tool.name",
+        "gen_ai.tool.call.id",
+        "tga.server",
+        "error.type",
+    ),
+)
+_ENDED: Final = ("COMPLETED", "FAILED", "CANCELLED", "PARKED", "DIVERGED")
+logger = logging.getLogger("tga")
+
+
+class SpanQueue:
+    """Exports spans in a thread of its own. `put` is called by one thread, never waits, and drops what has no room."""
+
+    def __init__(self, exporter: SpanExporter, instruments: Instruments) -> None:
+        self._exporter = exporter
+        self._instruments = instruments
+        self._spans: deque[ReadableSpan] = deque()
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        # Counted by the exporting thread, and added to the instruments by `put` and `close`, which alone write those.
+        self._exported = 0
+        self._failed = 0
+
+    def put(self, spans: Sequence[ReadableSpan]) -> None:
+        if len(self._spans) + len(spans) > SPANS_QUEUED_MAX:
+            self._instruments.spans.add(("dropped",), len(spans))
+            return
+        self._spans.extend(spans)
+        if len(self._spans) >= SPANS_AT_ONCE_MAX:
+            self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+            self._thread.start()
+
+    def count(self) -> None:
+        """Bring the counters up to date."""
+        exported, failed = self._exported, self._failed
+        values = self._instruments.spans.values
+        values["exported",], values["failed",] = exported, failed
+
+    def close(self) -> None:
+        """Export what is left, if the collector takes it quickly."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_WAIT_S)
+        threading.Thread(target=self._exporter.shutdown, daemon=True).start()
+        self.count()
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            self._wake.wait(SPANS_EVERY_MS / 1000)
+            self._wake.clear()
+            while self._spans:
+                self._export()
+
+    def _export(self) -> None:
+        batch = [self._spans.popleft() for _ in range(min(len(self._spans), SPANS_AT_ONCE_MAX))]
+        try:
+            is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # whatever the collector made of it, the next batch is tried
+            is_taken = False
+        if is_taken:
+            self._exported += len(batch)
+        else:
+            self._failed += len(batch)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Of a run, under way."""
+
+    leased_ns: int
+    calls: list[str] = field(default_factory=list)
+
+
+class Spans:
+    """CallSpans, and the RunObserver that makes a run's trace of what was stored of it here."""
+
+    def __init__(self, queue: SpanQueue, clock: Clock, provider: TracerProvider | None = None) -> None:
+        # The provider is asked for what the environment says: the resource, and which traces are sampled.
+        self._provider = provider or TracerProvider(
+            resource=Resource.create({SERVICE_NAME: "tga-gateway", SERVICE_VERSION: __version__}),
+            shutdown_on_exit=False,
+        )
+        self._queue = queue
+        self._clock = clock
+        self._attempts: dict[str, _Attempt] = {}  # by run, the oldest first; `_note` and `_changed` write it
+
+    def executed(self, execution: TraceExecution, answer: Answer, decision: str, now_ms: float) -> None:
+        request, marks = execution.request, execution.marks
+        trace_id, parent, flags = _place_of(request.trace_id, request.traceparent)
+        if not self._is_sampled(trace_id, parent, request.tool_name):
+            return
+        call_id = answer.tool_call_id
+        # A call that waited for a person is executed twice: up to there, and from there on.
+        context = _call_context(request.trace_id, trace_id, flags, answer.waiting)
+        # Marks are of a steady clock; the wall's is looked at once, now.
+        offset_ns = time.time_ns() - int(self._clock.monotonic_ms() * 1e6)
+        began_ns = offset_ns + int(marks[0][1] * 1e6)
+        attributes: dict[str, Any] = {
+            "mcp.method.name": "tools/call",
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": request.tool_name,
+            "tga.server": request.server_id,
+            "tga.trace_id": request.trace_id,
+            "tga.state": answer.state,
+            "tga.decision": decision,
+            "tga.attempts": execution.attempts.count,
+        }
+        if call_id is not None:
+            attributes["gen_ai.tool.call.id"] = call_id
+        if answer.waiting is not None:
+            attributes["tga.waiting"] = answer.waiting
+        links: list[Link] = []
+        if request.run is not None:
+            attributes["tga.run_id"] = request.run.run_id
+            links.append(Link(_run_context(request.run.run_id)))
+        status = _OK
+        effect = answer.effect
+        if effect is not None and effect.error is not None:
+            attributes["error.type"] = effect.error.code
+            status = Status(StatusCode.ERROR)
+        elif answer.state == "DENIED":
+            attributes["error.type"] = "CALL_DENIED"
+            status = Status(StatusCode.ERROR)
+        end_ns = offset_ns + int(now_ms * 1e6)
+        spans = [
+            self._span(
+                f"tools/call {request.tool_name}",
+                context,
+                parent,
+                SpanKind.SERVER,
+                (began_ns, end_ns),
+                attributes=attributes,
+                links=links,
+                status=status,
+            )
+        ]
+        before_ns = began_ns
+        last_send = max((place for place, (phase, _) in enumerate(marks) if phase == "dispatch"), default=None)
+        for place, (phase, at_ms) in enumerate(marks[1:], 1):
+            at_ns = offset_ns + int(at_ms * 1e6)
+            own_id = _hashed(f"{phase} {place} {context.span_id}")
+            if place == last_send and call_id is not None:
+                own_id = int(call_id.replace("-", "")[-16:], 16)  # what the tool server was told is its parent
+            own = SpanContext(trace_id, own_id, is_remote=False, trace_flags=TraceFlags(flags))
+            kind, about = SpanKind.INTERNAL, {}
+            if phase == "dispatch":
+                kind, about = SpanKind.CLIENT, {name: attributes[name] for name in _OF_SENDS if name in attributes}
+            name = f"tools/call {request.tool_name}" if phase == "dispatch" else _PHASES.get(phase, phase)
+            spans.append(self._span(name, own, context, kind, (before_ns, at_ns), attributes=about))
+            before_ns = at_ns
+        self._queue.put(spans)
+
+    def count(self) -> None:
+        self._queue.count()
+
+    def repeated(self, call: CheckedCall, answer: Answer) -> None:
+        """A repeat is a moment in its own caller's trace, linked to the call that was executed."""
+        if call.traceparent is None:
+            return
+        trace_id, parent, flags = _place_of(answer.trace_id, call.traceparent)
+        if not self._is_sampled(trace_id, parent, call.tool_name):
+            return
+        now_ns = time.time_ns()
+        own = SpanContext(trace_id, _hashed(f"repeat {now_ns} {answer.trace_id}"), False, TraceFlags(flags))
+        attributes = {
+            "mcp.method.name": "tools/call",
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": call.tool_name,
+            "tga.server": call.server_id,
+            "tga.trace_id": answer.trace_id,
+            "tga.state": answer.state,
+            "tga.replayed": True,
+        }
+        name, times = f"tools/call {call.tool_name}", (now_ns, now_ns)
+        self._queue.put([self._span(name, own, parent, SpanKind.SERVER, times, attributes=attributes)])
+
+    def changed(self, loaded: LoadedRun, state_before: str | None, added: Sequence[RunDocument]) -> None:
+        """RunObserver: a span for each attempt that has ended, and the run's own when it has."""
+        try:
+            self._changed(loaded, state_before, added)
+        except Exception:
+            logger.exception("a defect in the gateway's telemetry; runs go on without it")
+
+    def _changed(self, loaded: LoadedRun, state_before: str | None, added: Sequence[RunDocument]) -> None:
+        run, start = loaded.run, loaded.start
+        state = run.head.state
+        self._note(run.run_id, added)
+        if state == state_before or (state_before != "RUNNING" and state not in _ENDED):
+            return
+        context = _run_context(run.run_id)
+        noted = self._attempts.pop(run.run_id, None)
+        if not self._is_sampled(context.trace_id, None, start.procedure):
+            return
+        about = {
+            "gen_ai.operation.name": "invoke_workflow",
+            "gen_ai.workflow.name": start.procedure,
+            "tga.run_id": run.run_id,
+            "tga.version": run.version,
+            "tga.state": state,
+            "tga.attempt": run.attempt,
+        }
+        spans, ended_ns = [], time.time_ns()
+        if state_before == "RUNNING" and noted is not None:  # else another gateway gave it to its worker
+            own = SpanContext(context.trace_id, _hashed(f"attempt {run.run_id} {run.attempt}"), False, _SAMPLED)
+            name, links = f"attempt {start.procedure}", [Link(_called(trace_id)) for trace_id in noted.calls]
+            times = (noted.leased_ns, ended_ns)
+            spans.append(self._span(name, own, context, SpanKind.CONSUMER, times, attributes=about, links=links))
+        if state in _ENDED:
+            status = _OK
+            if state not in ("COMPLETED", "CANCELLED"):
+                status, about = Status(StatusCode.ERROR), {**about, "error.type": f"RUN_{state}"}
+            times = (_ns(run.started_at), ended_ns)
+            links = [] if start.parent is None else [Link(_run_context(start.parent.run_id))]
+            name = f"invoke_workflow {start.procedure}"
+            spans.append(
+                self._span(name, context, None, SpanKind.SERVER, times, attributes=about, links=links, status=status)
+            )
+        self._queue.put(spans)
+
+    def _note(self, run_id: str, added: Sequence[RunDocument]) -> None:
+        """When a worker got the run, and which calls it made: of attempts that are under way."""
+        for artifact in added:
+            if isinstance(artifact, RunAttempt) and artifact.change == "LEASED":
+                self._attempts[run_id] = _Attempt(_ns(artifact.at))
+                if len(self._attempts) > _ATTEMPTS_NOTED_MAX:
+                    del self._attempts[next(iter(self._attempts))]
+            elif isinstance(artifact, RunIntent) and isinstance(artifact.request, ToolRequest):
+                noted = self._attempts.get(run_id)
+                if noted is not None and len(noted.calls) < _LINKS_MAX:
+                    noted.calls.append(artifact.request.trace_id)
+
+    def _is_sampled(self, trace_id: int, parent: SpanContext | None, name: str) -> bool:
+        """As the environment's sampler decides; by default as the caller did."""
+        asked = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
+        return self._provider.sampler.should_sample(asked, trace_id, name).decision.is_sampled()
+
+    def _span(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        kind: SpanKind,
+        times: tuple[int, int],
+        *,
+        attributes: Mapping[str, Any],
+        links: Sequence[Link] = (),
+        status: Status = _OK,
+    ) -> ReadableSpan:
+        return ReadableSpan(
+            name,
+            context,
+            parent,
+            self._provider.resource,
+            attributes,
+            links=links,
+            kind=kind,
+            status=status,
+            start_time=times[0],
+            end_time=max(times),
+            instrumentation_scope=_SCOPE,
+        )
+
+
+def spans_over_otlp(endpoint: str | None, clock: Clock, instruments: Instruments) -> tuple[Spans, SpanQueue]:
+    """To this endpoint, else where OTEL_EXPORTER_OTLP_ENDPOINT (or …_TRACES_ENDPOINT) says; headers, certificates and
+    the sampler are the environment's."""
+    # A batch that the collector does not take is not kept: the exporter's own repeats end with its time.
+    url = None if endpoint is None else endpoint.rstrip("/") + "/v1/traces"
+    queue = SpanQueue(OTLPSpanExporter(url, timeout=SPANS_EXPORT_MS / 1000), instruments)
+    return Spans(queue, clock), queue
+
+
+def _place_of(trace_id: str, traceparent: str | None) -> tuple[int, SpanContext | None, int]:
+    """The trace that a call belongs to, its parent there, and whether that is sampled: as app/connectors/answers.py
+    tells the tool server."""
+    if traceparent is None:
+        return int(trace_id.replace("-", ""), 16), None, 1
+    _, trace, parent, flags = traceparent.split("-")
+    context = SpanContext(int(trace, 16), int(parent, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
+    return context.trace_id, context, int(flags, 16)
+
+
+def _call_context(call_trace_id: str, trace_id: int, flags: int, waiting: str | None = None) -> SpanContext:
+    span_id = _hashed(f"call {call_trace_id} {waiting or ''}")
+    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(flags))
+
+
+def _called(call_trace_id: str) -> SpanContext:
+    """The span of a run's call: those have no caller's trace."""
+    return _call_context(call_trace_id, int(call_trace_id.replace("-", ""), 16), 1)
+
+
+def _run_context(run_id: str) -> SpanContext:
+    """Every gateway comes to the same."""
+    digest = hashlib.sha256(f"run {run_id}".encode()).digest()
+    return SpanContext(
+        int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), is_remote=False, trace_flags=_SAMPLED
+    )
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) or 1
+
+
+def _ns(written: str) -> int:
+    return int(datetime.fromisoformat(written).timestamp() * 1e9)
