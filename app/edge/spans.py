@@ -26,6 +26,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, set_span_in_context
 from opentelemetry.trace.span import NonRecordingSpan
@@ -48,7 +49,7 @@ _SAMPLED: Final = TraceFlags(1)
 _ATTEMPTS_NOTED_MAX: Final = 10_000
 _LINKS_MAX: Final = 128
 _PHASES: Final = {"decide": "decide", "intent": "append intent", "effect": "append effect", "ask": "append request"}
-_OF_SENDS: Final = (
+_OF_SENDS: Final[tuple[str, ...]] = (
     *(
         "mcp.method.name",
         "gen_ai.operation.name",
@@ -290,7 +291,7 @@ class Spans:
     def _is_sampled(self, trace_id: int, parent: SpanContext | None, name: str) -> bool:
         """As the environment's sampler decides; by default as the caller did."""
         asked = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
-        return self._provider.sampler.should_sample(asked, trace_id, name).decision.is_sampled()
+        return self._provider.sampler.should_sample(asked, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
 
     def _span(
         self,
