@@ -60,7 +60,7 @@ async def test_a_call_is_one_trace_with_a_span_for_each_phase(
     world: RunsWorld, gateway: GatewayProcess, collector: Collector
 ) -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT}-01"}
-    asked = {"tool_name": "charge", "arguments": {"amount": 3}, "idempotency_key": new_id("key")}
+    asked: dict[str, Any] = {"tool_name": "charge", "arguments": {"amount": 3}, "idempotency_key": new_id("key")}
     answer = await call(gateway, world.keys["agent"], headers, **asked)
     trace_id = answer["trace_id"]
     await asyncio.to_thread(collector.until, lambda: collector.of(**{"tga.trace_id": trace_id}))
@@ -155,7 +155,7 @@ async def test_neither_lines_nor_spans_hold_secrets_and_each_line_is_one(
     world: RunsWorld, gateway: GatewayProcess, collector: Collector
 ) -> None:
     key = new_id("key") + "-not-to-be-seen"
-    asked = {"tool_name": "pay_card", "arguments": {"amount": 3, "card": CARD}, "idempotency_key": key}
+    asked: dict[str, Any] = {"tool_name": "pay_card", "arguments": {"amount": 3, "card": CARD}, "idempotency_key": key}
     answer = await call(gateway, world.keys["agent"], **asked)
     assert answer["state"] in TRACE.terminal_states
     hostile = 'x" state=COMPLETED'
