@@ -117,6 +117,7 @@ class Instruments:
             "tga_runs_without_worker", "Runs that are ready, and whose program no living worker has."
         )
         self.workers = Gauge("tga_workers", "Workers that were heard of lately.")
+        self.workers_waiting = Gauge("tga_workers_waiting", "Workers that wait for runs at this gateway.")
         self.webhook_backlog = Gauge("tga_webhook_backlog", "Announcements that no webhook has taken yet.")
         # Runs.
         self.run_changes = Counter("tga_run_changes_total", "Runs that came into a state on this gateway.", ("state",))

@@ -80,6 +80,7 @@ class ProcessMetrics:
         shown, services = self._instruments, self._services
         shown.in_flight.set(services.admission.in_flight)
         shown.followers.set(services.admission.subscribed)
+        shown.workers_waiting.set(services.runs.leasing.waiting)
         servers = services.registry.servers()
         shown.executing.show({(one.server_id,): services.runtime.at_work(one.server_id) for one in servers})
         shown.server_up.show({(one.server_id,): int(one.status.is_callable) for one in servers})

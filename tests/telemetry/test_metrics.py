@@ -35,6 +35,8 @@ async def scrape(world: RunsWorld, gateway: GatewayProcess, *, key: str | None =
     families = list(text_string_to_metric_families(text))
     known = {metric.name.removesuffix("_total") for metric in Instruments().all()}
     assert {family.name for family in families} == known, "every metric is there, and no other"
+    unread = {metric.name for metric in Instruments().all() if metric.kind == "gauge" and not metric.labels}
+    assert not {family.name for family in families if not family.samples} & unread, "a gauge that nothing reads off"
     return {
         sample.name + "".join(f" {label}={value}" for label, value in sample.labels.items()): sample.value
         for family in families

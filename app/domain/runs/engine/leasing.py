@@ -90,6 +90,11 @@ class Leasing:
         self._kicked = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def waiting(self) -> int:
+        """How many workers wait for runs here."""
+        return len(self._waiting)
+
     def kick(self) -> None:
         """A run may have become ready."""
         if self._waiting:
