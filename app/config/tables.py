@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from yarl import URL
 
+from app.config.telling import TelemetryConfig, WebhookEvent, WebhookFormat
 from app.core.limits import (
     APPROVAL_TIMEOUT_MS,
     APPROVAL_TIMEOUT_MS_MAX,
@@ -309,30 +310,13 @@ class PolicyConfig(_Table):
     file: ConfigPath
 
 
-WebhookEvent = Literal[
-    "approval_requested", "call_held", "tool_quarantined", "log_forked", "run_parked", "run_diverged"
-]
-
-
 class WebhookConfig(_Table):
     """`[webhooks.X]`. The URL is not shown: its query may hold a token. `events`: what it is told of; all of it.
     `format`: as docs/webhooks.md says, or as Slack or Microsoft Teams take messages."""
 
     url: QueryUrl
     events: Annotated[list[WebhookEvent], Field(min_length=1)] = list(get_args(WebhookEvent))
-    format: Literal["json", "slack", "teams"] = "json"
-
-
-class TelemetryConfig(_Table):
-    """`[telemetry]`. `metrics`: who may read /metrics: whoever has a key of an operator or auditor of the default
-    tenant (`key`), `anyone`, or nobody (`off`). `log_format`: how stderr is written; `log_calls`: a line for each call.
-    `traces`: spans over OTLP, to `otlp_endpoint`, else where OTEL_EXPORTER_OTLP_ENDPOINT says."""
-
-    metrics: Literal["key", "anyone", "off"] = "key"
-    log_format: Literal["text", "json"] = "text"
-    log_calls: bool = True
-    traces: bool = False
-    otlp_endpoint: PlainQueryUrl | None = Field(default=None, repr=False)
+    format: WebhookFormat = "json"
 
 
 class TenantConfig(_Table):
@@ -438,8 +422,7 @@ class LuaConfig(_Table):
 
 
 class Config(_Table):
-    """All of `tga.toml`, checked. Paths in it are complete. `public_url`: under which people reach the gateway, for
-    links into its console."""
+    """All of `tga.toml`, checked. Paths in it are complete. `public_url`: where people reach the gateway's console."""
 
     public_url: BaseUrl | None = None
     servers: dict[SegmentName, ServerConfig] = {}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote
 
-WebhookFormat = Literal["json", "slack", "teams"]
+from app.config.telling import WebhookFormat
 
 _VALUE_CHARS_MAX: Final = 256
 _FACTS_MAX: Final = 10  # Slack takes ten fields in a section

@@ -26,9 +26,10 @@ from typing import Any, Final, TypeAlias
 
 from yarl import URL
 
+from app.config.telling import WebhookFormat
 from app.connectors.http_client import HttpPool, Origin
 from app.connectors.http_connection import HttpFailure
-from app.connectors.webhook_formats import WebhookFormat, shaped
+from app.connectors.webhook_formats import shaped
 from app.core.canonical import canonical_bytes
 from app.core.errors import SettingInvalid, TgaError
 from app.core.instruments import Instruments

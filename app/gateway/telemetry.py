@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 
-from app.config.tables import TelemetryConfig
+from app.config.telling import TelemetryConfig
 from app.core.errors import SettingInvalid
 from app.edge.call_lines import Lines, LineWriter
 from app.edge.services import Services

@@ -13,7 +13,7 @@ from functools import partial
 from app.clock import SystemClock
 from app.config import Config, load_config
 from app.config.answer_schema import BoundedSchemas
-from app.config.tables import TelemetryConfig
+from app.config.telling import TelemetryConfig
 from app.connectors.blobs import open_object_store
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices

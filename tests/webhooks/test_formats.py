@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.connectors.webhook_formats import WebhookFormat, plain, shaped
+from app.config.telling import WebhookFormat
+from app.connectors.webhook_formats import plain, shaped
 
 HOSTILE = [
     "<!here> look",
