@@ -34,6 +34,10 @@ class _Agent:
     messages: list[ModelMessage] = field(default_factory=list)
     session: AgentSession | None = None  # None: to be made, with these messages
 
+    @property
+    def has_prompt(self) -> bool:
+        return bool(self.spec.get("prompt_is_function") or self.spec.get("system_prompt"))
+
 
 class LuaAgents:
     """The agents of one attempt. `body(thread, which, given)` runs a function of the program that has the turn."""
@@ -61,6 +65,8 @@ class LuaAgents:
         had = len(agent.messages)
         message = request.get("message")
         said = message if message is None or isinstance(message, str) else json.dumps(message, ensure_ascii=False)
+        if said is None and not agent.messages and not agent.has_prompt:
+            said = ""  # a turn begins with something that was said
         output = await agent.session.run(said)
         agent.messages = agent.session.messages
         return {"output": output, "done": _calls_of_done(agent.messages[had:])}

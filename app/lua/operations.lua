@@ -356,13 +356,6 @@ local function declaration(this, is_script)
     }
 end
 
--- The procedure that a run begins with: `main`, or the only one of the file, or the file itself.
-local function entry(is_script)
-    if lang.main then return lang.main end
-    local is_said = lang.script.input or lang.script.output or lang.script.state
-    if #lang.order == 1 and not is_said and not is_script then return lang.order[1] end
-end
-
 local function declared(name)
     local chunk = host.chunk(name)
     local ok, said = pcall(chunk)
@@ -373,7 +366,7 @@ local function declared(name)
             .. stopped.what .. ": move it into run = function() ... end", 0)
     end
     local is_stopped = stopped ~= nil
-    local main = entry(is_stopped or said ~= nil)
+    local main = lang.main -- the procedure that a run begins with; without one, the file itself
     local subs = host.array({})
     for _, one in ipairs(lang.order) do
         if one ~= main then subs[#subs + 1] = declaration(one, false) end
@@ -402,7 +395,7 @@ local function run(start)
         lang.mode = "declare" -- the top of the file declares, and does nothing yet
         host.chunk(start.chunk)()
         lang.mode = "run"
-        local main = entry(false)
+        local main = lang.main
         lang.begin_state(frame, main.state)
         output = lang.execute(main, frame)
     end

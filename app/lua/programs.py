@@ -77,7 +77,10 @@ class Declaration:
 
     @property
     def input_schema(self) -> dict[str, Any] | None:
-        return schema_of(self.input_fields)
+        found = schema_of(self.input_fields)
+        if found is not None and "required" not in found:
+            found["type"] = ["object", "null"]  # a run of it may be started without an input
+        return found
 
     @property
     def output_schema(self) -> dict[str, Any] | None:

@@ -112,7 +112,7 @@ async def test_all_forms_of_procedure(pool: Pool) -> None:
         f'main = procedure "main" {{ {fields}, run = {body} }}',
         f'main = procedure("main", {{ {fields} }}, {body})',
         f"Procedure {{ {fields}, run = {body} }}",
-        f'only = procedure "only" {{ {fields}, run = {body} }}',
+        f'only = procedure "only" {{ {fields}, run = {body} }}\nreturn only({{n = input.n}})',
         "input { n = field.number{} }\nreturn {n = input.n + 1}",
     ):
         assert value(await run_lua(pool, text, {"n": 2})) == {"n": 3}, text
