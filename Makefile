@@ -55,6 +55,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.runs
 	$(BIN)/python -m bench.sdk
+	$(BIN)/python -m bench.lua
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.mcp
 	$(BIN)/python -m bench.sequencer

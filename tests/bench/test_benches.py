@@ -22,6 +22,7 @@ PRINTS: Final = {
     "telemetry": (r"metrics and lines +│ +\d+\.\d+ │ +[+-]\d+\.\d+", "Aim for metrics and lines"),
     "runs": (rf"put +│ +128 │ +{RATIO}", "Flatness", r"A checkpoint leaves [\d,]+ bytes", "are read back in"),
     "sdk": (r"live, one run +│ +[\d,]+", r"replayed: steps 20 to 40 take [\d,]+ us each"),
+    "lua": (r"live: a checkpoint takes [\d,]+ us of CPU", "replayed: a checkpoint takes", r"32 at once: \d+ a second"),
     "recovery": (rf"transactions per trace, one a read +│ +{RATIO}", rf"plans in a commit +│ +{RATIO}"),
     "http": (rf"32 at once: over HTTP {RATIO} of the calls in process", r"admission +│ +\d+", r"database +│ +\d+"),
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
