@@ -275,9 +275,16 @@ class Attempt:
             found = self.journal.match(path, operation, source=source)
         except Diverged as error:
             raise self.give_up(self.diverged(error)) from error
-        if self._fork_changes and (not isinstance(found, Ended) or found.sequence_number > 0):
+        if self._fork_changes and not self._is_of_source(path, operation, found):
             self._apply_fork_changes(frame)
         return found
+
+    def _is_of_source(self, path: str, operation: Operation, found: Ended | Begun | None) -> bool:
+        """Of a fork: whether this operation, or something inside it, stands in what it has of its source. Branches of a
+        gather begin with the state as it was changed."""
+        if isinstance(found, Ended):
+            return found.sequence_number <= 0
+        return operation.kind != "gather" and self.journal.performed_inside(path) > 0
 
     async def look(self, path: str) -> Ended | Begun | None:
         """What stands at this address, whatever it is."""

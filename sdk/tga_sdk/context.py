@@ -20,6 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from tga_sdk.attempt import Attempt, log_line, time_text
 from tga_sdk.bodies import LOG_LINES_MAX, Body, Resume, Tier, checkpoint_put, gathered, named, recorded_error
+from tga_sdk.defaults import makes_defaults
 from tga_sdk.errors import (
     ProcedureInvalid,
     Stop,
@@ -423,16 +424,14 @@ class Context(Generic[S]):
         """Call another procedure: inline, as one recorded operation of this run with its own inside; or as a child, a
         run of its own that any worker may execute (`child=True`, or a procedure given by its name).
 
-        An inline sub-procedure shares this run's state. ChildError when a child failed or was cancelled; StepError when
-        an inline one raised.
+        An inline one that declares a state has its own for the time of the call: `ctx.state` in it is that, beginning
+        with its defaults, and its caller's is as it was when it is over. Whoever looks at the run meanwhile sees it as
+        the member `@call:{path}` of the run's state. One that declares none shares its caller's. ChildError when a
+        child failed or was cancelled; StepError when an inline one raised.
         """
         if child or isinstance(procedure, str):
             return await self._child(procedure, input, run_id, version, name)
         called = procedure_of(procedure)
-        if called.state_type is not None:
-            raise ProcedureInvalid(
-                f"{called.name} has a state of its own; inline it would share this run's: call it with child=True"
-            )
         given = to_json(input, where=f"the input of {called.name}")
 
         async def body() -> Any:
@@ -514,8 +513,7 @@ class Context(Generic[S]):
     async def _recorded(self, frame: Frame, path: str, found: Ended, type_: Any = None) -> Any:
         """What the journal has of this operation: the program gets it, and nothing is executed."""
         if found.changes:
-            frame.state.drop()
-            frame.state.apply(found.changes)
+            frame.state.recorded(found.changes)
         if found.operation.kind not in CARRIES_NOTHING:
             frame.logs.clear()
         frame.scope.leave()
@@ -640,12 +638,21 @@ async def _run_inline(ctx: Context[Any], called: Procedure[Any, Any], given: Any
     if called.takes_input:
         where = f"the input of {called.name}"
         arguments = (decode({"tier": "inline", "value": given}, called.input_type, where=where),)
-    attempt = ctx._attempt
+    attempt, frame = ctx._attempt, ctx._frame()
+    callers = frame.state
+    if called.state_type is not None:
+        frame.state = callers.called(called.state_type, frame.scope.address)
+        if makes_defaults(called.state_type):
+            await ctx.checkpoint(name="state", defer=True)
     watched = frozenset({getattr(called.fn, "__module__", "")})
-    with guard.watch(watched, strict=attempt.host.is_strict, warn=attempt._warn):
-        if called.is_async:
-            return await called.fn(ctx, *arguments)
-        return await attempt.in_thread(lambda: called.fn(SyncContext(ctx), *arguments))
+    try:
+        with guard.watch(watched, strict=attempt.host.is_strict, warn=attempt._warn):
+            if called.is_async:
+                return await called.fn(ctx, *arguments)
+            return await attempt.in_thread(lambda: called.fn(SyncContext(ctx), *arguments))
+    finally:
+        if frame.state is not callers:
+            callers.leave(frame.state)
 
 
 def _time_of(said: str) -> datetime:

@@ -40,6 +40,15 @@ async def doubling(ctx: Context[Any], input: int) -> int:
     return await ctx.step("double", lambda: input * 2, type=int)
 
 
+@procedure(name="sdk-counting")
+async def counting(ctx: Context[Kept], input: int) -> list[str]:
+    """Called inline, with a state of its own."""
+    ctx.state.log.append("counting")
+    for number in range(input):
+        ctx.state.log.append(await ctx.step("count", lambda number=number: f"{number}", type=str))
+    return list(ctx.state.log)
+
+
 @procedure(name="sdk-everything")
 async def everything(ctx: Context[Kept], input: Given) -> Done:
     """Something of each kind, so that every boundary of a run is crossed at least once."""
@@ -98,6 +107,7 @@ async def everything(ctx: Context[Kept], input: Given) -> Done:
         results.append(error.type)
     results.append(await ctx.signal("go"))
     results.append(await ctx.call(doubling, 21))
+    results.append(await ctx.call(counting, 2))
     results.append(await ctx.call(paying, {"amount": 3}, child=True))
     large: Any = await ctx.step("large", lambda: Artifact(b"x" * 40_000))
     results.append(len(large))
@@ -118,6 +128,7 @@ RESULT = {
         "KeyError",
         "gone",
         42,
+        ["counting", "0", "1"],
         ["amount", "charge_id"],
         40_000,
     ],

@@ -23,8 +23,9 @@ from tests.runs.processes import SdkWorkerOptions
 from tests.runs.worker import Boundaries
 from tests.runs.world import RunsWorld
 from tests.sdk.programs import PROCEDURES
-from tga_sdk import Worker
+from tga_sdk import AsyncClient, Worker
 from tga_sdk.attempt import Attempt
+from tga_sdk.testing import MemoryGateway
 
 
 class Crossing(httpx2.AsyncBaseTransport):
@@ -109,5 +110,20 @@ async def sdk_working(world: RunsWorld, *urls: str, **more: Any) -> AsyncIterato
         yield worker
     finally:
         worker.stop()
+        worker.stop()
+        await task
+
+
+@contextlib.asynccontextmanager
+async def memory_working(gateway: MemoryGateway, *procedures: Any) -> AsyncIterator[AsyncClient]:
+    """A worker of a gateway in memory, until the block ends; and a client of it."""
+    ready = asyncio.Event()
+    worker = Worker(gateway.url, gateway.key, procedures, transport=gateway.transport, on_ready=ready.set)
+    task = asyncio.create_task(worker.run(signals=False))
+    await ready.wait()
+    try:
+        async with AsyncClient(gateway.url, gateway.key, transport=gateway.transport) as client:
+            yield client
+    finally:
         worker.stop()
         await task
