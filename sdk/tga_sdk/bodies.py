@@ -53,7 +53,11 @@ class Body:
         self.type = type_
         self.mark = frame.state.mark()
 
-    async def perform(self, retry: Retry, *, at_most_once: bool, defer: bool, shown: bool) -> Any:
+    async def perform(
+        self, retry: Retry, *, at_most_once: bool, defer: bool, shown: bool, following: Operation | None = None
+    ) -> Any:
+        """`following`: the step that comes next and is shown while it runs; that it begins is recorded with this end,
+        which costs no commit of its own."""
         frame, attempt = self.frame, self.attempt
         while True:
             tried = attempt.journal.try_of(self.path)
@@ -98,7 +102,7 @@ class Body:
             if defer:
                 attempt.pipe.defer(sent)
             else:
-                await attempt.put([sent])
+                await attempt.put([sent, *self._shown(following)])
             self._leave()
             if self.tier == "event":
                 return None
@@ -106,6 +110,17 @@ class Body:
                 return value
             where = f"the result of {self.operation}"
             return decode(made.value, self.type, None if made.blob is None else made.blob.data, where=where)
+
+    def _shown(self, following: Operation | None) -> Sequence[Sent]:
+        """The intent of the step that comes next; not of a worker that leaves: nobody would run it."""
+        frame, attempt = self.frame, self.attempt
+        if following is None or attempt.host.is_draining:
+            return ()
+        scope, _, position = self.path.rpartition(".")
+        path = f"{scope}.{int(position) + 1}" if scope else str(int(position) + 1)
+        if attempt.journal.look(path) is not None:
+            return ()
+        return [Sent({"type": "step", **named(following, path, attempt.journal.try_of(path))}, frame.is_kept)]
 
     async def _run(self, inside: Frame) -> tuple[Any, Encoded] | Exception:
         """What the body has returned, and its recorded form; or what it raised. That is returned rather than raised, so

@@ -245,12 +245,14 @@ class Context(Generic[S]):
         at_most_once: bool = False,
         defer: bool = False,
         shown: bool = False,
+        then_shows: str | None = None,
         type: Any = None,  # noqa: A002
     ) -> Any:
         """What steps, sub-procedures, an agent's turns and predictions are made of: a body, and a record of its end.
 
         `given` is what the operation is given, for its identity. `shown`: that it has begun is recorded, too, so that
-        whoever looks sees it in progress.
+        whoever looks sees it in progress. `then_shows`: the name of the step, given nothing, that certainly comes next
+        and is shown: that it begins is recorded together with the end of this one.
         """
         frame, attempt = self._begin()
         verify_tier(tier, resume, where=f"{kind} {name}")
@@ -266,8 +268,13 @@ class Context(Generic[S]):
             return await body.recompute()
         if isinstance(found, Begun) and at_most_once:
             return await body.interrupt()
+        following = None if then_shows is None else self._operation(frame, "step", then_shows, None)
         return await body.perform(
-            Retry.of(retry), at_most_once=at_most_once, defer=defer, shown=shown and found is None
+            Retry.of(retry),
+            at_most_once=at_most_once,
+            defer=defer,
+            shown=shown and found is None,
+            following=following,
         )
 
     async def checkpoint(self, *, name: str = "checkpoint", defer: bool = False) -> None:

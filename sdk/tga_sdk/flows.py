@@ -241,12 +241,15 @@ class Flow(Generic[D]):
             ctx.state["data"] = first
             return {"flow": self.name, "steps": list(self.names)}
 
-        recorded = await ctx.perform("step", _STEPS, begin, given=None)
+        recorded = await ctx.perform("step", _STEPS, begin, given=None, then_shows=self.names[0])
         self._verify_names(recorded["steps"])
         for number, step in enumerate(self.steps):
             after = self.names[number + 1] if number + 1 < len(self.steps) else None
             retry = self.retry if step.retry is None else Retry.of(step.retry)
-            await ctx.perform("step", step.name, self._body(ctx, step, after), given=None, retry=retry, shown=True)
+            body = self._body(ctx, step, after)
+            # The last one's end rides with the run's; all others' with the beginning of the next.
+            more: dict[str, Any] = {"defer": True} if after is None else {"then_shows": after}
+            await ctx.perform("step", step.name, body, given=None, retry=retry, shown=True, **more)
         return self._typed(detached(ctx.state["data"]), where="data")
 
     def _verify_names(self, recorded: list[str]) -> None:
