@@ -10,8 +10,11 @@ from typing import Any, cast
 from tga_sdk import guard
 from tga_sdk.attempt import Attempt, error_document
 from tga_sdk.bodies import checkpoint_put, gathered, log_failure, recorded_failure
+from tga_sdk.changes import Change
+from tga_sdk.errors import TgaError
 from tga_sdk.frames import Frame, enter
 from tga_sdk.journal import Operation
+from tga_sdk.merging import clash_of
 from tga_sdk.values import Encoded, encode, to_json
 
 Branch = Callable[[], Any] | Coroutine[Any, Any, Any]
@@ -40,7 +43,10 @@ async def gather(
     attempt.verify_end(path, inner)
     logs = [line for one in frames for line in one.logs]
     frame.logs.extend(logs[: max(0, 64 - len(frame.logs))])
+    changed = [one.state.changes_since(mark) for one, mark in zip(frames, marks, strict=True)]
     found = _results(operation, results, types)
+    if not isinstance(found, Exception):
+        found = _disagreement(frame, operation, changed) or found
     if isinstance(found, Exception):
         log_failure(attempt, path, operation, found)
         said = error_document(found)
@@ -50,10 +56,10 @@ async def gather(
     plain, made = found
     if made.blob is not None:
         await attempt.upload(made.blob)
-    for one, mark in zip(frames, marks, strict=True):
-        frame.state.change(one.state.changes_since(mark))
-    changes = frame.state.take()
-    sent = checkpoint_put(frame, path, operation, "OK", value=made.value, inner=inner, changes=changes)
+    for changes in changed:
+        frame.state.change(changes, may_be_gone=True)
+    taken = frame.state.take()
+    sent = checkpoint_put(frame, path, operation, "OK", value=made.value, inner=inner, changes=taken)
     await attempt.put([sent])
     _leave(frame, path)
     return gathered(plain, types, operation.name)
@@ -74,6 +80,17 @@ def _results(
         return plain, encode(plain, where=f"the results of {operation}")
     except Exception as error:
         return error
+
+
+def _disagreement(frame: Frame, operation: Operation, changed: Sequence[Sequence[Change]]) -> TgaError | None:
+    """Why the branches' changes of the state cannot all be made, if they cannot."""
+    clash = clash_of(frame.state.document, changed)
+    if clash is None:
+        return None
+    first, second, at = clash
+    said = f"branches {first} and {second} of {operation.name} have changed {at} of the state in ways that do not agree"
+    way_out = "have branches return what they found, and change the state after the gather"
+    return TgaError(f"{said}: {way_out}", code="RUN_MERGE_CONFLICT")
 
 
 class _Running:

@@ -364,11 +364,14 @@ class Document:
         self._settle()
         self.change(later)
 
-    def change(self, changes: Sequence[Mapping[str, Any]]) -> None:
-        """Make recorded changes, and have them pending: all of them, or none and ValueInvalid."""
+    def change(self, changes: Sequence[Mapping[str, Any]], *, may_be_gone: bool = False) -> None:
+        """Make recorded changes, and have them pending: all of them, or none and ValueInvalid. `may_be_gone`: what is
+        to be removed may be gone already."""
         position, filled = self._end, MISSING
         try:
             for index, change in enumerate(changes):
+                if may_be_gone and change["op"] == "remove" and self._at(change["at"]) is MISSING:
+                    continue
                 is_marker = filled is MISSING and index + 1 < len(changes) and _is_pair(change, changes[index + 1])
                 if is_marker and type(found := self._at(change["at"])) is type(change["to"]):
                     filled = found

@@ -450,7 +450,10 @@ class Context(Generic[S]):
         """Run branches at the same time; their results, in their order.
 
         Each branch is a scope of its own with a copy of the state; their changes are merged in the order of the
-        branches. All branches are waited for; then, if some failed, the error of the first of them is raised.
+        branches, and of what several have set the last one's counts. Changes that would hit another place than a branch
+        meant, as when one removes items of a list and another changes items of it, are refused: StepError of type
+        RUN_MERGE_CONFLICT, which names both. All branches are waited for; then, if some failed, the error of the first
+        of them is raised.
         """
         frame, attempt = self._begin()
         types = [result_type(branch) if callable(branch) else None for branch in branches]

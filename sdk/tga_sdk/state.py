@@ -168,9 +168,10 @@ class State:
             self._left[called._at] = None
         self._left |= called._left
 
-    def change(self, changes: Iterable[Mapping[str, Any]]) -> None:
-        """Make changes that are written as recorded ones, and have them pending."""
-        self._document.change(list(changes))
+    def change(self, changes: Iterable[Mapping[str, Any]], *, may_be_gone: bool = False) -> None:
+        """Make changes that are written as recorded ones, and have them pending. `may_be_gone`: what is to be removed
+        may be gone already."""
+        self._document.change(list(changes), may_be_gone=may_be_gone)
 
     def mark(self) -> Mark:
         """Where the log of changes stands now. Until it is released, all changes after it are kept, so that they can be

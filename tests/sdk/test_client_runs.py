@@ -145,10 +145,42 @@ async def test_a_failed_run_is_retried(agent: Subject, root: Subject, gateways: 
         assert ended.status == "failed"
         failed = await raised(errors.RunFailed, agent.result(run.run_id))
         assert failed.error["type"]
+        first = await asyncio.wait_for(agent.followed("watch", run.run_id), HANG_S)
+        assert (first[-1].kind, first[-1].state) == ("run_end", "FAILED")
+        assert await agent.followed("watch", run.run_id, after=first[-1].sequence_number) == []
         gateways.relay.lose(1)
         going_on = await root.retry(run.run_id, rationale="again")
         assert going_on.run_id == run.run_id
         assert (await agent.wait(run.run_id, timeout=HANG_S)).status == "failed"
+        both = await asyncio.wait_for(agent.followed("watch", run.run_id), HANG_S)  # the first failure is history
+        assert [one.state for one in both if one.kind == "run_end"] == ["FAILED", "FAILED"]
+        ending = asyncio.create_task(agent.followed("watch", run.run_id, until="end"))
+        await agent.cancel(run.run_id, rationale="enough")
+        assert [one.state for one in await asyncio.wait_for(ending, HANG_S)][-1] == "CANCELLED"
+
+
+async def test_who_waits_for_a_run_asks_seldom(agent: Subject, gateways: Gateways) -> None:
+    """The gateway tells when it is over; a run that takes a second is looked at a handful of times."""
+    asked: list[str] = []
+    url = agent.client._url
+
+    def counted(path: str) -> str:
+        asked.append(path)
+        return url(path)
+
+    run = await agent.start("paying", {"amount": 3})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agent.client, "_url", counted)
+        waiting = asyncio.create_task(agent.wait(run.run_id, timeout=HANG_S))
+        async with asyncio.timeout(HANG_S):
+            while not any(path.endswith("/events") for path in asked):
+                await asyncio.sleep(0.01)
+        before = len(asked)
+        await asyncio.sleep(1)  # ten looks and more, if it looked from time to time
+        assert len(asked) == before
+        async with working(gateways.world, gateways.direct_url):
+            assert (await waiting).status == "completed"
+    assert len(asked) <= before + 3
 
 
 async def test_a_procedure_is_started_as_it_is_and_an_output_too_large_for_the_journal_comes_back(

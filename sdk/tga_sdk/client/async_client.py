@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx2
 
 from tga_sdk.client import calls, runs
 from tga_sdk.client.calls import Wait, seconds
-from tga_sdk.client.connection import CONNECT, LOST, Connection, async_chunks, lost, over_limit, within
+from tga_sdk.client.connection import CONNECT, LOST, WATCHED_MAX, Connection, async_chunks, lost, over_limit, within
 from tga_sdk.client.documents import (
     Approval,
     Entry,
@@ -24,10 +25,10 @@ from tga_sdk.client.documents import (
     TraceItem,
     Triggered,
 )
-from tga_sdk.client.exchange import Lost, Pause, Reply, Request, Script, path_to
+from tga_sdk.client.exchange import Lost, Pause, Reply, Request, Script, Watched, path_to
 from tga_sdk.client.following import QUIET, Following
 from tga_sdk.client.runs import ProcedureLike
-from tga_sdk.errors import Unfinished
+from tga_sdk.errors import TgaError, Unfinished
 
 T = TypeVar("T")
 Runs = list[RunItem]
@@ -240,9 +241,25 @@ class AsyncClient(Connection):
         filters = {"status": status, "procedure": procedure, "prefix": prefix, "principal_id": principal}
         return await self._perform(calls.listed(self._tries(), "/v1/runs", RunItem, limit, filters))
 
-    def watch(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Entry, None]:
-        """The entries of a run as they come, until it is completed or cancelled; guaranteed as for `events`."""
-        return self._follow("/v1/runs" + path_to(run_id) + "/events", after)
+    async def watch(
+        self, run_id: str, *, after: int = 0, until: Literal["rest", "end"] = "rest"
+    ) -> AsyncGenerator[Entry, None]:
+        """The entries of a run as they come; guaranteed as for `events`.
+
+        `until="rest"`: to where nothing happens any more unless a person has it go on, which is also when it has
+        failed, is parked or has diverged. `until="end"`: to where nothing can happen any more: it is completed or
+        cancelled; a run that failed is followed on, for as long as it takes somebody to retry or cancel it.
+        """
+        if until == "rest":
+            run = await self.status(run_id)
+            if run.has_ended and run.sequence_number <= after:
+                return
+        async with contextlib.aclosing(self._follow("/v1/runs" + path_to(run_id) + "/events", after)) as entries:
+            async for entry in entries:
+                yield entry
+                is_rest = until == "rest" and entry.is_rest
+                if is_rest and (await self.status(run_id)).sequence_number <= entry.sequence_number:
+                    return  # else it was retried since
 
     async def checkpoints(self, run_id: str, *, after: int | None = None) -> Sequence[dict[str, Any]]:
         """The journal of a run: every record after number `after`, in order."""
@@ -273,7 +290,9 @@ class AsyncClient(Connection):
             while True:
                 wanted = script.send(came)
                 came = None
-                if isinstance(wanted, Pause):
+                if isinstance(wanted, Watched):
+                    await self._watched(wanted)
+                elif isinstance(wanted, Pause):
                     await asyncio.sleep(wanted.seconds)
                 else:
                     came = await self._send(wanted)
@@ -303,6 +322,23 @@ class AsyncClient(Connection):
             return self._moved_on(Lost("the answer did not come whole in time"))
         except LOST as error:
             return self._moved_on(lost(error))
+
+    async def _watched(self, wanted: Watched) -> None:
+        if self._watching >= WATCHED_MAX:
+            return
+        self._watching += 1
+        try:
+            async with (
+                asyncio.timeout(wanted.seconds),
+                contextlib.aclosing(self._follow(wanted.path, wanted.after)) as entries,
+            ):
+                async for entry in entries:
+                    if entry.is_rest:
+                        return
+        except (TimeoutError, TgaError):
+            return
+        finally:
+            self._watching -= 1
 
     async def _follow(self, path: str, after: int) -> AsyncGenerator[Entry, None]:
         following = Following(path, self._named, after, self._silence)

@@ -18,6 +18,7 @@ from tga_sdk.errors import AnswerInvalid
 from tga_sdk.settings import api_key, gateway_urls
 
 CONNECT: Final = 5.0
+WATCHED_MAX: Final = 32  # streams for who waits for runs; beyond, runs are looked at from time to time
 LOST: Final = (httpx2.HTTPError, httpx2.StreamError, OSError)
 _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -31,6 +32,7 @@ class Connection:
         self._silence = seconds(give_up_after)
         self._api_key = api_key(given_key, self._urls)
         self._at = 0
+        self._watching = 0  # streams of events that are open for who waits for a run
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._named})"

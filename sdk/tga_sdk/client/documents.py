@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+
+AT_REST: Final = ("completed", "failed", "cancelled", "parked", "diverged")
 
 
 class Answered(BaseModel):
@@ -111,6 +113,11 @@ class Entry(Answered):
         """The state after this entry."""
         return str(self.entry.get("to_state"))
 
+    @property
+    def is_rest(self) -> bool:
+        """Of a run: whether nothing happens to it after this entry unless a person has it go on."""
+        return self.state.lower() in AT_REST
+
 
 class Tool(Answered):
     """A tool of the gateway. One that is quarantined shows an agent no description and no schema."""
@@ -146,7 +153,7 @@ class RunItem(Answered):
     @property
     def has_ended(self) -> bool:
         """Nothing happens to it any more by itself: completed, failed, cancelled, parked or diverged."""
-        return self.status in ("completed", "failed", "cancelled", "parked", "diverged")
+        return self.status in AT_REST
 
 
 class Run(RunItem):

@@ -78,6 +78,16 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Watched:
+    """Until a run that is followed from this entry on has come to rest, or so many seconds; whatever breaks meanwhile
+    ends it, too: who asks looks again."""
+
+    path: str
+    after: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """`headers` are named in lower case."""
 
@@ -94,7 +104,7 @@ class Lost:
     was_sent: bool = True
 
 
-Script: TypeAlias = Generator[Request | Pause, Reply | Lost | None, T]
+Script: TypeAlias = Generator[Request | Pause | Watched, Reply | Lost | None, T]
 
 
 @dataclass(slots=True)

@@ -9,12 +9,13 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import uuid4
 
 from tga_sdk.client.documents import Approval, Run, RunState, Triggered
-from tga_sdk.client.exchange import Pause, Script, Tries, asked, document, model, path_to
+from tga_sdk.client.exchange import Pause, Script, Tries, Watched, asked, document, model, path_to
 from tga_sdk.errors import AnswerInvalid, GatewayError, RunFailed, RunUnfinished, TgaError
 from tga_sdk.values import decode, to_json
 
 _LOOKS_FIRST: Final = 0.05
 _LOOKS_LAST: Final = 5.0
+_WATCHED: Final = 10.0  # seconds that one stream of events is followed before the run is looked at again
 _BLOB_BYTES_MAX: Final = 5 * 1024**3
 _BLOB_BYTES_A_SECOND: Final = 250_000  # at least so much comes over a line that is not broken
 _LOOKS_SHARE: Final = 0.1  # of the time waited so far: who waits long is told a little later
@@ -87,7 +88,14 @@ def wait(named: str, run_id: str, *, timeout: float, silence: float) -> Script[R
                     status=run.status,
                 )
             pause = min(max(_LOOKS_FIRST, waited * _LOOKS_SHARE), _LOOKS_LAST)
-            yield Pause(min(pause, timeout - waited))
+            followed = time.monotonic()
+            yield Watched(_of(run_id) + "/events", run.sequence_number, min(_WATCHED, timeout - waited))
+            followed = time.monotonic() - followed
+            if followed < pause:  # it rests, or cannot be followed; a look tells, and no look comes right after another
+                run = yield from status(Tries(min(now + silence, max(began + timeout, now + 1.0)), named), run_id)
+                if run.has_ended:
+                    return run
+                yield Pause(max(0.0, min(pause - followed, timeout - (time.monotonic() - began))))
 
 
 def result(named: str, run_id: str, type_: Any, *, timeout: float, silence: float) -> Script[Any]:

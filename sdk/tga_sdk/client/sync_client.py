@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx2
 
 from tga_sdk.client import calls, runs
 from tga_sdk.client.calls import Wait, seconds
-from tga_sdk.client.connection import LOST, Connection, chunks, lost, over_limit, within
+from tga_sdk.client.connection import LOST, WATCHED_MAX, Connection, chunks, lost, over_limit, within
 from tga_sdk.client.documents import (
     Approval,
     Entry,
@@ -24,10 +24,10 @@ from tga_sdk.client.documents import (
     TraceItem,
     Triggered,
 )
-from tga_sdk.client.exchange import Lost, Pause, Reply, Request, Script, path_to
+from tga_sdk.client.exchange import Lost, Pause, Reply, Request, Script, Watched, path_to
 from tga_sdk.client.following import QUIET, Following
 from tga_sdk.client.runs import ProcedureLike
-from tga_sdk.errors import Unfinished
+from tga_sdk.errors import TgaError, Unfinished
 
 T = TypeVar("T")
 Runs = list[RunItem]
@@ -58,6 +58,7 @@ class Client(Connection):
     ) -> None:
         super().__init__(url, api_key, give_up_after)
         self._http = httpx2.Client(transport=transport, **self._options())
+        self._has_timeouts = transport is None  # a transport within the process may know of none
 
     def close(self) -> None:
         """Close the connections. Calls under way in other threads fail."""
@@ -244,9 +245,22 @@ class Client(Connection):
         filters = {"status": status, "procedure": procedure, "prefix": prefix, "principal_id": principal}
         return self._perform(calls.listed(self._tries(), "/v1/runs", RunItem, limit, filters))
 
-    def watch(self, run_id: str, *, after: int = 0) -> Iterator[Entry]:
-        """The entries of a run as they come, until it is completed or cancelled; guaranteed as for `events`."""
-        yield from self._follow("/v1/runs" + path_to(run_id) + "/events", after)
+    def watch(self, run_id: str, *, after: int = 0, until: Literal["rest", "end"] = "rest") -> Iterator[Entry]:
+        """The entries of a run as they come; guaranteed as for `events`.
+
+        `until="rest"`: to where nothing happens any more unless a person has it go on, which is also when it has
+        failed, is parked or has diverged. `until="end"`: to where nothing can happen any more: it is completed or
+        cancelled; a run that failed is followed on, for as long as it takes somebody to retry or cancel it.
+        """
+        if until == "rest":
+            run = self.status(run_id)
+            if run.has_ended and run.sequence_number <= after:
+                return
+        for entry in self._follow("/v1/runs" + path_to(run_id) + "/events", after):
+            yield entry
+            is_rest = until == "rest" and entry.is_rest
+            if is_rest and self.status(run_id).sequence_number <= entry.sequence_number:
+                return  # else it was retried since
 
     def checkpoints(self, run_id: str, *, after: int | None = None) -> Sequence[dict[str, Any]]:
         """The journal of a run: every record after number `after`, in order."""
@@ -277,7 +291,9 @@ class Client(Connection):
             while True:
                 wanted = script.send(came)
                 came = None
-                if isinstance(wanted, Pause):
+                if isinstance(wanted, Watched):
+                    self._watched(wanted)
+                elif isinstance(wanted, Pause):
                     time.sleep(wanted.seconds)
                 else:
                     came = self._send(wanted)
@@ -303,6 +319,28 @@ class Client(Connection):
                 return self._heard(answer.status_code, answer.headers, content)
         except LOST as error:
             return self._moved_on(lost(error))
+
+    def _watched(self, wanted: Watched) -> None:
+        if self._watching >= WATCHED_MAX or not self._has_timeouts:
+            return
+        self._watching += 1
+        until = time.monotonic() + wanted.seconds
+        following = Following(wanted.path, self._named, wanted.after, 0.0)
+        try:
+            with self._http.stream(
+                "GET", self._url(wanted.path), headers=following.headers(), timeout=within(wanted.seconds)
+            ) as answer:
+                if not following.is_stream(answer.status_code, answer.headers):
+                    return
+                for chunk in chunks(answer):
+                    is_rest = any(entry.is_rest for entry in following.feed(chunk))
+                    # A read that begins late would take as long as one that began in time.
+                    if is_rest or following.is_over or until - time.monotonic() < wanted.seconds / 2:
+                        return
+        except (*LOST, TgaError):
+            return
+        finally:
+            self._watching -= 1
 
     def _follow(self, path: str, after: int) -> Iterator[Entry]:
         following = Following(path, self._named, after, self._silence)
