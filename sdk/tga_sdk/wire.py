@@ -19,6 +19,7 @@ from tga_sdk.errors import AnswerInvalid, GatewayError, GatewayUnreachable
 REPEATED: Final = frozenset({429, 500, 502, 503, 504})  # the same request may be answered later
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
+PARSED_MAX: Final = 1_024
 
 
 class Wire:
@@ -39,6 +40,7 @@ class Wire:
         self.urls = [urls] if isinstance(urls, str) else list(urls)
         self.give_up_after = give_up_after
         self._at = 0
+        self._parsed: dict[str, httpx2.URL] = {}  # addresses that were asked lately: a run puts to the same one
         self._headers = {"Accept": "application/json", "User-Agent": "tga-sdk"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -62,7 +64,7 @@ class Wire:
         """One request to the gateway that is asked at the moment. `wait`: for how long it may hold the answer."""
         request = httpx2.Request(
             method,
-            self.urls[self._at % len(self.urls)].rstrip("/") + path,
+            self._url(path),
             headers=self._headers if headers is None else {**self._headers, **headers},
             content=content,
             extensions={"timeout": {"connect": 10.0, "read": 30.0 + wait, "write": 30.0, "pool": 30.0}},
@@ -74,6 +76,15 @@ class Wire:
             await answer.aclose()
             raise
         return answer
+
+    def _url(self, path: str) -> httpx2.URL:
+        text = self.urls[self._at % len(self.urls)].rstrip("/") + path
+        found = self._parsed.get(text)
+        if found is None:
+            if len(self._parsed) >= PARSED_MAX:
+                self._parsed.clear()
+            found = self._parsed[text] = httpx2.URL(text)
+        return found
 
     async def ask(self, method: str, path: str, body: Any = None, *, wait: float = 0.0) -> Any:
         """The JSON that the gateway answers; GatewayError when it refuses."""
