@@ -18,6 +18,8 @@ from app.core.limits import CONSOLE_DEPTH_MAX, CONSOLE_JSON_CHARS_MAX, CONSOLE_R
 _BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0\u034f\u17b4\u17b5\u2028\u2029")
 _PLAIN: Final = frozenset("\n\t")
 _NUMBER_CHARS: Final = 40
+_NUMBERED_MAX: Final = 64
+_ARGUMENT_CHARS_MIN: Final = 160
 _NUMBERED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 
 
@@ -45,14 +47,26 @@ def hidden_in(value: Any) -> int:
 def shown(text: object, *, chars_max: int = CONSOLE_VALUE_CHARS_MAX) -> Markup:
     """Escaped, cut with a word about it, and hidden characters numbered."""
     whole = str(text)
-    kept = whole[:chars_max]
+    kept = _with_few_hidden(whole[:chars_max])
     if kept.isascii() and kept.isprintable():
         made = escape(kept)
     else:
         made = Markup("").join(_numbered(one) if is_hidden(one) else escape(one) for one in kept)
-    if len(whole) > chars_max:
-        made += Markup(' <span class="cutoff">… first {:,} of {:,} characters</span>').format(chars_max, len(whole))
+    if len(whole) > len(kept):
+        made += Markup(' <span class="cutoff">… first {:,} of {:,} characters</span>').format(len(kept), len(whole))
     return made
+
+
+def _with_few_hidden(text: str) -> str:
+    """Up to where more hidden characters stand than are numbered: each takes the room of a word."""
+    if text.isascii() and text.isprintable():
+        return text
+    hidden = 0
+    for place, one in enumerate(text):
+        hidden += is_hidden(one)
+        if hidden > _NUMBERED_MAX:
+            return text[:place]
+    return text
 
 
 def _numbered(character: str) -> Markup:
@@ -85,9 +99,10 @@ def _json(value: Any, room: _Room, depth: int, path: str, changed: frozenset[str
     if isinstance(value, str):
         written = json.dumps(value[: max(room.left, 0) + 1], ensure_ascii=False)
         cut = len(value) > max(room.left, 0)
-        room.left -= len(written) + (1 if cut else 0)
+        text = shown(written, chars_max=len(written))
+        room.left -= max(len(written), len(text) // 4) + (1 if cut else 0)
         tail = Markup('<span class="cutoff">… cut, {:,} characters in all</span>').format(len(value)) if cut else ""
-        return Markup('<span class="s">{}{}</span>').format(shown(written, chars_max=len(written)), tail)
+        return Markup('<span class="s">{}{}</span>').format(text, tail)
     written = json.dumps(value)
     room.left -= len(written)
     kind = "b" if value is None or isinstance(value, bool) else "n"
@@ -159,9 +174,12 @@ def _brief(value: Any, chars: int) -> str:
 
 def arguments_shown(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """Each argument by its name, exactly as recorded; what does not fit is counted."""
-    rows, room = list[dict[str, Any]](), _Room(2 * CONSOLE_JSON_CHARS_MAX)
+    rows = list[dict[str, Any]]()
+    # Each has its own room: a long one hides no other.
+    each = max(_ARGUMENT_CHARS_MIN, 2 * CONSOLE_JSON_CHARS_MAX // max(1, len(arguments)))
     for name, value in arguments.items():
-        if room.left < 0 or len(rows) >= CONSOLE_ROWS_MAX:
+        room = _Room(each)
+        if len(rows) >= CONSOLE_ROWS_MAX:
             left = len(arguments) - len(rows)
             rows.append(
                 {"name": Markup("…"), "value": Markup("{:,} more arguments").format(left), "cut": True, "hidden": 0}
