@@ -94,7 +94,7 @@ async def test_the_source_is_for_who_submitted_it_and_for_those_who_oversee(
         ("local x = 1\nif x then\n", None, "'end' expected"),
         ("x = 1\ny = = 2\n", 2, "unexpected symbol"),
         ("local t = nil\nt.x = 1\nmain = procedure 'main' {run = function() end}", 2, "nil"),
-        ('helper = procedure "helper" {run = function() return {} end}\n', None, "no main"),
+        ('a = procedure "a" {run = print}\nb = procedure "b" {run = print}\n', None, "no main"),
         ("while true do end", None, "CPU"),
         ("\x1bLua", None, ""),
     ],

@@ -1,0 +1,126 @@
+"""The gateway as a worker of its own: any gateway takes any run, one that stops or dies leaves nothing undone, and
+nobody from outside speaks as it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.domain.identity import Principal
+from app.edge.services import IN_PROCESS
+from app.gateway.in_process import InProcessTransport
+from tests.lua.hosting import Person, config
+from tests.runs.world import RunsWorld, until, worlds
+
+CHARGES = """
+input { amount = field.number{required = true} }
+local paid = {}
+for i = 1, 3 do paid[i] = tool.bank.charge{amount = input.amount} end
+state.ok = Human.approve({message = "Go on?"})
+paid[4] = tool.bank.charge{amount = input.amount}
+return {charges = #paid, ok = state.ok}
+"""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RunsWorld]:
+    yield from worlds()
+
+
+async def test_a_run_goes_on_at_another_gateway_when_its_own_stops_or_dies(world: RunsWorld) -> None:
+    # The lease is what the test waits for when a gateway dies.
+    settings = config(world, lease_ms=1_000)
+    first, second = await world.gateway(config=settings), await world.gateway(config=settings)
+    there, here = Person(first.url, world.keys["agent"]), Person(second.url, world.keys["agent"])
+    supervisor = Person(second.url, world.keys["supervisor"])
+    await there.submitted("charges", CHARGES)
+    stopped, killed = [await there.start("charges", {"amount": n}, run_id=f"moved-{n}") for n in (1, 2)]
+    for run_id in (stopped, killed):
+        await there.rested(run_id, "waiting_for_human")
+    first.signal(signal.SIGTERM)  # it waits for nobody: its runs are at rest
+    await until(lambda: not first.is_alive())
+    await supervisor.ask("POST", f"/v1/runs/{stopped}/signals", {"path": "4", "answer": True})
+    run = await here.rested(stopped)
+    assert run["output"]["value"] == {"charges": 4, "ok": True}
+    third = await world.gateway(config=settings)
+    await second.kill()
+    here, supervisor = Person(third.url, world.keys["agent"]), Person(third.url, world.keys["supervisor"])
+    await supervisor.ask("POST", f"/v1/runs/{killed}/signals", {"path": "4", "answer": True})
+    assert (await here.rested(killed))["output"]["value"] == {"charges": 4, "ok": True}
+    status, _ = await here.submit("charges", CHARGES.replace("3 do", "2 do"))  # on the one that is left
+    assert status == 200
+    assert [sum(world.executions(run_id).values()) for run_id in (stopped, killed)] == [4, 4]
+    await third.kill()
+    await world.verify_all_is_well()
+
+
+async def test_runs_under_way_are_given_back_or_ended_when_the_gateway_stops(world: RunsWorld) -> None:
+    gateway = await world.gateway(config=config(world))
+    agent = Person(gateway.url, world.keys["agent"])
+    await agent.submitted("many", "for i = 1, 200 do tool.bank.charge{amount = i} end\nreturn {}")
+    run_id = await agent.start("many", run_id="drained")
+    await until(lambda: sum(world.executions("drained").values()) >= 5)
+    gateway.signal(signal.SIGTERM)
+    await until(lambda: not gateway.is_alive())
+    (row,) = await world.fetch(
+        "SELECT state, attempt FROM tga.runs r JOIN tga.heads h USING (stream_no, state) WHERE h.stream = 'run:drained'"
+    )
+    assert row["state"] in ("SCHEDULED", "COMPLETED"), "a lease of a minute would keep it from others"
+    other = await world.gateway(config=config(world))
+    agent = Person(other.url, world.keys["agent"])
+    assert (await agent.rested(run_id))["state"] == "COMPLETED"
+    assert sum(world.executions("drained").values()) == 200
+    await other.kill()
+    await world.verify_all_is_well()
+
+
+async def test_a_disabled_host_says_so(world: RunsWorld) -> None:
+    gateway = await world.gateway(config=config(world, "enabled = false"))
+    status, problem = await Person(gateway.url, world.keys["agent"]).submit("off", "return {}")
+    assert (status, problem["code"]) == (409, "LUA_UNAVAILABLE")
+    await gateway.kill()
+
+
+async def test_strict_determinism_refuses_what_lint_finds(world: RunsWorld) -> None:
+    gateway = await world.gateway(config=config(world, "strict_determinism = true"))
+    agent = Person(gateway.url, world.keys["agent"])
+    status, problem = await agent.submit("strict", "local a = 1\nlocal x = os.time()\nreturn {x = x}")
+    assert (status, problem["code"], problem["line"]) == (422, "PROCEDURE_SOURCE_INVALID", 2)
+    assert "TGL101" in problem["detail"]
+    status, _ = await agent.submit("strict", "return {x = checkpoint(function() return os.time() end)}")
+    assert status == 200
+    # Nobody from outside is the gateway's own worker, whatever they send.
+    async with httpx2.AsyncClient() as client:
+        for headers in ({IN_PROCESS: "lua"}, {"Authorization": f"Bearer {IN_PROCESS}"}, {"tga-principal": "lua"}):
+            answer = await client.post(f"{gateway.url}/v1/worker/lease", json={}, headers=headers)
+            assert answer.status_code == 401
+        answer = await client.post(f"{gateway.url}/v1/worker/lease?{IN_PROCESS}=lua", json={})
+        assert answer.status_code == 401
+    await gateway.kill()
+
+
+async def test_the_transport_says_who_asks_and_hangs_up_on_demand() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+        asked = await receive()
+        if scope["path"] == "/waits":
+            assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"x-is", b"there")]})
+        await send({"type": "http.response.body", "body": asked["body"] + b"!", "more_body": False})
+
+    principal = Principal(principal_id="lua", tenant="other", roles=["worker"])
+    transport = InProcessTransport(app, principal)
+    answer = await transport.handle_async_request(httpx2.Request("PUT", "http://x/a%20b?c=d", content=b"body"))
+    assert (answer.status_code, await answer.aread(), answer.headers["x-is"]) == (201, b"body!", "there")
+    assert (seen[0][IN_PROCESS], seen[0]["path"], seen[0]["query_string"]) == (principal, "/a b", b"c=d")
+    waiting = asyncio.create_task(transport.handle_async_request(httpx2.Request("GET", "http://x/waits")))
+    await asyncio.sleep(0)
+    transport.hang_up()
+    assert (await waiting).status_code == 201
