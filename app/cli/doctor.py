@@ -19,6 +19,7 @@ import typer
 from app.cli.blob_findings import blob_finding
 from app.cli.client import GatewayClient
 from app.cli.findings import Finding
+from app.cli.lua_findings import lua_finding
 from app.cli.policy import configured_misfits
 from app.cli.run_findings import run_findings
 from app.cli.running import AsJson, context_of, run
@@ -102,6 +103,7 @@ async def _findings(settings: Settings) -> AsyncIterator[Finding]:
     if config is not None:
         async for finding in _policy(config):
             yield finding
+        yield await lua_finding(config)
     yield _keys(settings)
     async for finding in _database(settings, config):
         yield finding
