@@ -67,7 +67,7 @@ def test_the_defaults_that_are_shown_are_the_defaults(tmp_path: Path) -> None:
     text = path.read_text()
     for line in ("timeout_ms", "max_attempts", "max_concurrency", "max_in_flight"):
         plain = load_config(path).servers["pay"]
-        path.write_text(re.sub(rf"^#(?={line} )", "", text, flags=re.MULTILINE))
+        path.write_text(re.sub(rf"^#(?={line} )", "", text, count=1, flags=re.MULTILINE))
         assert load_config(path).servers["pay"] == plain
     path.write_text(text[: text.index("# Where back-pressure begins.")])
     plain_limits = load_config(path).limits

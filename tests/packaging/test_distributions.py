@@ -20,7 +20,15 @@ from app import __version__
 from tests.packaging.installed import ROOT, build, build_all
 
 # Imported under another name than the distribution's, or coming with one that is pinned to it.
-DISTRIBUTION_OF = {"jwt": "pyjwt", "pydantic_core": "pydantic", "tga_sdk": "tga-sdk", "uuid_utils": "uuid-utils"}
+DISTRIBUTION_OF = {
+    "jwt": "pyjwt",
+    "pydantic_core": "pydantic",
+    "pydantic_ai": "tga-sdk",  # for agents alone, of its extra `agents`; without it they are refused in words
+    "tga_sdk": "tga-sdk",
+    "tree_sitter": "tree-sitter",
+    "tree_sitter_lua": "tree-sitter-lua",
+    "uuid_utils": "uuid-utils",
+}
 
 
 @pytest.fixture(scope="module")
