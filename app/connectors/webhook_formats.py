@@ -73,7 +73,8 @@ def _path(event: str, told: Mapping[str, Any]) -> str:
     if "run_id" in told:
         return f"/console/runs/{quote(str(told['run_id']), safe='')}"
     if "trace_id" in told:
-        return f"/console/calls/{quote(str(told['trace_id']), safe='')}"
+        page = "approvals" if event == "approval_requested" else "calls"
+        return f"/console/{page}/{quote(str(told['trace_id']), safe='')}"
     return "/console/servers" if event == "tool_quarantined" else "/console/ledger"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from app.config.telling import WebhookFormat
 from app.connectors.webhook_formats import plain, shaped
+from app.console.site import PAGES
 
 HOSTILE = [
     "<!here> look",
@@ -94,6 +95,10 @@ def test_every_event_has_a_title_and_a_link_into_the_console(form: WebhookFormat
     urls = [part for part in json.dumps(body).split('"') if part.startswith("https://tga.example.org/gw/console/")]
     assert len(urls) == 1
     assert " " not in urls[0]
+    if "trace_id" in EVENTS[event]:
+        page = "approvals" if event == "approval_requested" else "calls"
+        assert urls[0].endswith(f"/console/{page}/{TOLD['trace_id']}")
+        assert f"/{page}/{{trace_id}}" in PAGES, "the console has it"
     if event == "run_parked":
         assert urls[0].endswith("/console/runs/acme%2F1")
     without = shaped(form, event, EVENTS[event], None)
