@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import struct
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from app.core import canonical
-from app.core.canonical import canonical_bytes, parse_json
+from app.core.canonical import canonical_bytes, parse_json, parse_object, read_canonical
 from app.core.errors import InputMalformed, InputTooLarge
 from app.core.limits import ARTIFACT_BYTES_MAX, DEPTH_MAX, DOCUMENT_BYTES_MAX, KEYS_MAX, SAFE_INTEGER_MAX
 from tests.traces import action_request
@@ -284,6 +285,63 @@ def test_what_is_written_reads_back_to_the_same_bytes(value: Any) -> None:
     written = canonical_bytes(value)
     assert canonical_bytes(parse_json(written)) == written
     assert parse_json(written) == json.loads(written)
+
+
+PIECES: Final = (
+    *(b"1.0", b"1.5", b"-0", b"1e16", b"1e-7", b"1E2", b"01", b"9007199254740991", b"9007199254740993", b"1" * 30),
+    *(b'"', b",", b":", b"{", b"}", b"[", b"]", b" ", b"\n", b"\\", b'"a":1,', b"\\u0000", b"\\ud800", b"\\u0041"),
+    *("é".encode(), "\U0001f600".encode(), "\ufb33".encode(), b"\x80", b"\xff", b"\x00", b"\x1f", b"\x7f", b"NaN"),
+)
+
+
+@st.composite
+def changed_bytes(draw: st.DrawFn) -> bytes:
+    """An object's canonical bytes, or another spelling of it, with up to three places changed."""
+    value = draw(st.dictionaries(st.text(max_size=3), any_documents, max_size=3))
+    spelled = canonical_bytes(value) if not is_refused_by_rule(value) else json.dumps({"a": 1}).encode()
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(spelled)))
+        spelled = spelled[:at] + draw(st.sampled_from(PIECES)) + spelled[at + draw(st.integers(0, 3)) :]
+    return spelled
+
+
+@settings(thorough, max_examples=1500)
+@example(b'{"a":1.0}')
+@example(b'{"a":[1e16]}')
+@example(b'{"a":-9007199254740993}')
+@example(b'{"a":1,"a":1}')
+@example(b'{"b":1,"a":2}')
+@example('{"\U0001f600":1,"\ufb33":2}'.encode())
+@example('{"a":"é: 1.5, 12345678901234567, \\":"}'.encode())
+@example(b'{"a":"\\u0000"}')
+@example(b'\xef\xbb\xbf{"a":1}')
+@example(b'[{"a":1}]')
+@given(changed_bytes())
+def test_what_is_read_at_once_is_what_the_strict_reader_reads(raw: bytes) -> None:
+    value = read_canonical(raw)
+    if value is not None:
+        strict = parse_object(raw)
+        assert (value, canonical_bytes(strict)) == (strict, raw)
+        assert json.dumps(value) == json.dumps(strict)  # 1 is not 1.0, nor True
+    unsorted = read_canonical(raw, sorts=False)
+    if unsorted is not None:
+        assert json.dumps(unsorted) == json.dumps(parse_object(raw))
+
+
+def test_the_documents_of_a_call_are_read_at_once() -> None:
+    request = action_request(
+        1, arguments={"amount": 12, "note": 'é, at 10:30:16.5, for 12345678901234567 é"', "list": []}
+    )
+    assert read_canonical(request.to_bytes()) == request.to_json()
+    assert read_canonical(canonical_bytes({"a": 12.5})) is None
+
+
+def test_long_texts_that_look_like_numbers_or_keys_take_linear_time() -> None:
+    for text in ("é" * 120_000, ":1." * 80_000, ",1e" * 80_000, "." + "1" * 250_000, "1" * 250_000, '"' * 120_000):
+        raw = canonical_bytes({"a": text})
+        began = time.process_time()
+        read_canonical(raw)
+        assert time.process_time() - began < 2
 
 
 @thorough

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from app.core.canonical import JsonValue, canonical_bytes, canonical_members, embedded, parse_object
+from app.core.canonical import JsonValue, canonical_bytes, canonical_members, embedded, parse_object, read_canonical
 from app.core.chain import Link, StreamKind
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import SchemaViolation
@@ -24,12 +24,12 @@ from app.core.limits import (
 
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{3}"
+TIME_PATTERN: Final = rf"{_DATE}T{_CLOCK}Z"
+UUID7_PATTERN: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Uuid7 = Annotated[
-    str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
-]
-Time = Annotated[str, StringConstraints(pattern=rf"^{_DATE}T{_CLOCK}Z$")]
+Uuid7 = Annotated[str, StringConstraints(pattern=rf"^{UUID7_PATTERN}$")]
+Time = Annotated[str, StringConstraints(pattern=rf"^{TIME_PATTERN}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=NAME_CHARS_MAX, pattern=r"^[!-~]+$")]
 IdempotencyKey = Annotated[
     str, StringConstraints(min_length=1, max_length=IDEMPOTENCY_KEY_CHARS_MAX, pattern=r"^[!-~]([ -~]*[!-~])?$")
@@ -178,10 +178,16 @@ class Document(Part):
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
         """The document whose canonical bytes these are; other spellings of it are refused."""
-        value = parse_object(raw, bytes_max=ARTIFACT_BYTES_MAX)
-        if canonical_bytes(value) != raw:
-            raise SchemaViolation(f"{cls.__name__} is not in canonical form", expected="RFC 8785 bytes")
+        value: JsonValue = read_canonical(raw, bytes_max=ARTIFACT_BYTES_MAX)
+        if value is None:
+            value = parse_object(raw, bytes_max=ARTIFACT_BYTES_MAX)
+            if canonical_bytes(value) != raw:
+                raise SchemaViolation(f"{cls.__name__} is not in canonical form", expected="RFC 8785 bytes")
         return cls.from_json(value)
+
+    def keep_written(self, raw: bytes, digest: Digest) -> None:
+        """It was read from these bytes, which hash to this digest: they are not made again."""
+        _KEEP(self, (raw, digest))
 
     def _hashed(self) -> dict[str, JsonValue]:
         """What its digest is over."""

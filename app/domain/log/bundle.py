@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import orjson
 
-from app.core.canonical import JsonValue, parse_object
+from app.core.canonical import JsonValue, parse_object, read_canonical
 from app.core.errors import BundleInvalid, InputMalformed, InputTooLarge
 from app.core.limits import (
     BUNDLE_FILES_MAX,
@@ -231,6 +231,9 @@ def _facts(found: JsonValue) -> FileFacts:
 
 
 def _parsed(raw: bytes, what: str, bytes_max: int) -> dict[str, JsonValue]:
+    usual = read_canonical(raw.removesuffix(b"\n"), bytes_max=bytes_max - raw.endswith(b"\n"), sorts=False)
+    if usual is not None:
+        return usual
     try:
         return parse_object(raw, bytes_max=bytes_max)
     except (InputMalformed, InputTooLarge) as error:
