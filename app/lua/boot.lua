@@ -1,5 +1,5 @@
 -- Puts the trusted parts together in a fresh state. The raw libraries are reachable from their upvalues alone.
-local codec_part, patterns_part, libraries_part, sandbox_part, limits = ...
+local codec_part, patterns_part, determinism_part, tables_part, libraries_part, sandbox_part, limits = ...
 local raw = {}
 for name, value in next, _G do
   if type(value) == "table" and name ~= "_G" then
@@ -11,7 +11,8 @@ for name, value in next, _G do
 end
 local codec = codec_part(raw)
 local patterns = patterns_part(raw)
-local control = sandbox_part(raw, codec, patterns, libraries_part, limits)
+local parts = { codec = codec, patterns = patterns, determinism = determinism_part, tables = tables_part }
+local control = sandbox_part(raw, parts, libraries_part, limits)
 
 -- The registry still names these tables: empty them, so that nothing found there is of use.
 local globals, loaded = _G, package.loaded

@@ -22,7 +22,7 @@ from app.lua import frames
 from app.lua.confine import confine
 from app.lua.frames import Frame, FrameReader, write_frame
 
-PARTS: Final = ("boot", "codec", "patterns", "libraries", "sandbox")
+PARTS: Final = ("boot", "codec", "patterns", "determinism", "tables", "libraries", "sandbox")
 EXIT_MEMORY: Final = 70  # the process as a whole met its bound
 SPARE_STATES: Final = 4
 _PUSH_SLACK_BYTES: Final = 65_536  # what pushing arguments needs beside them: there an allocation may not fail
@@ -88,11 +88,11 @@ class Child:
         compiler = lupa.LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
         # Without lines and names a part loads in half the time; the libraries keep theirs, which messages of C show.
         dump = compiler.eval(
-            b"function(text, name) return string.dump(assert(load(text, name, 't')), name ~= '=[libraries]') end"
+            b"function(text, name, is_stripped) return string.dump(assert(load(text, name, 't')), is_stripped) end"
         )
         sources = [(name, (here / f"{name}.lua").read_bytes()) for name in PARTS]
         sources.append(("language", settings["language"].encode()))
-        compiled = [dump(text, f"=[{name}]".encode()) for name, text in sources]
+        compiled = [dump(text, f"=[{name}]".encode(), name not in ("libraries", "tables")) for name, text in sources]
         self._parts, self._language = compiled[:-1], compiled[-1]
         self._fresh()  # a mistake in a trusted part shows now, while it can be told
         time.tzset()
@@ -140,11 +140,11 @@ class _State:
         )
         numbers = ",".join(f"{name}={value!r}" for name, value in limits.items())
         loaded = self._lua.eval(
-            b"function(boot, codec, patterns, libraries, sandbox, limits)"
+            b"function(boot, codec, patterns, determinism, tables, libraries, sandbox, limits)"
             b" local load, assert = load, assert"
             b" local function part(text) return assert(load(text, '=', 'b')) end"
-            b" local control = part(boot)(part(codec), part(patterns), part(libraries), part(sandbox),"
-            b" load('return {' .. limits .. '}')())"
+            b" local control = part(boot)(part(codec), part(patterns), part(determinism), part(tables),"
+            b" part(libraries), part(sandbox), load('return {' .. limits .. '}')())"
             b" return control.language, control.resume, control.chunk, control.configure end"
         )
         begin, self._resume, self._chunk, self._configure = loaded(*parts, numbers.encode())

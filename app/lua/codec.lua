@@ -1,7 +1,8 @@
 -- JSON in and out of a Lua state: the only form in which anything crosses its border.
 -- A number without a fraction is an integer in both directions, so that a replayed value equals the live one.
 local raw = ...
-local byte, char, find, sub, format = raw.string.byte, raw.string.char, raw.string.find, raw.string.sub, raw.string.format
+local byte, char, find, sub = raw.string.byte, raw.string.char, raw.string.find, raw.string.sub
+local format = raw.string.format
 local gsub, concat, sort, rawnext, rawlen = raw.string.gsub, raw.table.concat, raw.table.sort, raw.next, raw.rawlen
 local type, tonumber, error, utf8_char, utf8_len = raw.type, raw.tonumber, raw.error, raw.utf8.char, raw.utf8.len
 local math_type, getmetatable, setmetatable = raw.math.type, raw.debug.getmetatable, raw.setmetatable
@@ -223,7 +224,8 @@ local function encode_table(value, path, depth)
   sort(names)
   for index = 1, found do
     local name = names[index]
-    pieces[index] = encode_string(name, path) .. ":" .. encode_value(rawget(value, name), path .. "." .. name, depth + 1)
+    local written = encode_value(rawget(value, name), path .. "." .. name, depth + 1)
+    pieces[index] = encode_string(name, path) .. ":" .. written
   end
   return "{" .. concat(pieces, ",") .. "}"
 end

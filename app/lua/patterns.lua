@@ -1,7 +1,8 @@
 -- Lua patterns with a bound: string.find and its relatives run in C, where no limit of instructions reaches them.
 -- What could take long there is matched here instead, by instructions that are counted. Same results, same messages.
 local raw = ...
-local byte, find, sub, gsub, concat = raw.string.byte, raw.string.find, raw.string.sub, raw.string.gsub, raw.table.concat
+local byte, find, sub, gsub = raw.string.byte, raw.string.find, raw.string.sub, raw.string.gsub
+local concat = raw.table.concat
 local error, type, unpack, tostring = raw.error, raw.type, raw.table.unpack, raw.tostring
 
 local STEPS_IN_C_MAX <const> = 200000

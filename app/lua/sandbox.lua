@@ -1,14 +1,16 @@
 -- The state of one attempt: what a submitted program sees, and the loop that runs its threads between operations.
 -- Runs once in a fresh Lua state with the raw libraries, hands the program wrapped ones, and empties the raw globals.
--- `codec`, `patterns` and `libraries` are the other trusted parts; `limits` are numbers.
-local raw, codec, patterns, make_libraries, limits = ...
+-- `parts` are the other trusted ones; `limits` are numbers.
+local raw, parts, make_libraries, limits = ...
+local codec = parts.codec
 local coroutine, debug = raw.coroutine, raw.debug
 local raw_create, raw_resume, raw_yield = coroutine.create, coroutine.resume, coroutine.yield
-local raw_status, raw_running, raw_close, raw_isyieldable = coroutine.status, coroutine.running, coroutine.close, coroutine.isyieldable
+local raw_status, raw_running, raw_close = coroutine.status, coroutine.running, coroutine.close
+local raw_isyieldable = coroutine.isyieldable
 local raw_pcall, error, type, select, tostring = raw.pcall, raw.error, raw.type, raw.select, raw.tostring
 local sethook, getinfo, traceback, clock = debug.sethook, debug.getinfo, debug.traceback, raw.os.clock
 local load, setmetatable, pack, unpack = raw.load, raw.setmetatable, raw.table.pack, raw.table.unpack
-local find, sub, gsub, byte, format = raw.string.find, raw.string.sub, raw.string.gsub, raw.string.byte, raw.string.format
+local sub, gsub, byte, format = raw.string.sub, raw.string.gsub, raw.string.byte, raw.string.format
 local decode, encode = codec.decode, codec.encode
 
 local OUT_OF_MEMORY <const> = "not enough memory"
@@ -34,7 +36,8 @@ end
 
 local function die(name, text)
   if not dead then
-    dead = setmetatable({ limit = name, message = text }, { __metatable = false, __tostring = function() return text end })
+    local function say() return text end
+    dead = setmetatable({ limit = name, message = text }, { __metatable = false, __tostring = say })
   end
   -- The program gets no further instruction in this coroutine, not in __close either; the loop below does.
   local _, is_loop = raw_running()
@@ -45,8 +48,9 @@ end
 local function check()
   if dead then die() end
   if clock() > slice_until then
-    die("CPU", format("expected the program to need at most %g s of CPU between two operations and %g s in one attempt, "
-      .. "found that it needs more. Do less at a time, or spread it over checkpoints", limits.slice_cpu_s, limits.attempt_cpu_s))
+    die("CPU", format("expected the program to need at most %g s of CPU between two operations and %g s in one "
+      .. "attempt, found that it needs more. Do less at a time, or spread it over checkpoints",
+      limits.slice_cpu_s, limits.attempt_cpu_s))
   end
 end
 
@@ -115,7 +119,9 @@ end
 
 local function refuse_thread(co)
   if type(co) ~= "thread" then error("bad argument #1 (coroutine expected, found " .. type(co) .. ")", 3) end
-  if thread_of[co] then error("this is a thread of the procedure itself: only coroutines that the program made can be driven", 3) end
+  if thread_of[co] then
+    error("this is a thread of the procedure itself: only coroutines that the program made can be driven", 3)
+  end
 end
 
 function wrapped.create(f)
@@ -336,7 +342,7 @@ end
 
 local configure_libraries = make_libraries(raw, env, {
   charge = charge, check = check, clean = clean, die = die, here = here, warn = warn, pcall = pcall, limits = limits,
-  patterns = patterns, codec = codec, host = host,
+  host = host, patterns = parts.patterns, determinism = parts.determinism, tables = parts.tables,
 })
 
 function control.configure(payload, live_seed)
@@ -365,7 +371,9 @@ trusted.setmetatable, trusted.next = raw.setmetatable, raw.next
 function control.language(text)
   local f = raw.assert(load(text, "=[language]", "b", trusted))
   main = f(host)
-  if type(main) ~= "function" then error("expected the language to return its main function, found " .. type(main), 0) end
+  if type(main) ~= "function" then
+    error("expected the language to return its main function, found " .. type(main), 0)
+  end
   local co = watch(raw_create(main))
   threads[0] = { co = co }
   thread_of[co] = 0

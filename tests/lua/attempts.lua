@@ -1,7 +1,7 @@
 -- Programs that try to get out, to stay, or to take more than their share, each with the end that it must meet:
 -- `--- name: ENDS`, then its source. NOTHING: it runs to its end and returns nil or false; what it got hold of it would
--- return. REFUSED: an error of its own. The others are limits: a soft failure of that name, or the death of the child with
--- that reason, guilty. On a slow machine the CPU of a memory bomb may end first.
+-- return. REFUSED: an error of its own. The others are limits: a soft failure of that name, or the death of the child
+-- with that reason, guilty. On a slow machine the CPU of a memory bomb may end first.
 
 --- the python module: NOTHING
 return python

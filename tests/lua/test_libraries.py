@@ -236,7 +236,7 @@ def test_sort_is_stable_and_sorts(pairs: list[tuple[int, int]]) -> None:
 
 def _sorted() -> Any:
     lua = lupa.LuaRuntime(encoding="utf-8", register_eval=False)
-    source = (PARTS / "libraries.lua").read_text()
+    source = (PARTS / "tables.lua").read_text()
     start = source.index("local function merge_sort")
     merge_sort = source[start : source.index("local function less")]
     sort = lua.execute(f"{merge_sort} return merge_sort")
