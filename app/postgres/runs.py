@@ -8,7 +8,6 @@ from typing import Final
 
 import asyncpg
 
-from app.core.canonical import parse_object
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import (
     ChecksumMismatch,
@@ -20,6 +19,7 @@ from app.core.errors import (
 )
 from app.core.limits import RUN_HOLD_MS, RUN_PAGE_BYTES_MAX, RUN_PAGE_RECORDS_MAX
 from app.domain.identity import Principal
+from app.domain.runs.checkpoints import SinceCheckpoint, run_of
 from app.domain.runs.documents import RunStart
 from app.domain.runs.engine.ports import Due, DueRun, HeadOfRun, HeldRun, LoadedRun, Ready
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, fold
@@ -130,7 +130,12 @@ class PostgresRuns:
             verify_head(
                 folded.head, stream=stream, head_sequence=row["sequence_number"], head_digest=row["entry_digest"]
             )
-        return LoadedRun(folded, start, row["owner"], row["worker"])
+        since = SinceCheckpoint(
+            row["checkpoint_sequence"] or 0,
+            len(row["checkpoint_state"] or b""),
+            sum(len(artifact or b"") for artifact in row["artifacts"] or ()),
+        )
+        return LoadedRun(folded, start, row["owner"], row["worker"], since=since)
 
     async def load_records(self, run_id: str, *, after: int, limit: int = RUN_PAGE_RECORDS_MAX) -> list[RunRecord]:
         stream = RUN.stream(run_id)
@@ -240,7 +245,7 @@ def _from_checkpoint(row: asyncpg.Record) -> Run | None:
         raise ChecksumMismatch(
             "the checkpoint's state does not hash to its digest", expected=row["checkpoint_digest"].hex(), found=found
         )
-    run = Run.from_json(parse_object(state))
+    run = run_of(state)
     if run.head.sequence_number != row["checkpoint_sequence"]:
         raise SequenceGap(
             "the checkpoint stands in another's place",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from app.core.limits import RUN_CHECKPOINT_EVERY_ENTRIES
 from app.domain.ledger.plans import Ledger, Plan, PlannedCheckpoint, PlannedEntry, ScheduleRow, Sealed
-from app.domain.runs.checkpoints import checkpoint_of, is_due
+from app.domain.runs.checkpoints import checkpoint_of
 from app.domain.runs.documents import RunDocument
 from app.domain.runs.replay import Run, RunRecord, fold_next
 from app.domain.runs.waiting import waiting_for
@@ -200,7 +200,7 @@ async def store(
         page, checkpoint, before = run.records[first : first + entries_a_plan], None, first
         for record in page:
             folded = fold_next(folded, record, source=run.source)
-            if is_due(before=before, after=folded.head.sequence_number):
+            if folded.head.sequence_number // RUN_CHECKPOINT_EVERY_ENTRIES > before // RUN_CHECKPOINT_EVERY_ENTRIES:
                 checkpoint = checkpoint_of(folded, created_at=time_at(first))
                 before = folded.head.sequence_number
         assert folded is not None

@@ -27,6 +27,7 @@ from app.core.errors import (
     SecretMissing,
 )
 from app.domain.identity import Principal
+from app.domain.runs.checkpoints import SinceCheckpoint
 from app.domain.runs.documents import Accepted, Resolved, RunCheckpoint, RunPolicy
 from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.viewing import view
@@ -36,8 +37,10 @@ from app.domain.runs.state import SetAt
 from app.domain.runs.values import InlineValue, SecretValue
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
+from tests.conftest import Admin
 from tests.invariants.plans import verify_all
 from tests.runs.engines import AGENT, NOW, PROGRAM, WORKER, Engine, open_engine, step
+from tests.runs.test_verification import findings
 
 PERSON = Principal(principal_id="ada", tenant="default", roles=["supervisor"])
 DONE: dict[str, Any] = {"type": "complete", "output": {"tier": "inline", "value": "done"}}
@@ -171,6 +174,49 @@ async def test_a_worker_that_miscounts_is_told_so_and_nothing_is_stored(engine: 
     assert await types_of(engine) == ["start", "attempt", "checkpoint"]
     await engine.put(run, 3, step("2"), then={**DONE, "positions": 2})
     assert await state_of(engine) == "COMPLETED"
+
+
+async def test_a_large_state_is_written_as_seldom_as_the_journal_grows(
+    engine: Engine, admin: Admin, sessions: Sessions
+) -> None:
+    """And is read again from its checkpoint, which is larger than any document."""
+    run = await leased(engine)
+    seen = run.sequence_number
+    for number in range(1, 4):
+        change = [{"op": "set", "at": f"/k{number}", "to": "x" * 150_000}]
+        await engine.put(run, seen, step(str(number), state_change=change))
+        seen += 1
+    for first in range(4, 1_204, 60):
+        puts = [
+            step(str(number), "y" * 600, state_change=[{"op": "set", "at": "/n", "to": number}])
+            for number in range(first, first + 60)
+        ]
+        await engine.put(run, seen, *puts)
+        seen += 60
+    rows = await admin.fetch(
+        "SELECT sequence_number, octet_length(checkpoint_state) AS size FROM tga.execution_checkpoints ORDER BY 1"
+    )
+    journal = await admin.fetchval("SELECT sum(octet_length(artifact)) FROM tga.artifacts WHERE stream = 'run:r'")
+    places = [row["sequence_number"] for row in rows]
+    assert places[0] == 100
+    assert len(places) in (2, 3), places  # and not twelve
+    assert all(row["size"] > 450_000 for row in rows)
+    assert sum(row["size"] for row in rows) <= journal
+    engine.engine.table.forget("r")
+    found = await engine.engine.ports.runs.load("r")
+    assert (found.run.state["n"], len(found.run.state["k1"])) == (1_203, 150_000)
+    assert await findings(sessions) == []
+
+
+def test_a_checkpoint_that_was_due_and_is_not_there_is_missed() -> None:
+    since = SinceCheckpoint()
+    assert [number for number in range(1, 201) if since.add(number, 10)] == [100, 200]
+    assert (since.is_missing(199), since.is_missing(200)) == (False, True)
+    since.write(200, 5_000)
+    assert [number for number in range(201, 1_301) if since.add(number, 10)] == list(range(700, 1_301, 100))
+    assert (since.is_missing(799), since.is_missing(800)) == (False, True)
+    since.write(1_300, 10**6)
+    assert [number for number in range(1_301, 2_401) if since.add(number, 10)] == [2_300, 2_400]
 
 
 async def test_a_question_of_a_run_that_no_worker_has_expires_all_the_same(engine: Engine) -> None:

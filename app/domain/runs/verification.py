@@ -30,7 +30,7 @@ from app.domain.ledger.checks import (
     Walking,
 )
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream, Summary
-from app.domain.runs.checkpoints import is_missing, verify_stored_checkpoint
+from app.domain.runs.checkpoints import SinceCheckpoint, verify_stored_checkpoint
 from app.domain.runs.documents import RunAnswer, RunIntent, RunStart
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, fold_planned
 from app.domain.runs.requests import ChildRequest, ToolRequest
@@ -100,7 +100,7 @@ class _RunStream(StreamChecks):
     keeps_start: bool = False
     start: RunStart | None = None
     begun_by: str | None = None
-    last_checkpoint: int = 0
+    since: SinceCheckpoint = field(default_factory=SinceCheckpoint)
     last_number: int = 0
     is_folded: bool = False  # the record that is verified: all before it was right, and every payload there
 
@@ -120,6 +120,7 @@ class _RunStream(StreamChecks):
 
     def verify(self, record: AnyRecord, row: StoredEntry, walk: Walking) -> None:
         entry, artifact = record
+        self.since.add(entry.sequence_number, len(row.artifact or b""))
         is_folded, self.is_folded, source = self.is_folded, False, None
         if isinstance(artifact, RunStart):
             tenant = artifact.principal.tenant
@@ -180,13 +181,13 @@ class _RunStream(StreamChecks):
             self.named = {path: stream for path, stream in self.named.items() if path in begun}
 
     def is_checkpoint_due(self, state: str) -> bool:
-        if self.run is None or not is_missing(last=self.last_checkpoint, now=self.last_number):
+        if self.run is None or not self.since.is_missing(self.last_number):
             return False
-        self.last_checkpoint = self.last_number  # told once
+        self.since.write(self.last_number, self.since.checkpoint_bytes)  # told once
         return True
 
     def verify_checkpoint(self, checkpoint: StoredCheckpoint, at: Standing) -> None:
-        self.last_checkpoint = checkpoint.sequence_number
+        self.since.write(checkpoint.sequence_number, len(checkpoint.state))
         if at.stored is not None and at.stored.erasure is not None:
             raise RecoveryFailed("a checkpoint stands that was erased", expected="nothing")
         is_here = at.is_sound and checkpoint.sequence_number == at.head.sequence_number

@@ -12,6 +12,7 @@ from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.plans import Ledger, Sealed
+from app.domain.runs.checkpoints import SinceCheckpoint
 from app.domain.runs.documents import RunDocument, RunStart
 from app.domain.runs.judging import StartSupervisor
 from app.domain.runs.procedures import ProgramLookup
@@ -31,6 +32,7 @@ class LoadedRun:
     owner: str | None
     worker: str | None = None  # which process holds it, while it is RUNNING
     state_bytes: int | None = None  # of the program's state, at most; None: not looked at yet
+    since: SinceCheckpoint = field(default_factory=SinceCheckpoint)
 
     @property
     def run_id(self) -> str:

@@ -9,10 +9,11 @@ from app.core.canonical import canonical_bytes
 from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import InputTooLarge, InvalidTransition, RunCountMismatch
-from app.core.limits import RUN_CHECKPOINT_EVERY_ENTRIES, RUN_ENTRIES_MAX, RUN_STATE_BYTES_MAX
+from app.core.limits import RUN_ENTRIES_MAX, RUN_STATE_BYTES_MAX
 from app.domain.clock import Clock
 from app.domain.ledger.plans import BlobUse, Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.runs.agreement import Miscounted
+from app.domain.runs.checkpoints import checkpoint_of
 from app.domain.runs.documents import (
     Divergence,
     RunAnswer,
@@ -118,8 +119,10 @@ class Work:
         self._blobs += [
             BlobUse(moved.sequence_number, Digest(ref.sha256), ref.size_bytes) for ref in blobs_of(artifact)
         ]
-        if moved.sequence_number % RUN_CHECKPOINT_EVERY_ENTRIES == 0:
-            self._checkpoint = PlannedCheckpoint(canonical_bytes(run.to_json()), now)
+        since = self.require().since
+        if since.add(moved.sequence_number, len(planned.artifact)):
+            self._checkpoint = checkpoint_of(run, created_at=now)
+            since.write(moved.sequence_number, len(self._checkpoint.state))
         self._is_rescheduled |= (
             isinstance(artifact, RunAttempt | RunStart | RunEscalation)
             or (isinstance(artifact, RunIntent | RunAnswer) and self._moves_what_is_due(artifact))
