@@ -330,7 +330,7 @@ def test_what_is_read_at_once_is_what_the_strict_reader_reads(raw: bytes) -> Non
 
 def test_the_documents_of_a_call_are_read_at_once() -> None:
     request = action_request(
-        1, arguments={"amount": 12, "note": 'é, at 10:30:16.5, for 12345678901234567 é"', "list": []}
+        1, arguments={"amount": 12, "note": 'é, at 10:30:16.5 for 12345678901234567 é"', "list": []}
     )
     assert read_canonical(request.to_bytes()) == request.to_json()
     assert read_canonical(canonical_bytes({"a": 12.5})) is None

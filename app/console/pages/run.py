@@ -1,0 +1,242 @@
+"""One run: where is it, what was the state then, and what does it ask?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from app.console.gateway_api import ApiProblem
+from app.console.visit import Visit
+from app.console.waterfall import Row, drawn
+
+RECORDS_SHOWN: Final = 200
+QUESTIONS_SHOWN_MAX: Final = 5
+ENDED: Final = frozenset({"COMPLETED", "CANCELLED"})
+RESTING: Final = frozenset({"FAILED", "PARKED", "DIVERGED"})
+
+
+async def show(visit: Visit) -> Response:
+    return await _shown(visit)
+
+
+async def answer(visit: Visit) -> Response:
+    """A question's answer, as its form says it; what was typed is kept where the gateway refuses it."""
+    form, at = visit.form, _address(visit)
+    try:
+        question = await _question(visit, form.get("path", ""))
+        body = {
+            "path": form.get("path"),
+            "answer": _said(question["request"], form),
+            "intent_digest": form.get("intent_digest"),
+        }
+        await visit.api.post(f"{_api(visit)}/signals", body)
+    except ApiProblem as problem:
+        return await _shown(visit, problem=problem, typed=form)
+    except ValueError as wrong:
+        refused = ApiProblem(
+            422,
+            {
+                "code": "RUN_ANSWER_INVALID",
+                "title": "What was typed is not a value that the question takes",
+                "detail": f"{wrong}. Nothing was recorded.",
+            },
+        )
+        return await _shown(visit, problem=refused, typed=form)
+    return visit.go(at)
+
+
+async def cancel(visit: Visit) -> Response:
+    return await _ask(visit, "cancel", {"rationale": visit.form.get("rationale") or None})
+
+
+async def retry(visit: Visit) -> Response:
+    return await _ask(visit, "retry", {"rationale": visit.form.get("rationale") or None})
+
+
+async def fork(visit: Visit) -> Response:
+    at = visit.form.get("at", "")
+    body = {"at": int(at) if at.isdigit() else None, "run_id": visit.form.get("run_id") or None}
+    try:
+        made = await visit.api.post(f"{_api(visit)}/fork", {name: one for name, one in body.items() if one is not None})
+    except ApiProblem as problem:
+        return await _shown(visit, problem=problem, typed=visit.form)
+    return visit.go(f"/runs/{quote(made.document['run_id'], safe='')}")
+
+
+async def _ask(visit: Visit, what: str, body: dict[str, Any]) -> Response:
+    try:
+        await visit.api.post(f"{_api(visit)}/{what}", {name: one for name, one in body.items() if one is not None})
+    except ApiProblem as problem:
+        return await _shown(visit, problem=problem, typed=visit.form)
+    return visit.go(_address(visit))
+
+
+def _run_id(visit: Visit) -> str:
+    return str(visit.request.path_params["run_id"])
+
+
+def _api(visit: Visit) -> str:
+    return f"/v1/runs/{_run_id(visit)}"
+
+
+def _address(visit: Visit) -> str:
+    return f"/runs/{quote(_run_id(visit), safe='')}"
+
+
+async def _shown(
+    visit: Visit, *, problem: ApiProblem | None = None, typed: Mapping[str, str] | None = None
+) -> Response:
+    run = await visit.api.get(_api(visit))
+    last = int(run["sequence_number"])
+    at = _number(visit.query.get("at"), low=1, high=last) or last
+    after = _number(visit.query.get("after"), low=0, high=last)
+    if after is None:  # the page that the chosen entry stands on
+        after = (at - 1) // RECORDS_SHOWN * RECORDS_SHOWN
+    page, state, questions, program = await asyncio.gather(
+        # Without a number from the very begin: a fork's first records are its source's, with numbers below 1.
+        visit.api.get(f"{_api(visit)}/checkpoints", after_seq=after or None, limit=RECORDS_SHOWN),
+        visit.api.find(f"{_api(visit)}/state", at=at),
+        _questions(visit, run),
+        visit.api.find(f"/v1/procedures/{run['procedure']}", program_digest=run["program_digest"]),
+    )
+    records = [one for one in page["items"] if one["sequence_number"] <= last]
+    picture = drawn(records, visit.clock.now())
+    chosen = _chosen(picture.rows, at)
+    is_open = run["state"] not in ENDED
+    return await visit.page(
+        "run.html",
+        nav="Runs",
+        status=200 if problem is None else problem.status,
+        run=run,
+        at=at,
+        last=last,
+        after=after,
+        picture=picture,
+        chosen=chosen,
+        before=_neighbour(picture.rows, chosen, -1),
+        next=_neighbour(picture.rows, chosen, 1),
+        events=[told for one in records if (told := _event(one)) is not None],
+        earlier=max(0, after - RECORDS_SHOWN) if after else None,
+        later=page["next"] if page["next"] is not None and page["next"] < last else None,
+        state_then=None if state is None else state["state"],
+        changed=[] if chosen is None else [one["at"] for one in chosen.record.get("state_change") or ()],
+        questions=questions,
+        program=_program(program, picture.rows),
+        is_open=is_open,
+        is_resting=run["state"] in RESTING,
+        continue_action="resume_run" if run["state"] in ("PARKED", "DIVERGED") else "retry_run",
+        problem=None if problem is None else problem.document,
+        typed=typed or {},
+    )
+
+
+def _number(text: str | None, *, low: int, high: int) -> int | None:
+    if text is None or not text.isdigit() or len(text) > 9:
+        return None
+    return min(high, max(low, int(text)))
+
+
+def _chosen(rows: Sequence[Row], at: int) -> Row | None:
+    """The operation that the chosen entry ended or began, or else the last one before it."""
+    before = [row for row in rows if row.at <= at]
+    return max(before, key=lambda row: row.at, default=None)
+
+
+def _neighbour(rows: Sequence[Row], chosen: Row | None, step: int) -> Row | None:
+    ordered = sorted(rows, key=lambda row: row.at)
+    if chosen is None:
+        return ordered[0] if ordered and step > 0 else None
+    place = ordered.index(chosen) + step
+    return ordered[place] if 0 <= place < len(ordered) else None
+
+
+def _event(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What else happened: attempts that ended badly or came back, signals, resumptions, the end."""
+    kind, when = record["artifact_type"], record["recorded_at"]
+    if kind == "run_attempt" and record["change"] != "LEASED":
+        worker, number = record["worker"]["name"], record["attempt"]
+        words = {
+            "LOST": f"{worker} fell silent in attempt {number}. Another worker may take the run over.",
+            "FENCED": f"{worker} came back as attempt {number}, which was over. It got STOP; nothing was written.",
+            "RELEASED": f"{worker} gave attempt {number} back.",
+            "FAILED": f"Attempt {number} failed at {worker}.",
+        }[record["change"]]
+        return {"icon": "slash" if record["change"] in ("FENCED", "RELEASED") else "x-f", "words": words, "at": when}
+    if kind == "run_signal":
+        return {"icon": "down", "words": f"The signal {record['name']} came.", "at": when}
+    if kind == "run_escalation":
+        return {"icon": "up", "words": f"The question at {record['path']} was escalated.", "at": when}
+    if kind == "run_resumption":
+        return {"icon": "play", "words": f"{record['resumed_by']} had it go on: {record['rationale']}", "at": when}
+    if kind == "run_end":
+        return {"icon": "check" if record["outcome"] == "COMPLETED" else "x", "words": record["outcome"], "at": when}
+    return None
+
+
+async def _questions(visit: Visit, run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    open_ = [one for one in run["awaits"] if one["kind"] == "ask"][:QUESTIONS_SHOWN_MAX]
+    return [await _question(visit, one["path"]) for one in open_]
+
+
+async def _question(visit: Visit, path: str) -> dict[str, Any]:
+    """The newest request at this address."""
+    found = await visit.api.get(f"{_api(visit)}/checkpoints/{path}")
+    intent = [one for one in found["items"] if one["artifact_type"] == "run_intent"][-1]
+    request = intent["request"]
+    schema = request["answer_schema"]
+    return {
+        "path": path,
+        "name": intent["name"],
+        "request": request,
+        "intent_digest": intent["artifact_digest"],
+        "asked_at": intent["recorded_at"],
+        "options": schema.get("enum") if isinstance(schema.get("enum"), list) else None,
+        "takes": schema.get("type") if isinstance(schema.get("type"), str) else "a JSON value",
+        "default": _plain(request.get("default")),
+        "context": _plain(request.get("context")),
+    }
+
+
+def _plain(value: Mapping[str, Any] | None) -> Any:
+    """What a Value holds, where it holds it itself."""
+    return None if value is None else value.get("value", {"kept as": value.get("tier")})
+
+
+def _said(request: Mapping[str, Any], form: Mapping[str, str]) -> Any:
+    """The answer as JSON. Where the question takes text, it is what was typed; ValueError says what is wrong."""
+    text, schema = form.get("answer", ""), request["answer_schema"]
+    if request["form"] == "approve":
+        if text not in ("yes", "no"):
+            raise ValueError("The question takes yes or no")
+        return text == "yes"
+    if request["form"] == "select" and isinstance(schema.get("enum"), list):
+        if not text.isdigit() or int(text) >= len(schema["enum"]):
+            raise ValueError("The question takes one of its options")
+        return schema["enum"][int(text)]
+    if request["form"] == "review":
+        said = {"decision": text, "feedback": form.get("feedback") or None}
+        edited = form.get("edited", "").strip()
+        return {**said, "edited": _read(edited)} if edited else said
+    return text if schema.get("type") == "string" else _read(text)
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"This is not JSON: {error}") from None
+
+
+def _program(found: Mapping[str, Any] | None, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """The text of a submitted program, and the line at which it stands."""
+    source = None if found is None else found.get("source")
+    if not isinstance(source, str):
+        return None
+    newest = max((row for row in rows if row.source), key=lambda row: row.at, default=None)
+    line = None if newest is None or newest.source is None else newest.source.rpartition(":")[2]
+    return {"lines": source.split("\n")[:2_000], "here": int(line) if line and line.isdigit() else None}

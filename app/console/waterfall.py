@@ -1,0 +1,225 @@
+"""A page of a run's journal as rows on an axis of time: pure, from the records as the API gives them.
+
+One row an operation, in the order of addresses. Quiet stretches (nothing began or ended for long) are folded to a
+narrow strip that says how long it was; between them the axis is to scale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, Final
+
+from app.console.components import moment, span
+
+QUIET_S: Final = 10.0  # shorter pauses are drawn to scale
+FOLDS_MAX: Final = 6
+_FOLD_PERCENT: Final = 7.0
+_WAITS: Final = frozenset({"ask", "sleep", "signal", "child"})
+_NUMBERS: Final = re.compile(r"[0-9]+")
+_INSIDE: Final = re.compile(r"(.*?)(?::[0-9]+)?\.[0-9]+")  # of which operation an address is inside
+_ICONS: Final = {
+    "tool": "tool",
+    "turn": "robot",
+    "model": "model",
+    "ask": "person",
+    "sleep": "sleep",
+    "gather": "scope",
+    "call": "scope",
+    "child": "runs",
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """One operation. `at`: the entry after which it has ended, or in which it began."""
+
+    path: str
+    kind: str
+    name: str
+    began: datetime
+    at: int
+    ended: datetime | None = None
+    outcome: str = "open"
+    tries: int = 1
+    attempt: int = 0
+    trace_id: str | None = None
+    child_run_id: str | None = None
+    error: Mapping[str, Any] | None = None
+    source: str | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    x: float = 0.0
+    width: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        return min(2, self.path.count("."))
+
+    @property
+    def icon(self) -> str:
+        return _ICONS.get(self.kind, "step")
+
+    @property
+    def bar(self) -> str:
+        """The class of its bar: what it was, unless it failed or waits."""
+        if self.outcome in ("ERROR", "INTERRUPTED", "TIMEOUT"):
+            return "b-fail"
+        if self.ended is None:
+            return "b-wait"
+        return {"tool": "b-tool", "turn": "b-model", "model": "b-model", "sleep": "b-sleep"}.get(
+            self.kind, "b-scope" if self.icon == "scope" else "b-step"
+        )
+
+    @property
+    def took(self) -> str:
+        if self.ended is None:
+            return "waits" if self.kind in _WAITS else "open"
+        if self.tries > 1:
+            return f"{self.tries} tries"
+        return span((self.ended - self.began).total_seconds() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place on the axis: a time of day, or the begin of an attempt."""
+
+    x: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    x: float
+    width: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    rows: Sequence[Row]
+    folds: Sequence[Fold]
+    times: Sequence[Mark]
+    attempts: Sequence[Mark]
+
+
+def drawn(records: Sequence[Mapping[str, Any]], now: str) -> Waterfall:
+    rows = sorted(_rows(records), key=lambda row: _place(row.path))
+    _enclose(rows)
+    leased = [one for one in records if one["artifact_type"] == "run_attempt" and one.get("change") == "LEASED"]
+    axis = _Axis([*_moments(rows), *(moment(one["recorded_at"]) for one in leased)], moment(now))
+    for row in rows:
+        row.x = axis.at(row.began)
+        row.width = max(0.6, axis.at(row.ended or moment(now)) - row.x)
+    attempts = [Mark(axis.at(moment(one["recorded_at"])), f"attempt {one['attempt']}") for one in leased]
+    return Waterfall(rows, axis.folds, axis.marks(), _apart(attempts))
+
+
+def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Operations by address. One whose begin stands on a page before shows what its end says of it."""
+    rows: dict[str, Row] = {}
+    for record in records:
+        path, kind = record.get("path"), record["artifact_type"]
+        if path is None:
+            continue
+        at, recorded = int(record["sequence_number"]), moment(record["recorded_at"])
+        row = rows.get(path)
+        if kind == "run_intent":
+            request = record.get("request") or {}
+            row = Row(path, record["kind"], record["name"], recorded, at, tries=record.get("try_number", 1))
+            row.trace_id, row.child_run_id = request.get("trace_id"), request.get("child_run_id")
+            row.began = rows[path].began if path in rows else recorded
+        elif kind == "run_checkpoint":
+            began = row.began if row is not None else moment(record["started_at"])
+            row = Row(path, record["kind"], record["name"], began, at, tries=record.get("try_number", 1))
+            _end(row, record, recorded)
+        elif kind == "run_answer":
+            row = row or Row(path, "tool", "", recorded, at)
+            row.at = at
+            _end(row, record, recorded)
+        else:
+            continue
+        row.attempt = record.get("attempt", row.attempt)
+        row.source = record.get("source") or row.source
+        row.record = record if kind != "run_answer" or not row.record else {**row.record, **record}
+        rows[path] = row
+    return list(rows.values())
+
+
+def _end(row: Row, record: Mapping[str, Any], recorded: datetime) -> None:
+    row.outcome, row.error = record["outcome"], record.get("error")
+    row.ended = None if row.outcome == "RETRY" else recorded
+
+
+def _enclose(rows: Sequence[Row]) -> None:
+    """An operation lasts at least as long as what is inside of it."""
+    by_path = {row.path: row for row in rows}
+    for row in reversed(rows):  # the innermost first
+        inside = _INSIDE.fullmatch(row.path)
+        outer = None if inside is None else by_path.get(inside[1])
+        if outer is not None:
+            outer.began = min(outer.began, row.began)
+
+
+def _place(path: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in _NUMBERS.findall(path))
+
+
+def _moments(rows: Sequence[Row]) -> list[datetime]:
+    return [moment_ for row in rows for moment_ in (row.began, row.ended) if moment_ is not None]
+
+
+def _apart(marks: Sequence[Mark]) -> list[Mark]:
+    """Of marks that would stand on one another, the last."""
+    kept: list[Mark] = []
+    for mark in marks:
+        if kept and mark.x - kept[-1].x < 8:
+            kept.pop()
+        kept.append(mark)
+    return kept
+
+
+class _Axis:
+    """From moments to percent. Pauses that are long beside all the rest are folded, the longest first."""
+
+    def __init__(self, moments: Sequence[datetime], now: datetime) -> None:
+        known = sorted({*moments, now}) if moments else [now]
+        pauses = sorted(((after - before).total_seconds(), before, after) for before, after in pairwise(known))
+        busy = sum(seconds for seconds, _, _ in pauses)
+        folded: set[datetime] = set()
+        while pauses and len(folded) < FOLDS_MAX:
+            seconds, before, _ = pauses.pop()
+            if seconds <= QUIET_S or seconds <= (busy - seconds) / 2:
+                break
+            folded.add(before)
+            busy -= seconds
+        drawn_percent = 100.0 - _FOLD_PERCENT * len(folded)
+        self.folds: list[Fold] = []
+        self._stops: list[tuple[datetime, float]] = [(known[0], 0.0)]
+        for before, after in pairwise(known):
+            x, seconds = self._stops[-1][1], (after - before).total_seconds()
+            width = _FOLD_PERCENT if before in folded else drawn_percent * seconds / busy if busy else 0.0
+            if before in folded:
+                self.folds.append(Fold(x, width, f"{span(seconds * 1000, whole=True)} later"))
+            self._stops.append((after, min(100.0, x + width)))
+
+    def at(self, when: datetime) -> float:
+        before, x = self._stops[0]
+        if when <= before:
+            return x
+        for after, reached in self._stops[1:]:
+            if when <= after:
+                whole = (after - before).total_seconds()
+                return round(x + (reached - x) * ((when - before).total_seconds() / whole if whole else 0.0), 3)
+            before, x = after, reached
+        return 100.0
+
+    def marks(self) -> list[Mark]:
+        """Times of day: at the begin, and after each fold; none where two would stand on one another."""
+        places = [self._stops[0], *((when, x) for when, x in self._stops if self._ends_a_fold(x))]
+        return _apart([Mark(x, f"{when:%H:%M:%S}") for when, x in places if x < 88])
+
+    def _ends_a_fold(self, x: float) -> bool:
+        return any(abs(fold.x + fold.width - x) < 0.001 for fold in self.folds)

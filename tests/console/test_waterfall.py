@@ -1,0 +1,99 @@
+"""The drawing of a journal: rows in the order of addresses, to scale, quiet stretches folded, whatever comes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.console.waterfall import FOLDS_MAX, drawn
+
+BEGIN = datetime(2026, 11, 17, 9, 0, tzinfo=UTC)
+
+
+def time_at(seconds: float) -> str:
+    return (BEGIN + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def step(number: int, path: str, began: float, took: float, **more: Any) -> dict[str, Any]:
+    return {
+        "artifact_type": "run_checkpoint",
+        "sequence_number": number,
+        "recorded_at": time_at(began + took),
+        "started_at": time_at(began),
+        "path": path,
+        "kind": "step",
+        "name": f"at {path}",
+        "outcome": "OK",
+        "attempt": 1,
+        **more,
+    }
+
+
+def intent(number: int, path: str, at: float, kind: str) -> dict[str, Any]:
+    return {
+        "artifact_type": "run_intent",
+        "sequence_number": number,
+        "recorded_at": time_at(at),
+        "path": path,
+        "kind": kind,
+        "name": kind,
+        "request": {},
+        "attempt": 1,
+    }
+
+
+def answer(number: int, path: str, at: float, outcome: str = "OK") -> dict[str, Any]:
+    said = {"artifact_type": "run_answer", "sequence_number": number, "recorded_at": time_at(at), "path": path}
+    return {**said, "outcome": outcome}
+
+
+def test_an_outer_operation_begins_with_the_first_inside_of_it_and_addresses_stand_in_order() -> None:
+    records = [step(1, "2:10.1", 1, 1), step(2, "2:9.1", 1, 3), step(3, "2", 4, 0, kind="gather"), step(4, "1", 0, 0.5)]
+    rows = drawn(records, time_at(5)).rows
+    assert [row.path for row in rows] == ["1", "2", "2:9.1", "2:10.1"]
+    assert rows[1].x == rows[2].x == rows[3].x
+    assert rows[1].bar == "b-scope"
+
+
+def test_a_day_asleep_is_folded_and_the_rest_is_to_scale() -> None:
+    records = [step(1, "1", 0, 4), intent(2, "2", 4, "sleep"), answer(3, "2", 86_404), step(4, "3", 86_404, 4)]
+    picture = drawn(records, time_at(86_408))
+    (fold,) = picture.folds
+    assert fold.words == "24 h later" or fold.words == "1 d later"
+    one, asleep, three = picture.rows
+    assert abs(one.width - three.width) < 0.01
+    assert one.width > 40
+    assert (asleep.kind, asleep.bar) == ("sleep", "b-sleep")
+
+
+def test_what_is_open_reaches_until_now_and_what_failed_shows_so() -> None:
+    picture = drawn([step(1, "1", 0, 1, outcome="ERROR", error={}), intent(2, "2", 1, "ask")], time_at(3))
+    failed, open_ = picture.rows
+    assert failed.bar == "b-fail"
+    assert (open_.took, open_.bar, round(open_.x + open_.width)) == ("waits", "b-wait", 100)
+
+
+paths = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda parts: ".".join(map(str, parts)))
+moments = st.floats(0, 10**7, allow_nan=False)
+records = st.lists(
+    st.builds(lambda path, at, took: step(1, path, at, took), paths, moments, st.floats(0, 10**5))
+    | st.builds(lambda path, at, kind: intent(1, path, at, kind), paths, moments, st.sampled_from(["ask", "tool"]))
+    | st.builds(lambda path, at: answer(1, path, at), paths, moments),
+    max_size=30,
+)
+
+
+@given(records)
+def test_everything_stands_on_the_page(made: list[dict[str, Any]]) -> None:
+    for number, record in enumerate(made):
+        record["sequence_number"] = number + 1
+    picture = drawn(made, time_at(10**7 + 10**6))
+    assert len(picture.folds) <= FOLDS_MAX
+    assert {row.path for row in picture.rows} == {record["path"] for record in made}
+    for row in picture.rows:
+        assert 0 <= row.x <= 100
+        assert 0 < row.width <= 100.6
+        assert row.took
