@@ -104,8 +104,10 @@ def desk() -> Iterator[Desk]:
         opened.keys["worker"] = aside(opened.world.new_key, "worker-1", "worker")
         with worker(opened):
             start(opened, "dunning", "dunning-11")
+            start(opened, "dunning", "dunning-12")
             start(opened, "failing", "failing-1")
             until(opened, "dunning-11", "waiting_for_human")
+            until(opened, "dunning-12", "waiting_for_human")
             until(opened, "failing-1", "failed")
             yield opened
 
@@ -174,8 +176,6 @@ def test_a_question_is_answered_in_place_without_a_script_and_the_program_goes_o
 
 
 def test_who_lacks_the_role_sees_no_button_and_gets_no_effect(desk: Desk) -> None:
-    start(desk, "dunning", "dunning-12")
-    until(desk, "dunning-12", "waiting_for_human")
     with desk.as_("auditor") as page:
         desk.go(page, "/runs/dunning-12")
         assert page.locator("[name=answer]").count() == 0
