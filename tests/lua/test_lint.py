@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from app.cli.command import application
 from app.lua.lint import RULES, LintError, LuaReport, lint_source
-from app.lua.lint.known import NONDETERMINISTIC
+from app.lua.lint.known import GLOBALS, MEMBERS, NONDETERMINISTIC
+from app.lua.pool import Pool
+from tests.lua.running import run_lua
 
 _MARK = re.compile(r"-- (TGL[0-9]+(?: TGL[0-9]+)*)$")
 MARKED = """
@@ -230,3 +232,21 @@ def test_the_command_takes_lua_and_python_together(tmp_path: Path) -> None:
     assert document["files"][0]["diagram"].startswith("flowchart TD")
     assert len(document["errors"]) == 1
     assert run(str(tmp_path / "missing.lua"))[0] == 2
+
+
+async def test_the_names_that_lint_knows_are_those_that_a_program_finds() -> None:
+    text = """
+        local names, members = {}, {}
+        for name in pairs(_G) do names[#names + 1] = name end
+        for _, owner in ipairs({"Human", "Step", "os"}) do
+            members[owner] = {}
+            for name in pairs(_G[owner]) do table.insert(members[owner], name) end
+        end
+        return {names = names, members = members}
+    """
+    async with Pool(children=1) as pool:
+        outcome = await run_lua(pool, text)
+    assert outcome.output is not None
+    found = outcome.output["value"]
+    assert set(found["names"]) == GLOBALS
+    assert {owner: frozenset(names) for owner, names in found["members"].items()} == MEMBERS
