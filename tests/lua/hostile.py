@@ -6,11 +6,12 @@ Started by `test_hostile_child.py` in place of the honest one, which it is in al
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import time
 from typing import Any
 
-from app.lua import child, frames
+from app.lua import child, confine, frames
 from app.lua.frames import Frame, write_frame
 
 _resume = child.Child._resume
@@ -78,5 +79,6 @@ def _open(self: child._State, settings: dict[str, Any], open_honestly: Any = chi
 def main() -> None:
     child.Child._resume = _attack  # type: ignore[method-assign]
     child._State.open = _open  # type: ignore[method-assign]
+    confine._prctl(confine._PR_SET_PDEATHSIG, signal.SIGKILL)  # it outlives no test
     child.confine = lambda **_: []  # type: ignore[attr-defined]  # native code that got past that too
     child.main()

@@ -93,6 +93,7 @@ async def test_the_kernel_ends_what_the_soft_limit_cannot_see() -> None:
         with pytest.raises(ChildLost) as lost:
             await run(pool, "while true do end")
         assert (lost.value.reason, lost.value.is_guilty) == ("CPU", True)
+        assert "more than 1.2 s of CPU" in str(lost.value)  # the kernel's word, which comes before the watchdog's
         with pytest.raises(ChildLost) as lost:
             await innocent.resume(0, "reply")
         assert not lost.value.is_guilty
