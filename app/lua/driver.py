@@ -10,6 +10,7 @@ from app.lua.execution import Execution, LuaError, lost_child, retry_of
 from app.lua.options import LuaOptions
 from app.lua.pool import ChildLost, Chunk, Pool
 from app.lua.programs import Declaration, Source
+from tga_sdk import guard
 from tga_sdk.context import Context
 from tga_sdk.procedures import Policy, Procedure
 from tga_sdk.retry import Retry
@@ -51,14 +52,15 @@ def lua_procedure(source: Source, declaration: Declaration, pool: Pool, *, optio
         begun = datetime.fromisoformat(leased["started_at"].replace("Z", "+00:00"))
         epoch_ms = round(begun.timestamp() * 1000)
         chunks = [Chunk(source.name, source.text)]
-        try:
-            state = await pool.state(chunks, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms)
-        except ChildLost as lost:
-            raise lost_child(ctx, lost) from None
-        try:
-            return await Execution(ctx, state, source, declaration, options).run(input)
-        finally:
-            await state.close()
+        with guard.off():  # what the program does is watched in Lua; a process that is started for it is not its doing
+            try:
+                state = await pool.state(chunks, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms)
+            except ChildLost as lost:
+                raise lost_child(ctx, lost) from None
+            try:
+                return await Execution(ctx, state, source, declaration, options).run(input)
+            finally:
+                await state.close()
 
     metadata = declaration.metadata
     policy = Policy(

@@ -138,11 +138,12 @@ class Execution:
     async def _reply(self, thread: int, request: Mapping[str, Any]) -> dict[str, Any]:
         """Perform the operation; the program gets its result, or the error that it can catch."""
         reply: dict[str, Any]
+        copy = self._copy()  # it follows the state from before the operation on
         try:
             reply = {"value": await self._operations[request["op"]](thread, request)}
         except Exception as error:
             reply = {"error": self._told(error)}
-        news = self._copy().news()
+        news = copy.news()
         if news:
             reply["state"] = news
         return reply

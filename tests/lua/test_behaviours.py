@@ -455,3 +455,20 @@ async def test_a_model_that_runs_code_is_refused(pool: Pool) -> None:
     assert outcome.error is not None
     assert "the model none:nobody is not one that this gateway offers" in outcome.error["message"]
     assert checkpoints(outcome) == []
+
+
+async def test_what_a_body_said_to_an_agent_is_forgotten_with_it(pool: Pool) -> None:
+    """Live as in a replay, in which the body does not run: later turns are the same in both."""
+    body = """
+        local W = agent "worker" {model = "scripted-lua", tools = {tactus.done}}
+        step("inside", function() W({message = "in"}) state.inside = W.output end)
+        local before, count = W.output, #W.messages
+        local called = tactus.done.called()
+        W({message = "out"})
+        return {before = before, count = count, called = called, inside = state.inside, after = #W.messages,
+                done = tactus.done.called()}
+    """
+    provide_model("scripted-lua", lambda: ScriptedModel(call("done"), "said"))
+    program = await procedure_of(pool, main_of(body))
+    found = await crash_everywhere_async(program, None, ignore=some(0.3))
+    assert found.calm.output["value"] == {"count": 0, "called": False, "inside": "said", "after": 4, "done": True}
