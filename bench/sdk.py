@@ -158,12 +158,16 @@ async def bench(world: RunsWorld, console: Console, *, is_quick: bool, dbos: str
         table.add_row(name, ", ".join(f"{one:,.0f}" for one in found), f"{medians[name]:,.0f}")
 
     alone, crowded, theirs = [], [], []
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         alone.append(await measure_at_once(world, gateway.url, 1, count))
         crowded.append(await measure_at_once(world, gateway.url, 32, max(count // 10, 5)))
+        console.print(f"round {number} of {rounds}: {alone[-1]:,.0f} us alone, {crowded[-1]:,.0f} us of 32 runs")
+    console.print(f"a run of {long:,} steps, one commit each, one after the other ...")
     row("live, one run", alone)
     row("live, 32 runs", crowded)
+    began = time.monotonic()
     live, replayed = await measure_long(world, gateway.url, long)
+    console.print(f"... and its replay: {time.monotonic() - began:,.0f} s in all")
     row(f"replayed, of {long:,}", [replayed.between(0, long)])
     if dbos is not None:
         theirs.append(await measure_dbos(world, dbos, count))

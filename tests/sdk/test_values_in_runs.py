@@ -342,4 +342,6 @@ async def test_state_is_durable_with_its_checkpoint(client: AsyncClient) -> None
     assert await client.result(run_id, int, timeout=HANG_S) == 7
     assert (await client.state(run_id)).state == {**before, "stage": "paid", "total": 7}
     assert BODIES[run_id] == 3
-    assert SEEN[run_id] == [["a"], ["a", "b"], ["a"], ["a", "b"]]
+    attempts = len(SEEN[run_id]) // 2  # two; more on a machine so slow that the worker lost its lease
+    assert attempts >= 2
+    assert SEEN[run_id] == [["a"], ["a", "b"]] * attempts
