@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.responses import Response
 
 from app.console import components, icons, shown_text
@@ -45,7 +47,9 @@ class StaticFile:
 class Renderer:
     """Static files are addressed by their digest, so that browsers may keep them for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: Iterable[str] = ()) -> None:
+        """`pages`: the paths that there are; a link to another part of the console leads nowhere, and is none."""
+        self._parts = {path.split("/")[1] for path in pages}
         self._files = {file.name: _loaded(file) for file in sorted((_HERE / "static").iterdir()) if file.is_file()}
         self._environment = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -74,6 +78,7 @@ class Renderer:
             spark=components.sparkline,
             bar=components.bar,
             static=self._address,
+            href=self._href,
         )
         self._environment.filters["commas"] = components.commas
 
@@ -93,6 +98,11 @@ class Renderer:
             return None
         headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
         return Response(file.body, media_type=file.media_type, headers=headers)
+
+    def _href(self, path: str) -> Markup:
+        """The attribute of a link into a part of the console that there is; else nothing."""
+        part = path.partition("?")[0].split("/")[1]
+        return Markup('href="{}{}"').format(PATH, path) if part in self._parts else Markup("")
 
     def _address(self, name: str) -> str:
         return f"{PATH}/static/{name}?v={self._files[name].version}"

@@ -64,7 +64,7 @@ class ConsoleSite:
         self._as_sessions = replace(services, authenticator=sessions)
         self._make_api = api
         self._made_api: GatewayApi | None = None
-        self._renderer = Renderer()
+        self._renderer = Renderer(PAGES)
         routes = [Route(PATH + path, self._page(page), methods=["GET"]) for path, page in PAGES.items()]
         routes += [Route(PATH + path, self._form(page), methods=["POST"]) for path, page in FORMS.items()]
         routes += [

@@ -146,7 +146,7 @@
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input:not([type=range]):not([type=radio]):not([type=checkbox]), textarea, select")) return;
     const k = e.key;
-    if (g && Date.now() - g < 900 && go[k]) { location.href = go[k]; return; }
+    if (g && Date.now() - g < 900 && go[k]) { $(`.nav [href="${go[k]}"]`)?.click(); g = 0; return; }
     g = k === "g" ? Date.now() : 0;
     if (k === "/") { const f = $("[data-find]"); if (f) { e.preventDefault(); f.focus(); } }
     else if (k === "?") $("#keys")?.showModal();
