@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
-from app.domain.addresses import OWN_RUN_ID_PATTERN, Path
-from app.domain.ledger.documents import IdempotencyKey, Name, Sha256, Text, Time, Uuid7
+from app.domain.ledger.documents import IdempotencyKey, Name, Sha256, Time, Uuid7
 from app.domain.tga.transitions import State
 from app.domain.tools import ToolClass
 
@@ -52,9 +51,28 @@ _LISTED: Final[dict[str, Any]] = {
     "server_id": "pay",
     "tool_name": "charge",
     "principal_id": "agent-1",
+    "idempotency_key": "order-17",
+    "attempts": 0,
+    "decided_by": None,
+    "error_code": None,
+    "decided_ms": None,
+    "dispatch_ms": None,
+    "total_ms": None,
     "requested_at": _TIME,
     "updated_at": _TIME,
     "expires_at": "2026-01-02T00:00:00.000Z",
+}
+
+
+TALLY_EXAMPLE: Final[dict[str, Any]] = {
+    "asked": 31,
+    "completed": 28,
+    "failed": 1,
+    "denied": 1,
+    "open": 1,
+    "sent": 31,
+    "replayed": 2,
+    "latency": {"calls": 29, "p50_ms": 38, "p95_ms": 431, "p99_ms": 2048},
 }
 
 
@@ -62,7 +80,7 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _page(example: Any, *, next_cursor: str | None = None, **more: str) -> ConfigDict:
+def _page(example: Any, *, next_cursor: str | None = None, **more: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"example": {"items": [example], "next": next_cursor, **more}})
 
 
@@ -76,6 +94,11 @@ class ScopedPage(ListPage):
     )
 
 
+class DeciderItem(Shape):
+    type: str = Field(description="policy, person, expiry or withdrawal.")
+    id: str | None
+
+
 class TraceItem(Shape):
     trace_id: Uuid7
     state: State
@@ -83,6 +106,13 @@ class TraceItem(Shape):
     server_id: Name | None
     tool_name: Name | None
     principal_id: Name | None
+    idempotency_key: IdempotencyKey | None
+    attempts: int = Field(description="How often it was sent.")
+    decided_by: DeciderItem | None = Field(description="Null while nobody has decided, and of an erased trace.")
+    error_code: str | None = Field(description="Of a failed call; not of an erased trace.")
+    decided_ms: int | None = Field(description="From the request to the decision.")
+    dispatch_ms: int | None = Field(description="From the first send to the last answer.")
+    total_ms: int | None = Field(description="From the request to the end; null while it is open.")
     requested_at: Time | None = Field(description="The time in the trace's id, by which the list is ordered.")
     updated_at: Time
     expires_at: Time | None
@@ -111,7 +141,8 @@ class TraceDocument(Shape):
     model_config = ConfigDict(
         json_schema_extra={
             "example": {
-                **{name: value for name, value in _LISTED.items() if name not in ("requested_at", "updated_at")},
+                **{name: _LISTED[name] for name in ("trace_id", "state", "waiting", "server_id", "tool_name")},
+                **{name: _LISTED[name] for name in ("principal_id", "expires_at")},
                 "idempotency_key": "order-17",
                 "sequence_number": 1,
                 "entry_digest": _DIGEST,
@@ -185,62 +216,31 @@ class FeedPage(Shape):
     next: str = Field(description="Where to go on, always there. The same as `after`: nothing more for now.")
 
 
-class ApprovalItem(Shape):
-    """A call that waits for a decision: POST /v1/traces/{trace_id}/decision."""
+class LatencyDocument(Shape):
+    """Of the calls that were dispatched: within how many milliseconds half, 95 % and 99 % were answered, rounded up by
+    at most a fifth; null when there were none."""
 
-    kind: Literal["call"]
-    trace_id: Uuid7
-    action_request_digest: Sha256
-    server_id: Name | None
-    tool_name: Name | None
-    principal_id: Name | None
-    tool_class: ToolClass | None
-    arguments: dict[str, Any] | None = Field(description="As recorded: secret arguments are commitments.")
-    intent: Text | None
-    requested_at: Time | None
-    expires_at: Time | None
-    problem: str | None = Field(description="A code: the request is not the recorded one, and nobody can decide on it.")
+    calls: int
+    p50_ms: int | None
+    p95_ms: int | None
+    p99_ms: int | None
 
 
-class QuestionItem(Shape):
-    """A question of a run, to be answered with POST /v1/runs/{run_id}/signals and `path`, `answer` and
-    `intent_digest`."""
-
-    kind: Literal["run"]
-    run_id: Annotated[str, StringConstraints(pattern=OWN_RUN_ID_PATTERN)]
-    path: Path
-    procedure: Name
-    principal_id: Name = Field(description="Who started the run.")
-    name: Name | None
-    request: dict[str, Any] | None = Field(
-        description="As recorded: form, message, context, answer_schema, expires_at, default, webhooks and escalations."
-    )
-    intent_digest: Sha256 | None = Field(description="Of exactly this question: an answer that names it fits no other.")
-    asked_at: Time
-    expires_at: Time | None
-    level: int = Field(description="How often it was escalated; 0: only those who were told first know of it.")
-    problem: str | None = Field(description="A code: the question is not the recorded one, and is not shown.")
+class TallyDocument(Shape):
+    asked: int
+    completed: int
+    failed: int
+    denied: int
+    open: int = Field(description="Asked for, and not over yet.")
+    sent: int = Field(description="Dispatches, repeated ones too.")
+    replayed: int = Field(description="Repeats that were answered from the record, by when they were.")
+    latency: LatencyDocument
 
 
-class ApprovalPage(ScopedPage):
-    model_config = _page(
-        {
-            "kind": "call",
-            "trace_id": _TRACE,
-            "action_request_digest": _DIGEST,
-            "server_id": "pay",
-            "tool_name": "charge",
-            "principal_id": "agent-1",
-            "tool_class": "write",
-            "arguments": {"amount": 7},
-            "intent": None,
-            "requested_at": _TIME,
-            "expires_at": "2026-01-02T00:00:00.000Z",
-            "problem": None,
-        },
-        scope="tenant",
-    )
-    items: list[Annotated[ApprovalItem | QuestionItem, Field(discriminator="kind")]]
+class LatelyDocument(TallyDocument):
+    """Calls of the last hour by all gateways, from the store."""
+
+    window_s: int
 
 
 class HealthDocument(Shape):
@@ -288,6 +288,7 @@ class ServerItem(Shape):
     tools: list[Name]
     status: StatusDocument
     health: HealthDocument
+    lately: LatelyDocument
     connection: ConnectionDocument | None = Field(description="Of an MCP server.")
 
 
@@ -313,6 +314,7 @@ class ServerPage(ListPage):
                 "last_failure_at": None,
                 "last_failure_kind": None,
             },
+            "lately": {**TALLY_EXAMPLE, "window_s": 3600},
             "connection": None,
         }
     )

@@ -31,6 +31,7 @@ NOUNS: Final = {
     "approvals": "What waits for a person.",
     "traces": "One trace a call: what was asked for, decided, sent and answered, and what people do about it.",
     "tools": "The registered tool servers and their tools, with their pins.",
+    "policy": "The rules that decide, and why they do.",
     "procedures": "Programs that runs can be started of.",
     "runs": "Durable programs: start them, look at them, answer what they ask, end them, have them go on.",
     "schedules": "What starts runs by itself: times, and events.",

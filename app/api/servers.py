@@ -15,12 +15,14 @@ from app.api.traces import json_answer
 from app.config import qualify
 from app.connectors.registry import ServerInfo
 from app.core import errors
+from app.core.limits import SERVER_LATENCY_WINDOW_S
 from app.domain.system.definition_diff import diff_definitions
 from app.domain.tools import Tool
 from app.edge.parameters import documented_parameters, name_in, own_name, parameters
 from app.edge.permissions import may, require
 from app.edge.problems import documented
 from app.edge.services import Services
+from app.edge.statistics import load_latency_of_servers, no_latency
 
 
 def router(services: Services) -> APIRouter:
@@ -39,6 +41,7 @@ def router(services: Services) -> APIRouter:
             parameters(request)
             sees_addresses = may(principal, "read_tenant")
             tools = services.registry.tools(principal.tenant)
+            lately = await load_latency_of_servers(services, principal.tenant, window_s=SERVER_LATENCY_WINDOW_S)
             items = [
                 {
                     "server_id": server.name,
@@ -52,6 +55,7 @@ def router(services: Services) -> APIRouter:
                     "tools": [tool.tool_name for tool in tools if tool.server_id == server.server_id],
                     "status": status_of(server, sees_all=sees_addresses),
                     "health": asdict(server.health),
+                    "lately": lately.get(server.server_id, no_latency(SERVER_LATENCY_WINDOW_S)),
                     "connection": _connection(server, sees_all=sees_addresses),
                 }
                 for server in services.registry.servers(principal.tenant)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -11,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.documents import EntryPage, TraceDocument, TracePage
-from app.config import qualify
 from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import (
@@ -31,22 +29,20 @@ from app.domain.tga.documents import ActionRequest, TraceId
 from app.domain.tga.ports import StoredTrace
 from app.domain.tga.replay import LogRecord, record_from_bytes, verify_next
 from app.domain.tga.transitions import TRACE
-from app.edge.cursors import list_cursor, list_position
 from app.edge.entries import entry_items
 from app.edge.parameters import (
     documented_parameters,
     limit_in,
-    name_in,
     own_name,
     parameters,
     sequence_in,
-    state_in,
     trace_seen_by,
 )
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
 from app.edge.services import Services
-from app.postgres.listing import list_traces, load_head
+from app.edge.trace_listing import TRACE_FILTERS, load_traces, trace_filters
+from app.postgres.listing import load_head
 
 UNSOUND = (ChecksumMismatch, SequenceGap, InvalidTransition, RecoveryFailed)
 
@@ -64,25 +60,16 @@ def router(services: Services) -> APIRouter:
         summary="List traces, newest first",
         response_model=None,
         responses={200: {"model": TracePage}, **documented()},
-        openapi_extra=documented_parameters("state", "server_id", "tool_name", "principal_id", "cursor", "limit"),
+        openapi_extra=documented_parameters(*TRACE_FILTERS, "cursor", "limit"),
     )
     async def list_of_traces(request: Request) -> Response:
         async with services.admitted(request) as principal:
             require(principal, "read")
-            given = parameters(request, "state", "server_id", "tool_name", "principal_id", "cursor", "limit")
-            server_id = name_in(given, "server_id")
-            page = await list_traces(
-                services.sessions,
-                scope_of(principal),
-                state=state_in(given),
-                server_id=None if server_id is None else qualify(principal.tenant, server_id),
-                tool_name=name_in(given, "tool_name"),
-                principal_id=name_in(given, "principal_id"),
-                before=list_position("traces", given.get("cursor")),
-                limit=limit_in(given),
+            given = parameters(request, *TRACE_FILTERS, "cursor", "limit")
+            filters = trace_filters(services, principal, given)
+            items, cursor = await load_traces(
+                services, principal, filters, cursor=given.get("cursor"), limit=limit_in(given)
             )
-            items = [replace(item, server_id=own_name(principal.tenant, item.server_id)) for item in page.items]
-            cursor = list_cursor("traces", page.next)
             return json_answer({"items": items, "next": cursor, "scope": scope_of(principal).name})
 
     @routes.get(

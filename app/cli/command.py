@@ -15,7 +15,8 @@ COMMANDS: Final = (
     ("call", "calls", "Call a tool."),
     ("traces", "traces", "The newest traces."),
     ("trace", "traces", "One trace as a timeline: who asked, who decided, what was sent, what came back."),
-    ("approvals", "decisions", "What waits for a person, oldest first."),
+    ("stats", "statistics", "How many calls there were, what became of them, and how quick, by tool."),
+    ("approvals", "decisions", "What waits for a person, soonest expiry first."),
     (
         "approve",
         "decisions",
@@ -136,10 +137,10 @@ def options(
 ) -> None:
     """Every tool call decided, dispatched once, and on a log that can be verified.
 
-    call, traces, trace, approvals, approve, deny, withdraw, resolve, servers, procedures, runs, run, worker and mcp
-    ask a running gateway: the one at TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420), with
-    the key in TGA_API_KEY (default, on the same machine: the one in TGA_HOME/admin.key). lint reads files. All others
-    work on the store, whether a gateway runs or not.
+    call, traces, trace, stats, approvals, approve, deny, withdraw, resolve, servers, procedures, runs, run, worker and
+    mcp ask a running gateway: the one at TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420),
+    with the key in TGA_API_KEY (default, on the same machine: the one in TGA_HOME/admin.key). lint reads files. All
+    others work on the store, whether a gateway runs or not.
 
     TGA_HOME (default ~/.tga) is where state lives; TGA_DATABASE_URL names a PostgreSQL server, else the embedded
     one is used.

@@ -60,7 +60,7 @@ def add_to(application: typer.Typer) -> None:
 
 
 def approvals_command(context: typer.Context, limit: Limit = 200, as_json: AsJson = False) -> None:
-    """What waits for a person, oldest first."""
+    """What waits for a person, soonest expiry first."""
     run_over_http(context, lambda client: show_approvals(client, limit=limit, as_json=as_json))
 
 

@@ -28,17 +28,23 @@ from app.connectors.registry import Registry
 from app.core.canonical import parse_json
 from app.core.digest import GENESIS
 from app.core.errors import PolicyInvalid, TgaError
-from app.core.limits import REDACTION_SALT_BYTES
 from app.domain.identity import DEFAULT_TENANT, Principal, Role
 from app.domain.policy.cedar import CedarPolicy, Outcome
 from app.domain.policy.encoding import Uid, principal_uid, procedure_uid, tool_uid
-from app.domain.policy.explaining import Explanation, Standing, explain, explain_start
+from app.domain.policy.explaining import (
+    Explanation,
+    Standing,
+    entity_text,
+    explain,
+    explain_start,
+    explanation_document,
+)
 from app.domain.policy.question import AskedStart
 from app.domain.policy.rules import Rule
 from app.domain.runs.documents import Trigger
 from app.domain.tga.documents import ActionRequest
-from app.domain.tga.secrets import find_secrets, redact
 from app.domain.tools import Tool
+from app.edge.explaining import SupposedCall, request_of
 from app.gateway.policy_file import load_policy
 from app.settings import Settings
 
@@ -222,29 +228,12 @@ async def explain_call(
 ) -> bool:
     """True unless the policy denies it. ToolNotFound and ArgumentsInvalid where the gateway would answer with them."""
     config = load_config(settings.config_file)
-    clock = SystemClock()
     registry = Registry.from_config(config)
     try:
         principal = Principal.made(**principal_fields)
-        tool = registry.resolve_for(principal.tenant, server, tool_name)
-        registry.verify_arguments(tool, arguments)
-        secrets = find_secrets(arguments, tool.secret_arguments)
-        made_by = {} if in_run is None else {"run": _run_named(in_run)}
-        request = ActionRequest.made(
-            trace_id=clock.new_id(),
-            requested_at=clock.now(),
-            expires_at=clock.after(tool.approval_timeout_ms),
-            principal=principal,
-            server_id=tool.server_id,
-            tool_name=tool.tool_name,
-            tool_class=tool.tool_class,
-            tool_definition_digest=tool.definition_digest,
-            # As the policy sees them: secret arguments only as commitments.
-            arguments=redact(arguments, secrets, salt=bytes(REDACTION_SALT_BYTES)) if secrets else arguments,
-            idempotency_key="explain" if tool.tool_class == "write" else None,
-            intent=intent,
-            **made_by,
-        )
+        procedure, _, version = (in_run or "").partition("@")
+        call = SupposedCall(server, tool_name, arguments, intent, procedure or None, version or "1")
+        tool, request = request_of(registry, SystemClock(), principal, call)
         return explain_policy(config.policy.file if config.policy else None, tool, request, as_json=as_json)
     finally:
         await registry.close()
@@ -255,7 +244,7 @@ def explain_policy(path: Path | None, tool: Tool, request: ActionRequest, *, as_
     policy = load_policy(path)
     explanation = explain(policy, request, tool)
     tags = ", ".join(sorted(tool.tags)) or "no tags"
-    about = f"tool      {_entity(tool_uid(tool))} ({tool.tool_class}, {tags})"
+    about = f"tool      {entity_text(tool_uid(tool))} ({tool.tool_class}, {tags})"
     return _told(policy, explanation, request.principal, tool_uid(tool), about, as_json=as_json)
 
 
@@ -264,21 +253,15 @@ def explain_start_policy(path: Path | None, asked: AskedStart, *, as_json: bool)
     policy = load_policy(path)
     explanation = explain_start(policy, asked)
     tags = ", ".join(sorted(asked.tags)) or "no tags"
-    about = f"procedure {_entity(procedure_uid(asked))} ({asked.version}, {tags})"
+    about = f"procedure {entity_text(procedure_uid(asked))} ({asked.version}, {tags})"
     return _told(policy, explanation, asked.principal, procedure_uid(asked), about, as_json=as_json)
-
-
-def _run_named(named: str) -> dict[str, Any]:
-    procedure, _, version = named.partition("@")
-    known = {"procedure": procedure, "version": version or "1"}
-    return {"run_id": "explain", **known, "path": "1", "attempt": 1, "worker": "explain"}
 
 
 def _told(
     policy: CedarPolicy, explanation: Explanation, asker: Principal, resource: Uid, about: str, *, as_json: bool
 ) -> bool:
     if as_json:
-        _print_json(_document(policy, explanation, asker, resource))
+        _print_json(explanation_document(policy, explanation, asker, resource))
     else:
         _print_explanation(policy, explanation, asker, about)
     return explanation.verdict.answer != "deny"
@@ -293,7 +276,7 @@ def _print_explanation(policy: CedarPolicy, explanation: Explanation, asker: Pri
         output.print(f"because {explanation.verdict.rationale}", markup=False)
     roles = ", ".join(asker.roles or ()) or "no roles"
     # As rules must write them: a slash in the owner's name is escaped there, and nowhere else.
-    output.print(f"\nasked by  {_entity(principal_uid(asker))} ({roles})", markup=False)
+    output.print(f"\nasked by  {entity_text(principal_uid(asker))} ({roles})", markup=False)
     output.print(about, markup=False)
     output.print(f"policy    {policy.digest}")
     standings = explanation.standings
@@ -326,37 +309,6 @@ def _print_rule(rule: Rule, standing: str | None = None, *, is_shown_whole: bool
     if is_shown_whole:
         for number, line in enumerate(rule.statement.text.splitlines(), rule.line):
             output.print(f"    {number:>4} | {line}", markup=False)
-
-
-def _entity(uid: Uid) -> str:
-    return f"{uid['type']}::{json.dumps(uid['id'])}"
-
-
-def _document(policy: CedarPolicy, explanation: Explanation, asker: Principal, resource: Uid) -> dict[str, Any]:
-    verdict = explanation.verdict
-    return {
-        "verdict": verdict.answer,
-        "rationale": verdict.rationale,
-        "principal": _entity(principal_uid(asker)),
-        "resource": _entity(resource),
-        "policy_digest": policy.digest,
-        "policy_ids": list(verdict.policy_ids),
-        "actions": {
-            outcome.action: {
-                "allowed": outcome.is_allowed,
-                "why_not": None if outcome.is_allowed else outcome.why_not(),
-                "errors": [
-                    {"id": None if fault.rule is None else fault.rule.name, "reason": fault.reason}
-                    for fault in outcome.faults
-                ],
-                "policies": [
-                    {"id": r.name, "effect": r.effect, "line": r.line, "standing": standing, "text": r.statement.text}
-                    for r, standing in standings
-                ],
-            }
-            for outcome, standings in zip(explanation.outcomes, explanation.standings, strict=True)
-        },
-    }
 
 
 def _print_json(document: dict[str, Any]) -> None:

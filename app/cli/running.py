@@ -9,7 +9,9 @@ import asyncio
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -228,3 +230,17 @@ def context_of(context: typer.Context) -> Context:
     if found is None:
         raise RuntimeError("the command was called without its context; call app.main.run")
     return found
+
+
+def moment(text: str | None, option: str) -> str | None:
+    """A moment as the API takes it: `15m`, `2h` and `7d` are so long ago; refused if it is neither."""
+    if text is None:
+        return None
+    ago = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
+    if ago is None:
+        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{3})?Z", text) is None:
+            refuse(f"{option} is a time ago such as 15m, 2h or 7d, or a moment such as 2026-01-31T12:00:00Z")
+        return text
+    seconds = int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[ago[2]]
+    then = datetime.fromtimestamp(max(0.0, time.time() - seconds), tz=UTC)
+    return then.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from app.cli.client import GatewayClient, error_of, path_to
 from app.cli.pipes import reader_is_gone
-from app.cli.running import AsJson, Limit, TraceArgument, refuse, run_over_http
+from app.cli.running import AsJson, Limit, TraceArgument, moment, refuse, run_over_http
 from app.cli.showing import (
     decided_by,
     note_own_only,
@@ -42,18 +42,39 @@ def add_to(application: typer.Typer) -> None:
 
 def traces_command(
     context: typer.Context,
-    state: Annotated[str | None, typer.Option(help=f"One of {', '.join(TRACE.states)}.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(TRACE.states)}; more than once for several.")
+    ] = None,
     server: Annotated[str | None, typer.Option(help="Only calls of this server.")] = None,
     tool: Annotated[str | None, typer.Option(help="Only calls of this tool.")] = None,
     principal: Annotated[str | None, typer.Option(help="Only what this principal asked for.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only calls with exactly this idempotency key.")] = None,
+    waiting: Annotated[
+        str | None, typer.Option(help="Only what rests for a person: supervisor, or operator (held).")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only what was asked for since: 15m, 2h, 7d, or 2026-01-31T12:00:00Z.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Only what was asked for before; likewise.")] = None,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
     """The newest traces."""
-    wanted = None if state is None else state.upper()
-    if wanted is not None and wanted not in TRACE.states:
+    wanted = None if not state else ",".join(one.upper() for one in state)
+    if wanted is not None and not set(wanted.split(",")) <= set(TRACE.states):
         refuse(f"--state is one of {', '.join(TRACE.states)}")
-    filters = {"state": wanted, "server_id": server, "tool_name": tool, "principal_id": principal}
+    if waiting not in (None, "supervisor", "operator"):
+        refuse("--waiting is supervisor or operator")
+    filters = {
+        "state": wanted,
+        "server_id": server,
+        "tool_name": tool,
+        "principal_id": principal,
+        "idempotency_key": key,
+        "waiting": waiting,
+        "since": moment(since, "--since"),
+        "until": moment(until, "--until"),
+    }
     run_over_http(context, lambda client: show_traces(client, limit=limit, as_json=as_json, **filters))
 
 
@@ -82,7 +103,7 @@ async def show_traces(client: GatewayClient, *, limit: int, as_json: bool, **fil
         output.print("No trace fits." if any(filters.values()) else "No traces yet.")
         return True
     print_table(
-        ("trace", "state", "tool", "asked by", "requested at"),
+        ("trace", "state", "tool", "asked by", "requested at", "took", "sent"),
         (
             (
                 trace["trace_id"],
@@ -90,6 +111,8 @@ async def show_traces(client: GatewayClient, *, limit: int, as_json: bool, **fil
                 f"{trace['server_id']} {trace['tool_name']}",
                 trace["principal_id"] or "",
                 trace["requested_at"] or "",
+                "" if trace["total_ms"] is None else f"{trace['total_ms']} ms",
+                f"{trace['attempts']}×" if trace["attempts"] else "",
             )
             for trace in traces
         ),

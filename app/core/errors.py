@@ -601,6 +601,12 @@ class RunTierInvalid(TgaError):
     remedy = "A transient value is recomputed: `resume: recompute`."
 
 
+class VerificationNotFound(TgaError):
+    code = "VERIFICATION_NOT_FOUND"
+    meaning = "This gateway knows no such verification of the log."
+    remedy = "List those that it knows; a restart forgets them."
+
+
 class BlobNotFound(TgaError):
     code = "BLOB_NOT_FOUND"
     meaning = "The tenant has no blob with this digest; it may have been collected because no entry referred to it."
@@ -712,6 +718,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunAnswerInvalid,
     RunValueTooLarge,
     RunTierInvalid,
+    VerificationNotFound,
     BlobNotFound,
     BlobMismatch,
     BlobDamaged,

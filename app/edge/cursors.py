@@ -15,12 +15,14 @@ from app.core.errors import InputMalformed
 from app.core.limits import CURSOR_CHARS_MAX, TRANSACTION_ENTRIES_MAX
 from app.domain.ledger.queries import FeedPosition
 
-ListKind = Literal["traces", "approvals", "procedures", "schedules", "runs", "keys"]
+ListKind = Literal["traces", "approvals", "procedures", "schedules", "runs", "keys", "policy sets", "heads"]
 
 _LIST: Final[dict[ListKind, re.Pattern[str]]] = {
     "traces": re.compile(r"t([0-9a-f-]{1,36})"),
-    # Among the calls, and behind the q among the questions of runs: by time, run and address.
-    "approvals": re.compile(r"a((?:[0-9a-f-]{1,36}~?)?q(?:[0-9]{1,16}\.[0-9]{1,18}\.[0-9.:]{1,96})?)"),
+    # By when it expires, stream and address.
+    "approvals": re.compile(r"a((?:never|[0-9]{1,18})\.[0-9]{1,18}\.[0-9.:]{0,96})"),
+    "heads": re.compile(r"h([1-9][0-9]{0,17})"),
+    "policy sets": re.compile(r"p([1-9][0-9]{0,17})"),
     "keys": re.compile(r"k([0-9]{1,16}\.[0-9a-f]{16})"),
     "schedules": re.compile(r"s([A-Za-z0-9][A-Za-z0-9._-]{0,62})"),
     "runs": re.compile(r"r([0-9]{1,16}\.[1-9][0-9]{0,17})"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -31,6 +32,9 @@ from app.edge.services import Services, header_of
 
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NAME: Final = re.compile(rf"[!-~]{{1,{NAME_CHARS_MAX}}}")
+_MOMENT: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{3})?Z")
+_KEY: Final = re.compile(rf"[!-~]([ -~]{{0,{FIND_CHARS_MAX - 2}}}[!-~])?")
+_WAITING: Final = ("supervisor", "operator")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}")
 
 
@@ -87,11 +91,42 @@ def name_in(given: dict[str, str], parameter: str) -> str | None:
     return value
 
 
-def state_in(given: dict[str, str]) -> str | None:
-    state = given.get("state")
-    if state is not None and state not in TRACE.states:
-        raise _malformed("state", listed(TRACE.states), shown(state))
-    return state
+def states_in(given: dict[str, str]) -> list[str] | None:
+    """One state, or several with commas between them."""
+    if "state" not in given:
+        return None
+    states = given["state"].split(",")
+    for state in states:
+        if state not in TRACE.states:
+            raise _malformed("state", f"{listed(TRACE.states)}; several with commas between them", shown(state))
+    return states
+
+
+def waiting_in(given: dict[str, str]) -> str | None:
+    waiting = given.get("waiting")
+    if waiting is not None and waiting not in _WAITING:
+        raise _malformed("waiting", listed(_WAITING), shown(waiting))
+    return waiting
+
+
+def key_in(given: dict[str, str]) -> str | None:
+    key = given.get("idempotency_key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise _malformed("idempotency_key", f"1 to {FIND_CHARS_MAX} printable ASCII characters", shown(key))
+    return key
+
+
+def milliseconds_in(given: dict[str, str], parameter: str) -> int | None:
+    """A moment in UTC, as everything here writes it, in milliseconds since 1970."""
+    text = given.get(parameter)
+    if text is None:
+        return None
+    try:
+        if not _MOMENT.fullmatch(text):
+            raise ValueError(text)
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise _malformed(parameter, "a moment such as 2026-01-31T12:00:00.000Z", shown(text)) from None
 
 
 def status_in(given: dict[str, str]) -> str | None:
@@ -147,6 +182,8 @@ def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any
 
 _NAME_SCHEMA: Final = {"type": "string", "pattern": "^[!-~]+$", "minLength": 1, "maxLength": NAME_CHARS_MAX}
 _NUMBER_SCHEMA: Final = {"type": "integer", "minimum": 0, "maximum": SAFE_INTEGER_MAX}
+_MOMENT_SCHEMA: Final = {"type": "string", "format": "date-time", "pattern": f"^{_MOMENT.pattern}$"}
+_KEY_SCHEMA: Final = {"type": "string", "minLength": 1, "maxLength": FIND_CHARS_MAX, "pattern": "^[!-~]([ -~]*[!-~])?$"}
 _CURSOR_SCHEMA: Final = {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"}
 _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
     "trace_id": {
@@ -191,7 +228,7 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         **_query(
             "q",
             "A trace's or run's id, an idempotency key, or the digest of an entry or artifact.",
-            {"type": "string", "minLength": 1, "maxLength": FIND_CHARS_MAX, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+            _KEY_SCHEMA,
         ),
         "required": True,
     },
@@ -210,7 +247,15 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "Only runs whose id begins so.",
         {"type": "string", "pattern": OWN_RUN_ID_PATTERN},
     ),
-    "state": _query("state", "Only traces in this state.", {"type": "string", "enum": list(TRACE.states)}),
+    "state": _query(
+        "state",
+        "Only traces in this state, or in one of several with commas between them.",
+        {"type": "string", "pattern": f"^({'|'.join(TRACE.states)})(,({'|'.join(TRACE.states)}))*$", "maxLength": 200},
+    ),
+    "waiting": _query("waiting", "Only traces that rest for this role.", {"type": "string", "enum": list(_WAITING)}),
+    "idempotency_key": _query("idempotency_key", "Only calls with exactly this key.", _KEY_SCHEMA),
+    "since": _query("since", "Only what was asked for at this moment or later.", _MOMENT_SCHEMA),
+    "until": _query("until", "Only what was asked for before this moment.", _MOMENT_SCHEMA),
     "server_id": _query("server_id", "Only of this server.", _NAME_SCHEMA),
     "tool_name": _query("tool_name", "Only of this tool.", _NAME_SCHEMA),
     "procedure": _query("procedure", "Only of this procedure.", _NAME_SCHEMA),

@@ -13,6 +13,8 @@ Action = Literal[
     "read",
     "read_tenant",
     "read_keys",
+    "read_policy",
+    "verify_log",
     "decide",
     "withdraw",
     "recover",
@@ -48,6 +50,8 @@ MAY: Final[dict[Action, frozenset[Role]]] = {
     "read": _EVERYONE,
     "read_tenant": frozenset({"supervisor", "operator", "auditor"}),  # not only what it asked for itself
     "read_keys": frozenset({"auditor"}),  # whose they are and until when; never a secret
+    "read_policy": frozenset({"supervisor", "operator", "auditor"}),
+    "verify_log": frozenset({"operator", "auditor"}),  # of the tenant default: it is everybody's log
     "decide": frozenset({"supervisor"}),
     "withdraw": frozenset({"agent", "worker"}),
     "recover": frozenset({"operator"}),

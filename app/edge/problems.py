@@ -29,6 +29,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.AccessNotFound: 404,
     errors.ProcedureNotFound: 404,
     errors.BlobNotFound: 404,
+    errors.VerificationNotFound: 404,
     errors.ScheduleNotFound: 404,
     errors.MethodNotAllowed: 405,
     errors.RequestTimeout: 408,

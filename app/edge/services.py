@@ -19,6 +19,7 @@ from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.queries import Feed, StreamQueries
 from app.domain.log.condition import LogCondition
+from app.domain.policy.cedar import CedarPolicy
 from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.procedures import Procedures
@@ -30,6 +31,7 @@ from app.domain.system.pins import Pins
 from app.domain.tga.runtime import TgaRuntime
 from app.edge.admission import Admission
 from app.edge.handover import Handover
+from app.edge.log_verification import LogVerifications
 from app.edge.observing import CallObserver
 from app.edge.read_scheduler import ReadingSessions, ReadScheduler, reader
 from app.edge.replays import ReplayCounts
@@ -80,6 +82,16 @@ class Metrics(Protocol):
     async def render(self) -> bytes: ...
 
 
+class PolicyInForce(Protocol):
+    """The policy that decides now, and why its file as it is now is not in force, if it is not."""
+
+    @property
+    def policy(self) -> CedarPolicy: ...
+
+    @property
+    def last_error(self) -> TgaError | None: ...
+
+
 class Store(Protocol):
     """What is known of the store without asking it."""
 
@@ -112,12 +124,14 @@ class Services:
     instruments: Instruments = field(default_factory=Instruments)
     metrics: Metrics | None = None  # None: there is no /metrics
     observer: CallObserver | None = None
+    policy: PolicyInForce | None = None
     signing_keys: Callable[[], Mapping[str, KnownKey]] = dict
     program_submitted: Callable[[str], None] = lambda _: None  # told the tenant whose program was submitted here
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     handover: Handover = field(default_factory=Handover)
     read_scheduler: ReadScheduler = field(default_factory=ReadScheduler)
     replays: ReplayCounts = field(default_factory=ReplayCounts)
+    log_verifications: LogVerifications = field(default_factory=LogVerifications)
 
     @property
     def queries(self) -> StreamQueries:

@@ -23,15 +23,19 @@ from app.api import (
     health,
     keys,
     log,
+    log_verification,
     metrics,
     pages,
+    policy,
     procedures,
     run_reading,
     runs,
     schedules,
     servers,
+    statistics,
     tool_calls,
     traces,
+    verification,
     worker,
 )
 from app.api.openapi import TITLE, document_of, tool_call_operation
@@ -68,10 +72,23 @@ def build_app(services: Services) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, blobs, procedures, runs, schedules, worker, health, metrics):
+    for noun in (actions, log_verification, blobs, procedures, runs, schedules, worker, health, metrics):
         app.include_router(noun.router(services))
     reading = services.for_reading()
-    for noun in (traces, run_reading, events, approvals, log, servers, keys, callers, finding):
+    for noun in (
+        traces,
+        run_reading,
+        events,
+        approvals,
+        log,
+        servers,
+        keys,
+        callers,
+        finding,
+        statistics,
+        policy,
+        verification,
+    ):
         app.include_router(noun.router(reading))
     app.include_router(pages.router(document))
     add_exception_handlers(app)

@@ -14,7 +14,7 @@ from app.core.limits import LIST_ITEMS_MAX, RUN_LEASE_MS, WEBHOOK_NOTICES_MAX
 from app.domain.ledger.queries import Visibility
 from app.domain.system.pins import Pins
 from app.edge.services import Log
-from app.postgres.listing import list_traces
+from app.postgres.listing import TraceFilters, list_traces
 from app.postgres.run_lists import list_runs
 from app.postgres.sessions import Sessions
 
@@ -73,7 +73,11 @@ class WhatStands:
         before: str | None = None
         while len(found) < WEBHOOK_NOTICES_MAX:
             page = await list_traces(
-                self._sessions, Visibility(tenant, None), state="EXECUTING", before=before, limit=LIST_ITEMS_MAX
+                self._sessions,
+                Visibility(tenant, None),
+                TraceFilters(states=["EXECUTING"], waiting="operator"),
+                before=before,
+                limit=LIST_ITEMS_MAX,
             )
             for item in page.items:
                 if item.waiting == "operator":

@@ -237,6 +237,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             log=sequencer,
             blobs=blobs,
             store=database,
+            policy=policy,
             signing_keys=partial(_own_keys, system.log),
             stopping=engine.ports.stopping,
             instruments=instruments,

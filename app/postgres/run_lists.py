@@ -1,4 +1,4 @@
-"""Pages of runs, and of the questions that they have open: one indexed query each, bounded in the rows it looks at.
+"""Pages of runs: one indexed query each, bounded in the rows that it looks at.
 
 Positions are plain text here; the edge hands them out as opaque cursors.
 """
@@ -6,19 +6,14 @@ Positions are plain text here; the edge hands them out as opaque cursors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 
-from app.core.digest import Digest
-from app.core.errors import RecoveryFailed, TgaError
 from app.core.limits import LIST_ITEMS_DEFAULT, LIST_ROWS_LOOKED_AT_MAX
 from app.domain.ledger.queries import Page, Visibility
-from app.domain.runs.documents import RunIntent
-from app.domain.runs.replay import RUN_DOCUMENTS
-from app.domain.runs.requests import AskRequest
 from app.domain.runs.transitions import RUN
 from app.postgres.sessions import Sessions
 
@@ -57,24 +52,6 @@ _RUNS_IN_STATES: Final = {
     1: _PAGE.format(rows=_IN_STATE.format(state="$11")),
     2: _PAGE.format(rows=f"({_IN_STATE.format(state='$11')} UNION ALL {_IN_STATE.format(state='$12')})"),
 }
-_QUESTIONS: Final = f"""
-SELECT t.*, {_TIME.format("t.expires_at")} AS expires, {_TIME.format("t.asked_at")} AS asked,
-       e.entry, e.entry_digest, CASE WHEN t.fits THEN e.artifact END AS artifact
-  FROM (SELECT q.*, h.stream, h.principal_id, r.procedure,
-               q.place <= {LIST_ROWS_LOOKED_AT_MAX} AND ($4::text IS NULL OR h.principal_id = $4)
-               AND (q.expires_at IS NULL OR q.expires_at > clock_timestamp()) AS fits
-          FROM (SELECT q.*, row_number() OVER (ORDER BY q.asked_at, q.stream_no, q.path) AS place
-                  FROM tga.run_requests q
-                 WHERE q.tenant = $1 AND (q.asked_at, q.stream_no, q.path) > ($2, $3, $6)
-                 ORDER BY q.asked_at, q.stream_no, q.path LIMIT {LIST_ROWS_LOOKED_AT_MAX}) AS q
-          JOIN tga.heads h ON h.stream_no = q.stream_no
-          JOIN tga.runs r ON r.stream_no = q.stream_no) AS t
-  LEFT JOIN LATERAL (SELECT e.entry, e.entry_digest, e.artifact FROM tga.records e
-                      WHERE t.fits AND e.stream_no = t.stream_no
-                        AND e.sequence_number = t.sequence_number OFFSET 0) AS e ON true
- WHERE t.fits OR t.place = {LIST_ROWS_LOOKED_AT_MAX}
- ORDER BY t.asked_at, t.stream_no, t.path LIMIT $5
-"""  # noqa: S608 - only our own numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +68,6 @@ class ListedRun:
     started_at: str
     updated_at: str
     has_worker: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListedQuestion:
-    """What a run asks a person, as recorded. With a `problem` (a code) nothing of the question is shown: its bytes are
-    not those that the log commits to."""
-
-    run_id: str
-    path: str
-    procedure: str
-    principal_id: str
-    name: str | None
-    request: dict[str, Any] | None
-    intent_digest: str | None
-    asked_at: str
-    expires_at: str | None
-    level: int
-    problem: str | None
-    position: str = field(repr=False)  # after which the list goes on
 
 
 async def list_runs(
@@ -143,28 +101,8 @@ async def list_runs(
     return Page(items, _position(rows[-1]) if is_cut else None)
 
 
-async def list_questions(
-    sessions: Sessions, scope: Visibility, *, after: str | None = None, limit: int = LIST_ITEMS_DEFAULT
-) -> Page[ListedQuestion]:
-    """What runs have asked and nobody has answered, oldest first. Each is compared with what the log commits to; one
-    that does not fit is shown as a problem and hides no other."""
-    micros, number, path = (after or "0.0.").split(".", 2)
-    asked_at = _EPOCH + timedelta(microseconds=int(micros))
-    rows = await sessions.fetch(_QUESTIONS, scope.tenant, asked_at, int(number), scope.principal_id, limit + 1, path)
-    fitting = [row for row in rows if row["fits"]]
-    items = [_listed_question(row) for row in fitting[:limit]]
-    if len(fitting) > limit:
-        return Page(items, _after(fitting[limit - 1]))
-    is_cut = bool(rows) and rows[-1]["place"] >= LIST_ROWS_LOOKED_AT_MAX
-    return Page(items, _after(rows[-1]) if is_cut else None)
-
-
 def _position(row: asyncpg.Record) -> str:
     return f"{_micros(row['created_at'])}.{row['stream_no']}"
-
-
-def _after(row: asyncpg.Record) -> str:
-    return f"{_micros(row['asked_at'])}.{row['stream_no']}.{row['path']}"
 
 
 def _micros(moment: datetime) -> int:
@@ -183,33 +121,4 @@ def _listed_run(row: asyncpg.Record) -> ListedRun:
         started_at=row["started"],
         updated_at=row["updated"],
         has_worker=row["has_worker"],
-    )
-
-
-def _listed_question(row: asyncpg.Record) -> ListedQuestion:
-    name = request = digest = problem = None
-    try:
-        if row["entry"] is None or row["artifact"] is None:
-            raise RecoveryFailed("the question's payload is missing")
-        record = RUN_DOCUMENTS.read(row["entry"], row["artifact"], entry_digest=Digest(row["entry_digest"].hex()))
-        intent = record.artifact
-        if not isinstance(intent, RunIntent) or not isinstance(intent.request, AskRequest):
-            raise RecoveryFailed("the entry is not a question")
-        name, request = intent.name, intent.request.to_json()
-        digest = record.entry.artifact_digest
-    except TgaError as error:
-        problem = error.code
-    return ListedQuestion(
-        run_id=RUN.identity_of(row["stream"]),
-        path=row["path"],
-        procedure=row["procedure"],
-        principal_id=row["principal_id"],
-        name=name,
-        request=request,
-        intent_digest=digest,
-        asked_at=row["asked"],
-        expires_at=row["expires"],
-        level=row["level"],
-        problem=problem,
-        position=_after(row),
     )

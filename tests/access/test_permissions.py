@@ -16,12 +16,13 @@ SUBMITS: Final = {"submit_procedure", "read_source"}
 EXPECTED: Final[dict[Role, set[str]]] = {
     "agent": {*READS, *TO_RUNS, "call", "withdraw", "trigger", "write_schedule", "write_blob", *SUBMITS},
     "worker": {*READS, "call", "withdraw", "work", "register_procedure", "write_blob"},
-    "supervisor": {*READS, "read_tenant", "decide", "answer_run", "read_source"},
+    "supervisor": {*READS, "read_tenant", "read_policy", "decide", "answer_run", "read_source"},
     "operator": {
-        *(*READS, *TO_RUNS, "read_tenant", "recover", "resolve", "pin", "resume_run", "erase_run", "trigger"),
+        *(*READS, *TO_RUNS, "read_tenant", "read_policy", "recover", "resolve", "pin"),
+        *("resume_run", "erase_run", "trigger", "verify_log"),
         *("write_schedule", "read_metrics", *SUBMITS),
     },
-    "auditor": {*READS, "read_tenant", "read_source", "read_keys", "read_metrics"},
+    "auditor": {*READS, "read_tenant", "read_source", "read_keys", "read_metrics", "read_policy", "verify_log"},
     "admin": set(get_args(Action)),
 }
 

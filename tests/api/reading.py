@@ -33,6 +33,7 @@ from app.edge.admission import Admission
 from app.edge.middleware import GatewayMiddleware, add_exception_handlers
 from app.edge.services import Log, Services
 from app.gateway.http_server import serve_http
+from app.gateway.policy_file import PolicyFile
 from app.gateway.runs import RunErasure
 from app.postgres.blobs import PostgresBlobRows
 from app.postgres.database import Database
@@ -257,6 +258,7 @@ class World:
                     admission=Admission(limits),
                     clock=clock,
                     log=self.log,
+                    policy=PolicyFile.open(None),
                     blobs=Blobs(PostgresBlobRows(self.sessions), FolderStore(self.folder / "blobs"), clock),
                 )
                 yield services, tokens, client

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from app.api.documents import ApprovalPage, EntryPage, FeedPage, ServerPage, ToolPage, TraceDocument, TracePage
+from app.api.approval_documents import ApprovalPage
+from app.api.documents import EntryPage, FeedPage, ServerPage, ToolPage, TraceDocument, TracePage
 from app.core.digest import GENESIS
 from app.domain.system.documents import ErasedClaim, Erasure
 from app.domain.system.log import SystemState, plan_system
@@ -266,6 +267,13 @@ async def test_lists_are_complete_and_without_repeats_while_traces_are_added(fro
         "server_id": "crm",
         "tool_name": "create_ticket",
         "principal_id": "agent-1",
+        "idempotency_key": "key-119",
+        "attempts": 1,
+        "decided_by": {"type": "policy", "id": "policy-1"},
+        "error_code": None,
+        "decided_ms": 1000,
+        "dispatch_ms": 1000,
+        "total_ms": page["items"][0]["total_ms"],
         "requested_at": "2026-01-01T00:00:00.119Z",
         "updated_at": page["items"][0]["updated_at"],
         "expires_at": None,

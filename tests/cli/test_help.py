@@ -13,7 +13,20 @@ from app.cli.command import Later, application, command
 _OF_RUN = ("start", "show", "watch", "answer", "signal", "cancel", "retry", "fork", "state", "diff")
 # SURFACES: what is there in this version.
 PROMISED = (
-    *("serve", "call", "traces", "trace", "approvals", "approve", "deny", "recover", "resolve", "withdraw", "erase"),
+    *(
+        "stats",
+        "serve",
+        "call",
+        "traces",
+        "trace",
+        "approvals",
+        "approve",
+        "deny",
+        "recover",
+        "resolve",
+        "withdraw",
+        "erase",
+    ),
     *(
         "verify",
         "export",
@@ -48,7 +61,7 @@ PROMISED = (
     "worker",
 )
 READING = (
-    *("traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),
+    *("stats", "traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),
     *("keys/list", "tenants/list", "policy/check", "policy/explain"),
     *("lint", "runs", "run/show", "run/watch", "run/state", "run/diff"),
 )
@@ -93,6 +106,6 @@ def test_the_commands_that_need_a_gateway_are_those_that_help_names() -> None:
     named = help_text.split("verified. ")[1].split(" ask a running gateway")[0].replace(" and ", ", ").split(", ")
     asking = {
         f"app.cli.{topic}"
-        for topic in ("calls", "traces", "servers", "procedures", "runs", "decisions", "worker", "mcp")
+        for topic in ("calls", "traces", "statistics", "servers", "procedures", "runs", "decisions", "worker", "mcp")
     }
     assert set(named) == {name for name, module in modules.items() if module in asking}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.api.documents import ApprovalPage
+from app.api.approval_documents import ApprovalPage
 from app.core.canonical import canonical_bytes
 from app.core.digest import digest_of_bytes
 from app.core.errors import Forbidden, RunAnswerInvalid, RunNotFound
@@ -18,7 +18,6 @@ from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from tests.api.reading import PEOPLE, waiting_plan
-from tests.conftest import Admin
 from tests.runs.routes import Runs, ask, open_runs
 from tests.traces import pending_trace
 
@@ -73,30 +72,23 @@ async def test_questions_stand_beside_the_calls_that_wait(runs: Runs) -> None:
     assert await approvals(runs, "acme") == []
 
 
-async def test_calls_and_questions_are_listed_in_the_order_in_which_they_began_to_wait(
-    runs: Runs, admin: Admin
-) -> None:
-    """Each page has its place in both lists, so that none is left out and none is shown twice, however small it is."""
-    waits_since = {}
-    for n in range(1, 8):
-        await runs.front.append(waiting_plan(pending_trace(n)))
-        trace = str(pending_trace(n)[0].entry.trace_id)
-        waits_since[trace] = int(trace[:8] + trace[9:13], 16)
-    first, last = min(waits_since.values()), max(waits_since.values())
-    assert first < last
-    for n, at_ms in enumerate((first - 5, first + 1, (first + last) // 2, (first + last) // 2, last, last + 60_000)):
-        await runs.asking(f"r-{n}")
-        await admin.execute(
-            "UPDATE tga.run_requests q SET asked_at = to_timestamp($1 / 1000.0) FROM tga.heads h"
-            " WHERE h.stream_no = q.stream_no AND h.stream = $2",
-            at_ms,
-            f"run:r-{n}",
-        )
-        waits_since[f"r-{n}"] = at_ms
+async def test_calls_and_questions_are_listed_in_one_order_soonest_expiry_first(runs: Runs) -> None:
+    """One list with one cursor: none is left out and none is shown twice, however small a page is."""
+    ends: dict[str, str] = {}  # by its name; what never expires comes last
+    for n, year in enumerate((2991, 2995, None, 2993, None, 2999, 2990)):
+        expires_at = None if year is None else f"{year}-01-01T00:00:00.000Z"
+        await runs.front.append(waiting_plan(pending_trace(n, expires_at=expires_at)))
+        ends[str(pending_trace(n)[0].entry.trace_id)] = expires_at or "never"
+    for n, year in enumerate((2992, None, 2995, 2989, 2999)):
+        expires_at = None if year is None else f"{year}-06-01T00:00:00.000Z"
+        await runs.asking(f"r-{n}", expires_at=expires_at)
+        ends[f"r-{n}"] = expires_at or "never"
     for limit in (1, 2, 3, 5, 50):
         names = [item.get("trace_id") or item["run_id"] for item in await approvals(runs, limit=limit)]
-        assert sorted(names) == sorted(waits_since), limit
-        assert [waits_since[name] for name in names] == sorted(waits_since.values()), limit
+        assert sorted(names) == sorted(ends), limit
+        assert [ends[name] for name in names] == sorted(ends.values()), limit
+    count = (await runs.front.page("/v1/approvals?limit=1", "supervisor"))["count"]
+    assert count == {"calls": 7, "questions": 5, "is_exact": True}
 
 
 async def test_a_question_goes_when_it_is_answered_or_its_run_ends(runs: Runs) -> None:

@@ -229,6 +229,7 @@ async def asking(d: Driver) -> None:
     seen = await d.look("asking-1")
     listed = await d.ask("GET", "/v1/approvals?limit=200", who="supervisor")
     listed["items"] = [one for one in listed["items"] if one.get("run_id") == "asking-1"]  # of this scenario
+    assert listed.pop("count")["questions"] >= 1  # of all that go on at the same time
     await d.ask("GET", "/v1/runs?prefix=asking-&status=waiting_for_human", who="admin")
     await d.ask("GET", "/v1/runs?prefix=asking-&status=waiting", who="admin")
     await d.answer("asking-1", "1", "yes")

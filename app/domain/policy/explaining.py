@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from cedarpy import PolicySet, is_authorized_batch
 
+from app.domain.identity import Principal
 from app.domain.policy.cedar import CedarPolicy, Outcome, Question
+from app.domain.policy.encoding import Uid, principal_uid
 from app.domain.policy.question import AskedCall, AskedStart, Verdict
 from app.domain.policy.rules import Action, Rule
 from app.domain.tools import Tool
@@ -71,3 +74,37 @@ def _standing(rule: Rule, outcome: Outcome, held: set[str], near: set[str]) -> S
     if rule.cedar_id in held:
         return "applies"
     return "condition not met" if rule.cedar_id in near else "not about this request"
+
+
+def entity_text(uid: Uid) -> str:
+    """As rules must write it: a slash in the owner's name is escaped there, and nowhere else."""
+    return f"{uid['type']}::{json.dumps(uid['id'])}"
+
+
+def explanation_document(
+    policy: CedarPolicy, explanation: Explanation, asker: Principal, resource: Uid
+) -> dict[str, Any]:
+    verdict = explanation.verdict
+    return {
+        "verdict": verdict.answer,
+        "rationale": verdict.rationale,
+        "principal": entity_text(principal_uid(asker)),
+        "resource": entity_text(resource),
+        "policy_digest": policy.digest,
+        "policy_ids": list(verdict.policy_ids),
+        "actions": {
+            outcome.action: {
+                "allowed": outcome.is_allowed,
+                "why_not": None if outcome.is_allowed else outcome.why_not(),
+                "errors": [
+                    {"id": None if fault.rule is None else fault.rule.name, "reason": fault.reason}
+                    for fault in outcome.faults
+                ],
+                "policies": [
+                    {"id": r.name, "effect": r.effect, "line": r.line, "standing": standing, "text": r.statement.text}
+                    for r, standing in standings
+                ],
+            }
+            for outcome, standings in zip(explanation.outcomes, explanation.standings, strict=True)
+        },
+    }

@@ -517,8 +517,10 @@ async def list_approvals(asked: Asked) -> Reply:
             if intent.said["kind"] == "ask"
             and (intent.said["request"]["expires_at"] is None or intent.said["request"]["expires_at"] > now)
         ]
-        page, goes_on = _page([*calls, *questions], given)
-        return _json({"items": page, "next": goes_on, "scope": "tenant"})
+        waiting = sorted([*calls, *questions], key=lambda one: one["expires_at"] or "never")
+        page, goes_on = _page(waiting, given)
+        count = {"calls": len(calls), "questions": len(questions), "is_exact": True}
+        return _json({"items": page, "next": goes_on, "scope": "tenant", "count": count})
 
 
 @route("POST", "/v1/triggers/{name}")
