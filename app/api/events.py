@@ -29,7 +29,7 @@ from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event, mark
 from app.edge.watching import FeedWatch, StreamWatch
 
 _ENTRY: Final = "entry"
-_EVENT_SCHEMA: Final[dict[str, Any]] = {
+EVENT_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "description": "Of one event of the stream, not of its whole text.",
     "required": ["event", "data"],
@@ -46,7 +46,7 @@ _FEED: Final[dict[int | str, dict[str, Any]]] = {
         "comes later, its id a cursor.",
         "content": {
             MEDIA_TYPE: {
-                "schema": _EVENT_SCHEMA,
+                "schema": EVENT_SCHEMA,
                 "example": {"id": "Zjc0Mi40", "event": _ENTRY, "data": "an item of the page, as JSON"},
             }
         },
@@ -62,7 +62,7 @@ def _stream_of(kind: str) -> dict[int | str, dict[str, Any]]:
             "`problem` says why the stream breaks off.",
             "content": {
                 MEDIA_TYPE: {
-                    "schema": _EVENT_SCHEMA,
+                    "schema": EVENT_SCHEMA,
                     "example": {"event": "end", "data": '{"state":"COMPLETED","sequence_number":4}'},
                 }
             },

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.api.events import EVENT_SCHEMA
 from app.api.traces import json_answer
 from app.api.verification_documents import LogVerificationDocument, LogVerificationPage
 from app.core import errors
@@ -25,7 +26,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "An event `progress` as it goes on and an event `end` when it is over, each with the whole "
         "verification as its data.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": "event: progress\\ndata: {}\\n\\n"}},
+        "content": {MEDIA_TYPE: {"schema": EVENT_SCHEMA, "example": {"event": "end", "data": "{}"}}},
     }
 }
 
