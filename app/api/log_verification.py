@@ -22,11 +22,15 @@ from app.edge.problems import documented
 from app.edge.services import Services
 from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event
 
+_EVENT = {
+    **EVENT_SCHEMA,
+    "properties": {**EVENT_SCHEMA["properties"], "event": {"enum": ["progress", "end", "problem"]}},
+}
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "An event `progress` as it goes on and an event `end` when it is over, each with the whole "
         "verification as its data.",
-        "content": {MEDIA_TYPE: {"schema": EVENT_SCHEMA, "example": {"event": "end", "data": "{}"}}},
+        "content": {MEDIA_TYPE: {"schema": _EVENT, "example": {"event": "end", "data": "{}"}}},
     }
 }
 
