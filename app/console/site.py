@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.console import live
 from app.console.gateway_api import ApiProblem, GatewayApi
-from app.console.pages import approvals, call, calls, overview, run, runs, sign_in
+from app.console.pages import approvals, call, calls, ledger, overview, policy, run, runs, servers, sign_in
 from app.console.rendering import HEADERS, PATH, SANDBOX, Renderer
 from app.console.sessions import Session, Sessions
 from app.console.visit import THEME_COOKIE, Visit, form_of, here_of, own_path, theme_of, verify_csrf
@@ -40,18 +40,24 @@ PAGES: Final[dict[str, Page]] = {
     "/calls/{trace_id}": call.show,
     "/calls/{trace_id}/value": call.show_value,
     "/find": calls.find,
+    "/ledger": ledger.show,
+    "/policy": policy.show,
     "/runs": runs.show,
     "/runs/{run_id}": run.show,
+    "/servers": servers.show,
 }
 FORMS: Final[dict[str, Page]] = {
     "/approvals/{trace_id}": approvals.decide,
     "/calls/{trace_id}/resolve": call.resolve,
     "/calls/{trace_id}/recover": call.recover,
     "/calls/{trace_id}/withdraw": call.withdraw,
+    "/ledger/verifications/{verification_id}/stop": ledger.stop,
+    "/ledger/verify": ledger.verify,
     "/runs/{run_id}/answer": run.answer,
     "/runs/{run_id}/cancel": run.cancel,
     "/runs/{run_id}/retry": run.retry,
     "/runs/{run_id}/fork": run.fork,
+    "/servers/accept": servers.accept,
 }
 
 

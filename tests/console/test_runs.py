@@ -217,6 +217,7 @@ def test_a_refused_answer_keeps_what_was_typed_and_says_the_code(desk: Desk) -> 
     desk.troubles.clear()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_both_pages_are_readable_narrow_and_wide(desk: Desk, theme: str) -> None:
     for size in (WIDE, NARROW, SMALLEST):

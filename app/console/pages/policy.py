@@ -1,0 +1,76 @@
+"""Policy and keys: why is this decided so?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from app.console.gateway_api import ApiProblem
+from app.console.visit import Visit
+
+_VERDICTS: Final = {
+    "allow": ("check-f", "It is called at once"),
+    "ask": ("person", "A person decides"),
+    "deny": ("slash", "It is denied"),
+}
+_QUESTIONS: Final = (("call", "May it be called?"), ("call_unattended", "Without a person?"))
+
+
+async def show(visit: Visit) -> Response:
+    asked = {name: visit.query.get(name, "") for name in ("principal", "tool", "arguments")}
+    policy, sets, keys, tools, told = await asyncio.gather(
+        visit.api.find("/v1/policy"),
+        visit.api.find("/v1/policy/sets", limit=10),
+        visit.api.find("/v1/keys", limit=100),
+        visit.api.get("/v1/tools"),
+        _explained(visit, asked),
+    )
+    explained, problem = told
+    standing = {} if explained is None else _standings(explained)
+    return await visit.page(
+        "policy.html",
+        nav="Policy & keys",
+        policy=policy,
+        sets=[] if sets is None else sets["items"],
+        keys=None if keys is None else keys["items"],
+        keys_go_on=keys is not None and keys["next"] is not None,
+        tools=[f"{one['server_id']}/{one['tool_name']}" for one in tools["items"]],
+        asked=asked,
+        explained=explained,
+        questions=[] if explained is None else [(words, explained["actions"][name]) for name, words in _QUESTIONS],
+        verdict=None if explained is None else _VERDICTS[explained["verdict"]],
+        deciding=standing.get("decides", set()),
+        problem=problem,
+    )
+
+
+async def _explained(visit: Visit, asked: dict[str, str]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """What the gateway says of the call in the address, or why it cannot be said. Nothing is stored."""
+    if not asked["tool"] or not visit.may("read_policy"):
+        return None, None
+    server_id, _, tool_name = asked["tool"].partition("/")
+    try:
+        arguments = json.loads(asked["arguments"] or "{}")
+    except ValueError as error:
+        return None, {
+            "code": "INPUT_MALFORMED",
+            "title": "The arguments are not JSON",
+            "detail": f"{error}. Nothing was asked.",
+        }
+    body = {"server_id": server_id, "tool_name": tool_name, "arguments": arguments}
+    try:
+        given = body | ({"principal_id": asked["principal"]} if asked["principal"] else {})
+        return (await visit.api.post("/v1/policy/explain", given)).document, None
+    except ApiProblem as problem:
+        return None, problem.document
+
+
+def _standings(explained: dict[str, Any]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for action in explained["actions"].values():
+        for rule in action["policies"]:
+            found.setdefault(rule["standing"], set()).add(rule["id"])
+    return found
