@@ -29,7 +29,6 @@ async def show(visit: Visit) -> Response:
         _explained(visit, asked),
     )
     explained, problem = told
-    standing = {} if explained is None else _standings(explained)
     return await visit.page(
         "policy.html",
         nav="Policy & keys",
@@ -42,7 +41,7 @@ async def show(visit: Visit) -> Response:
         explained=explained,
         questions=[] if explained is None else [(words, explained["actions"][name]) for name, words in _QUESTIONS],
         verdict=None if explained is None else _VERDICTS[explained["verdict"]],
-        deciding=standing.get("decides", set()),
+        deciding=set() if explained is None else _deciding(explained),
         problem=problem,
     )
 
@@ -68,9 +67,9 @@ async def _explained(visit: Visit, asked: dict[str, str]) -> tuple[dict[str, Any
         return None, problem.document
 
 
-def _standings(explained: dict[str, Any]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for action in explained["actions"].values():
-        for rule in action["policies"]:
-            found.setdefault(rule["standing"], set()).add(rule["id"])
-    return found
+def _deciding(explained: dict[str, Any]) -> set[str]:
+    """The rules on which the verdict rests: those of the question that was answered no, or of both."""
+    actions = explained["actions"]
+    refused = next((name for name, _ in _QUESTIONS if not actions[name]["allowed"]), None)
+    asked = [actions[name] for name, _ in _QUESTIONS if refused in (None, name)]
+    return {rule["id"] for action in asked for rule in action["policies"] if rule["standing"] == "decides"}
