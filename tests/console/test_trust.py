@@ -71,8 +71,11 @@ def test_rules_in_their_order_and_why_a_call_would_be_decided_so(desk: Desk) -> 
         page.get_by_role("button", name="Explain").click()
         assert "not JSON" in page.inner_text("#main")
         assert page.get_by_label("Arguments").input_value() == "{"
-        assert "Seeing the keys needs the role admin" in page.inner_text("#main")
-    with desk.as_("admin") as page:
+    with desk.as_("agent") as page:
+        desk.go(page, "/policy")
+        assert "Seeing the keys needs the role" in page.inner_text("#main")
+        assert "Reading the rules needs the role" in page.inner_text("#main")
+    with desk.as_("auditor") as page:
         desk.go(page, "/policy")
         keys = page.get_by_role("table", name="Keys").inner_text()
         assert "ada" in keys
