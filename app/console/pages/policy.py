@@ -57,7 +57,7 @@ async def _explained(visit: Visit, asked: dict[str, str]) -> tuple[dict[str, Any
         return None, {
             "code": "INPUT_MALFORMED",
             "title": "The arguments are not JSON",
-            "detail": f"{error}. Nothing was asked.",
+            "detail": f"The arguments are not JSON: {error}. Nothing was asked.",
         }
     body = {"server_id": server_id, "tool_name": tool_name, "arguments": arguments}
     try:
