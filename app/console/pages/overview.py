@@ -14,6 +14,7 @@ from app.console.visit import Visit, log_strip
 
 _SHOWN: Final = 12
 _SOON_MS: Final = 3_600_000
+_BARS: Final = 49  # a day of half hours, and the one that has begun
 
 
 async def show(visit: Visit) -> Response:
@@ -96,16 +97,16 @@ def _needs(
 
 
 def _chart(stats: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Bars of the last day by half hour, where the statistics say so."""
-    buckets = (stats or {}).get("buckets") or (stats or {}).get("times")
-    if not buckets:
+    """Bars of the last day by half hour; spans without calls are left out of the statistics, and are empty here."""
+    if stats is None or not stats["by_time"]:
         return None
-    bars: list[dict[str, Any]] = []
-    for one in buckets[-48:]:
-        states = one.get("states") or one.get("by_state") or {}
-        failed, denied = int(states.get("FAILED", 0)), int(states.get("DENIED", 0))
-        total = int(one.get("calls") or one.get("count") or sum(states.values()))
-        bars.append({"total": total, "failed": failed, "denied": denied})
+    first, span_ms = moment(stats["since"]), stats["span_s"] * 1000
+    bars: list[dict[str, Any]] = [{"total": 0, "failed": 0, "denied": 0} for _ in range(_BARS)]
+    for one in stats["by_time"]:
+        place = int((moment(one["began"]) - first).total_seconds() * 1000 // span_ms)
+        if 0 <= place < _BARS:
+            bars[place] = {"total": one["asked"], "failed": one["failed"], "denied": one["denied"]}
+    bars = bars[1:]  # the window may begin one span before the day does
     top = max((bar["total"] for bar in bars), default=0)
     if not top:
         return None
