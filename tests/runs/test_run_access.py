@@ -31,6 +31,7 @@ ROUTES: dict[str, tuple[Any, set[str], set[str]]] = {
     "GET /v1/runs/{run_id}/entries": (None, {"auditor", "operator", "supervisor"}, {"agent", "worker"}),
     "GET /v1/runs/{run_id}/events": (None, {"auditor", "operator", "supervisor"}, {"agent", "worker"}),
     "GET /v1/runs/{run_id}/receipt": (None, {"auditor", "operator", "supervisor"}, {"agent", "worker"}),
+    "GET /v1/runs/{run_id}/verification": (None, {"auditor", "operator", "supervisor"}, {"agent", "worker"}),
     "GET /v1/runs/{run_id}/checkpoints": (None, {"auditor", "operator", "supervisor", "worker"}, {"agent"}),
     "GET /v1/runs/{run_id}/checkpoints/{path}": (None, {"auditor", "operator", "supervisor", "worker"}, {"agent"}),
     "POST /v1/runs/{run_id}/checkpoints": (PUT, {"worker"}, set()),
