@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import Page, Route
 
 from tests.console.browsing import NARROW, SMALLEST, WIDE, Desk, open_desk, overflow, serious_findings
 from tests.patience import HANG_S
@@ -80,6 +81,61 @@ def test_rules_in_their_order_and_why_a_call_would_be_decided_so(desk: Desk) -> 
         keys = page.get_by_role("table", name="Keys").inner_text()
         assert "ada" in keys
         assert desk.keys["supervisor"].split("_", 2)[2] not in page.content()
+    desk.verify_quiet()
+
+
+def verified_here(page: Page, *, until: str) -> str:
+    page.get_by_role("button", name="Verify in this browser").click()
+    page.wait_for_selector(f"#verify-browser[data-result={until}]")
+    return page.inner_text("#verify-browser")
+
+
+def test_a_call_is_recomputed_in_the_browser_from_what_it_fetches(desk: Desk) -> None:
+    trace_id = desk.call("balance", {"amount": 5, "note": 'é ☃ \\ " {[,]} 1.5', "10": 1, "9": 2}, "here")
+    with desk.as_("auditor") as page:
+        desk.go(page, f"/calls/{trace_id}")
+        shown = verified_here(page, until="sound")
+        assert "4 entries hash to their digests" in shown
+        assert "4 artifacts are what the entries commit to" in shown
+        assert "is signed with the log's key" in shown
+    desk.verify_quiet()
+
+
+@pytest.mark.parametrize(
+    ("what", "path", "old", "new", "words"),
+    [
+        (
+            "an entry",
+            "entries",
+            '"to_state":"EXECUTING"',
+            '"to_state":"COMPLETED"',
+            "entry 3 does not hash to its digest",
+        ),
+        ("an artifact", "entries", '"amount":5', '"amount":6', "the artifact of entry 1 is not the one"),
+        ("the proof", "receipt", "index 1", "index 0", "not in the tree that was signed"),
+        ("the head", "receipt", "tga.", "tgb.", "the head's signature does not fit"),
+    ],
+)
+def test_one_byte_changed_on_the_way_fails_at_its_place(
+    desk: Desk, what: str, path: str, old: str, new: str, words: str
+) -> None:
+    trace_id = desk.call("charge", {"amount": 5}, f"changed {what}")
+    with desk.as_("auditor") as page:
+
+        def change(route: Route) -> None:
+            answer = route.fetch()
+            text = answer.text()
+            if what == "the proof":
+                found = next(line for line in text.split("\n") if line.startswith("index "))
+                text = text.replace(found, f"index {int(found[6:]) - 1}", 1)
+            else:
+                assert old in text
+                text = text.replace(old, new, 1)
+            route.fulfill(response=answer, body=text)
+
+        page.route(f"**/v1/traces/{trace_id}/{path}*", change)
+        desk.go(page, f"/calls/{trace_id}")
+        assert words in verified_here(page, until="wrong")
     desk.verify_quiet()
 
 
