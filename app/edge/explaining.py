@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.connectors.registry import Registry
 from app.core.errors import InternalError
@@ -18,7 +18,9 @@ from app.domain.policy.explaining import explain, explanation_document
 from app.domain.tga.documents import ActionRequest
 from app.domain.tga.secrets import find_secrets, redact
 from app.domain.tools import Tool
-from app.edge.services import Services
+
+if TYPE_CHECKING:  # the command line explains without a gateway, and loads none of it
+    from app.edge.services import Services
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from app.domain.identity import Principal
 from app.domain.runs.procedures import PolicySaid, Procedures
 from app.domain.runs.submissions import DeclaredProgram, LintFinding, Submissions
 from app.domain.system.log import SystemLog
-from app.edge.services import Services
 from app.lua.host import HostSettings, LuaHost, ProgramKey
 from app.lua.limits import Limits
 from app.lua.lint.child import findings_in
@@ -21,6 +20,7 @@ from app.lua.programs import LuaSourceInvalid, Source
 from app.postgres.system import PostgresSystemRows
 
 if TYPE_CHECKING:
+    from app.edge.services import Services
     from app.gateway.in_process import InProcessTransport
 
 PRINCIPAL_ID = "lua"

@@ -109,9 +109,10 @@ def called(world: World, server: str, tool: str, arguments: str, **fields: Any) 
 def stored(world: World) -> dict[str, int]:
     """Rows of every table that a call can leave something in; what the gateway does by itself changes none of them.
 
-    Not of `in_work`, from which finished calls are swept; a call that is in it has a head.
+    Not of `in_work`, from which finished calls are swept; a call that is in it has a head. Nor of what is folded from
+    the log behind the sequencer, for lists and statistics.
     """
-    own = ("leaf_spans", "tree", "log", "in_work")
+    own = ("leaf_spans", "tree", "log", "in_work", "call_facts", "call_counts", "digest_leaves")
 
     async def count() -> dict[str, int]:
         session = await asyncpg.connect(world.admin_url)

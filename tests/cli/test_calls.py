@@ -133,7 +133,7 @@ def test_traces_are_filtered_and_limited(world: World) -> None:
     assert world.tga("traces", "--principal", "nobody").stdout == "No trace fits.\n"
     assert world.tga("traces", "--state", "lost").returncode == 2
     table = world.tga("traces", "--limit", "1").stdout
-    assert table.splitlines()[0].split() == ["trace", "state", "tool", "asked", "by", "requested", "at"]
+    assert table.splitlines()[0].split() == ["trace", "state", "tool", "asked", "by", "requested", "at", "took", "sent"]
     assert "\x1b" not in table
 
 

@@ -24,4 +24,4 @@ def test_files_and_functions_of_the_walk_exist(row: str) -> None:
         if "/" in name:
             source = (ROOT / "app" / name).read_text(encoding="utf-8")
         else:
-            assert re.search(rf"def {name}\(", source), f"{name} is not defined there"
+            assert re.search(rf"(def {name}\(|class {name}\b)", source), f"{name} is not defined there"

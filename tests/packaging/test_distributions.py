@@ -22,6 +22,7 @@ from tests.packaging.installed import ROOT, build, build_all
 # Imported under another name than the distribution's, or coming with one that is pinned to it.
 DISTRIBUTION_OF = {
     "jwt": "pyjwt",
+    "opentelemetry": "opentelemetry-sdk",  # of the extra `otel`; without it nothing is traced, in words
     "pydantic_core": "pydantic",
     "pydantic_ai": "tga-sdk",  # for agents alone, of its extra `agents`; without it they are refused in words
     "tga_sdk": "tga-sdk",

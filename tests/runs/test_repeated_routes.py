@@ -25,6 +25,7 @@ READS = {
     "GET /v1/runs/{run_id}/entries",
     "GET /v1/runs/{run_id}/events",
     "GET /v1/runs/{run_id}/receipt",
+    "GET /v1/runs/{run_id}/verification",
     "GET /v1/runs/{run_id}/checkpoints/{path}",
     "GET /v1/procedures",
     "GET /v1/procedures/{name}",

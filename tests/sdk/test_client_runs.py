@@ -153,7 +153,9 @@ async def test_a_failed_run_is_retried(agent: Subject, root: Subject, gateways: 
         assert going_on.run_id == run.run_id
         assert (await agent.wait(run.run_id, timeout=HANG_S)).status == "failed"
         both = await asyncio.wait_for(agent.followed("watch", run.run_id), HANG_S)  # the first failure is history
-        assert [one.state for one in both if one.kind == "run_end"] == ["FAILED", "FAILED"]
+        ends = [one.state for one in both if one.kind == "run_end"]
+        # A third, where the retry whose answer was lost came again after the second failure.
+        assert ends in (["FAILED"] * 2, ["FAILED"] * 3)
         ending = asyncio.create_task(agent.followed("watch", run.run_id, until="end"))
         await agent.cancel(run.run_id, rationale="enough")
         assert [one.state for one in await asyncio.wait_for(ending, HANG_S)][-1] == "CANCELLED"
