@@ -238,6 +238,7 @@ def test_a_held_call_that_is_ended_elsewhere_is_shown_so_by_itself(desk: Desk, h
     desk.verify_quiet()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_pages_are_fit_for_everyone(desk: Desk, held: dict[str, str], theme: str) -> None:
     done = desk.call("charge", {"amount": 4204}, f"axe-{theme}")

@@ -172,6 +172,7 @@ def test_the_policy_stops_inline_scripts_and_untrusted_markup(desk: Desk) -> Non
     desk.troubles.clear()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_the_door_is_fit_for_everyone(desk: Desk, theme: str, size: tuple[int, int]) -> None:

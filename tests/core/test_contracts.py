@@ -74,6 +74,7 @@ from app.domain.tga.documents import (
 )
 from app.domain.tga.execution_state import ExecutionCheckpoint, ExecutionState
 from app.domain.tga.replay import LogRecord, fold
+from tests import sampling
 from tests.conftest import IS_SOAK
 from tests.runs import journal
 from tests.traces import (
@@ -127,11 +128,11 @@ MAY_BE_LEFT_OUT: Final = {"roles", "traceparent", "run", "waits_until", "payload
 every_document = pytest.mark.parametrize("name", sorted(MODELS))
 steady = settings(
     deadline=None,
-    max_examples=25,
+    max_examples=sampling.share(25, 12),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
-thorough = settings(steady, max_examples=100)
+thorough = settings(steady, max_examples=sampling.share(100, 50))
 
 
 def model_accepts(name: str, raw: bytes) -> bool:

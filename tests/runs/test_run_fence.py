@@ -32,6 +32,7 @@ async def traces_of(world: RunsWorld, run_id: str) -> int:
     return int(rows[0][0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at", ["put", "intent", "tool", "complete"])
 async def test_a_worker_that_was_away_is_stopped_before_it_has_any_effect(world: RunsWorld, at: str) -> None:
     gateway = await world.gateway(config=world.config(lease_ms=LEASE_MS))
@@ -136,6 +137,7 @@ def without_name(step: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in step.items() if name != "name"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("place", ["run_attempt.LOST", "run_answer.timer", "run_answer.person"])
 async def test_a_gateway_that_was_away_stores_nothing_that_is_not_so_any_more(world: RunsWorld, place: str) -> None:
     """It stops between what it decided and what it stores; another gateway does the same meanwhile, and more."""
