@@ -207,10 +207,10 @@ def test_a_fork_from_an_entry_leaves_the_source_as_it_was(desk: Desk) -> None:
 
 def test_a_refused_answer_keeps_what_was_typed_and_says_the_code(desk: Desk) -> None:
     with desk.as_("operator") as page:
-        desk.go(page, "/runs/failing-1-fork")
-        page.get_by_label("Name of the new run").fill("failing-1")  # taken
+        desk.go(page, "/runs/failing-1")
+        page.get_by_label("Name of the new run").fill("dunning-12")  # taken
         page.get_by_role("button", name="Fork", exact=True).click()
-        assert page.get_by_label("Name of the new run").input_value() == "failing-1"
+        assert page.get_by_label("Name of the new run").input_value() == "dunning-12"
         assert "RUN_ID_TAKEN" in page.inner_text("#main")
     (told,) = desk.troubles  # the browser's word for an answer that is an error
     assert "409" in told

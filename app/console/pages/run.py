@@ -105,9 +105,9 @@ async def _shown(
         visit.api.find(f"/v1/procedures/{run['procedure']}", program_digest=run["program_digest"]),
     )
     records = [one for one in page["items"] if one["sequence_number"] <= last]
-    picture = drawn(records, visit.clock.now())
-    chosen = _chosen(picture.rows, at)
     is_open = run["state"] not in ENDED
+    picture = drawn(records, visit.clock.now() if is_open else run["updated_at"])
+    chosen = _chosen(picture.rows, at)
     return await visit.page(
         "run.html",
         nav="Runs",
