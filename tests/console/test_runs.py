@@ -175,6 +175,32 @@ def test_a_question_is_answered_in_place_without_a_script_and_the_program_goes_o
     desk.verify_quiet()
 
 
+def test_what_is_asked_next_comes_by_itself_and_what_is_being_typed_stays(desk: Desk) -> None:
+    start(desk, "dunning", "dunning-13")
+    until(desk, "dunning-13", "waiting_for_human")
+    path = desk.ask("admin", "/v1/runs/dunning-13")[1]["awaits"][0]["path"]
+    with desk.as_("supervisor") as page:
+        desk.go(page, "/runs/dunning-13")
+        desk.ask("supervisor", "/v1/runs/dunning-13/signals", {"path": path, "answer": True})
+        page.get_by_role("button", name="letter").click()
+        page.get_by_label("Answer").fill("half a sen")
+        # Until a page that is loaded now would say another time of the question: a replaced form would be another one.
+        page.wait_for_function(
+            """async words => {
+                const fresh = await (await fetch(location.href)).text();
+                return !fresh.match(/class="label">[^]*?<time[^>]*>([^<]*)</)[1].includes(words);
+            }""",
+            arg=page.locator(".label time").inner_text(),
+            polling=300,
+        )
+        before = page.locator("#journal header").inner_text()
+        desk.ask("operator", "/v1/runs/dunning-13/signals", {"name": "reminder", "value": 1})
+        page.wait_for_function("words => document.querySelector('#journal header').innerText !== words", arg=before)
+        page.wait_for_function("document.querySelector('#journal').innerText.includes('The signal reminder came')")
+        assert page.get_by_label("Answer").input_value() == "half a sen"
+    desk.verify_quiet()
+
+
 def test_who_lacks_the_role_sees_no_button_and_gets_no_effect(desk: Desk) -> None:
     with desk.as_("auditor") as page:
         desk.go(page, "/runs/dunning-12")
