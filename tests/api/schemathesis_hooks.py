@@ -62,6 +62,14 @@ def before_call(context: schemathesis.HookContext, case: Case[Any], kwargs: dict
         case.path_parameters["sha256"] = hashlib.sha256(b"abc").hexdigest()
         if label.startswith("PUT") and turn % 4 != 3:
             case.body = b"abc"
+    elif "verification_id" in case.path_parameters:
+        case.path_parameters["verification_id"] = _known["verification_id"]
+    elif "/procedures/{name}" in label:
+        case.path_parameters["name"] = _known["runs"]["program"]["name"]
+    elif "/schedules/{name}" in label:
+        case.path_parameters["name"] = _known["schedules"][turn % len(_known["schedules"])]
+        if isinstance(case.body, dict):
+            case.body.update(procedure="onboard", version="1", spec=_known["daily"])
     elif label.endswith("/pin"):
         tool = _known["tools"][turn % len(_known["tools"])]
         case.path_parameters.update(server_id="bank", tool_name=tool["tool_name"])
@@ -102,6 +110,9 @@ def _use_known_run(label: str, case: Case[Any], turn: int) -> None:
     elif "{run_id}" in label and not label.endswith("/events"):
         of = "failed" if label.endswith(("/retry", "/fork")) else "waiting"
         case.path_parameters["run_id"] = runs[of][turn % len(runs[of])]
+        if "path" in case.path_parameters:
+            # It judges parameters anew that a hook has changed, and takes its own %3A for a part of the address.
+            case.path_parameters["path"] = ("1", "2", "1.1")[turn % 3]
         if label.endswith("/signals") and turn % 3:
             body.clear()
             body.update({"path": "1", "answer": True} if turn % 3 == 1 else {"name": "paid", "value": turn})

@@ -74,6 +74,7 @@ NEVER_OVER_HTTP = {
     errors.RunLeaseLost.code,  # a worker is told STOP, with 200
     errors.TraceUnfinished.code,  # traces are erased with `tga erase`
 }
+DAILY = {"type": "cron", "expression": "30 2 * * *", "time_zone": "Europe/Berlin"}
 UNKNOWN = "0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"
 
 
@@ -128,6 +129,9 @@ class Outside:
                 for trace in (one, described([*finished, held])[n % 4])
             ],
             "runs": self._runs(),
+            "daily": DAILY,
+            "schedules": self._schedules(),
+            "verification_id": self._post("/v1/log/verifications", {}, 202)["verification_id"],
             "tools": [tool for tool in self.get("/v1/tools").json()["items"] if tool["server_id"] == "bank"],
         }
 
@@ -162,9 +166,18 @@ class Outside:
             "program": program,
         }
 
-    def _post(self, path: str, body: Any) -> Any:
+    def _schedules(self) -> list[str]:
+        """Each can be removed once."""
+        names = [f"daily-{n}" for n in range(24)]
+        for name in names:
+            body: Any = {"procedure": "onboard", "spec": DAILY}
+            answer = self.session.put(f"{self.world.url}/v1/schedules/{name}", json=body, timeout=HANG_S)
+            assert answer.status_code == 200, answer.text
+        return names
+
+    def _post(self, path: str, body: Any, status: int = 200) -> Any:
         answer = self.session.post(self.world.url + path, json=body, timeout=HANG_S)
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == status, answer.text
         return answer.json()
 
     def close(self) -> None:
