@@ -144,6 +144,14 @@ class GatewayClient:
             return reply
         return _sound(reply)
 
+    async def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Sent once; the routes that take one are harmless to repeat."""
+        return _sound(await self._ask("PUT", path, body=json.dumps(body).encode(), wait_ms=CALL_WAIT_MS)).document
+
+    async def delete(self, path: str) -> dict[str, Any]:
+        """Sent once. What is gone already is the gateway's error, as any other."""
+        return _sound(await self._ask("DELETE", path, wait_ms=CALL_WAIT_MS)).document
+
     async def put_blob(self, sha256: str, data: bytes) -> None:
         """Store bytes under their digest; the same again is harmless."""
         _sound(await self._ask("PUT", f"/v1/blobs/{sha256}", body=data, wait_ms=CALL_WAIT_MS))

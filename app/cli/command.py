@@ -69,6 +69,7 @@ COMMANDS: Final = (
     ),
     ("runs", "runs", "The newest runs, and what each waits for."),
     ("run", "runs", "One run: start it, look at it, answer what it asks, end it, have it tried again."),
+    ("schedules", "schedules", "Schedules: what starts runs at its times."),
     (
         "lint",
         "lint",
@@ -137,10 +138,10 @@ def options(
 ) -> None:
     """Every tool call decided, dispatched once, and on a log that can be verified.
 
-    call, traces, trace, stats, approvals, approve, deny, withdraw, resolve, servers, procedures, runs, run, worker and
-    mcp ask a running gateway: the one at TGA_URL (default: http://TGA_HOST:TGA_PORT, which is http://127.0.0.1:8420),
-    with the key in TGA_API_KEY (default, on the same machine: the one in TGA_HOME/admin.key). lint reads files. All
-    others work on the store, whether a gateway runs or not.
+    call, traces, trace, stats, approvals, approve, deny, withdraw, resolve, servers, procedures, runs, run, schedules,
+    worker and mcp ask a running gateway: the one at TGA_URL (default: http://TGA_HOST:TGA_PORT, which is
+    http://127.0.0.1:8420), with the key in TGA_API_KEY (default, on the same machine: the one in TGA_HOME/admin.key).
+    lint reads files. All others work on the store, whether a gateway runs or not.
 
     TGA_HOME (default ~/.tga) is where state lives; TGA_DATABASE_URL names a PostgreSQL server, else the embedded
     one is used.

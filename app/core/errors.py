@@ -494,7 +494,7 @@ class RunBlobMissing(TgaError):
 class ScheduleNotFound(TgaError):
     code = "SCHEDULE_NOT_FOUND"
     meaning = "There is no schedule of this name that the caller may see."
-    remedy = "`GET /v1/schedules` lists what there is."
+    remedy = "`GET /v1/schedules`, or `tga schedules list`, lists what there is."
 
 
 class ScheduleLimitReached(TgaError):

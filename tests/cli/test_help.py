@@ -39,6 +39,7 @@ PROMISED = (
         "lint",
         "runs",
         *(f"run/{name}" for name in _OF_RUN),
+        *(f"schedules/{name}" for name in ("list", "show", "create", "delete")),
         "log/new-epoch",
         "db/backup",
         "db/restore",
@@ -63,7 +64,7 @@ PROMISED = (
 READING = (
     *("stats", "traces", "trace", "approvals", "servers", "verify", "recover", "doctor", "db/status"),
     *("keys/list", "tenants/list", "policy/check", "policy/explain"),
-    *("lint", "runs", "run/show", "run/watch", "run/state", "run/diff"),
+    *("lint", "runs", "run/show", "run/watch", "run/state", "run/diff", "schedules/list", "schedules/show"),
 )
 
 
@@ -106,6 +107,9 @@ def test_the_commands_that_need_a_gateway_are_those_that_help_names() -> None:
     named = help_text.split("verified. ")[1].split(" ask a running gateway")[0].replace(" and ", ", ").split(", ")
     asking = {
         f"app.cli.{topic}"
-        for topic in ("calls", "traces", "statistics", "servers", "procedures", "runs", "decisions", "worker", "mcp")
+        for topic in (
+            *("calls", "traces", "statistics", "servers", "procedures", "runs", "schedules", "decisions", "worker"),
+            "mcp",
+        )
     }
     assert set(named) == {name for name, module in modules.items() if module in asking}

@@ -38,6 +38,7 @@ LOADED = {
     f"trace {TRACE}": ASKS,
     "servers": ASKS,
     "procedures": ASKS,
+    "schedules list": ASKS,
     "lint nonsense.py": {"rich.console"},
     "lint --help": {"rich.console"},
     "mcp --help": ASKS,
