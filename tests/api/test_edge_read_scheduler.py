@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from app.core.errors import GatewayBusy
-from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
+from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED, READ_PAUSE_MS_MAX, READ_PAUSE_TIMES
 from app.edge.protocol import BoundedProtocol
 from app.edge.read_scheduler import ReadScheduler, reader
 from app.gateway.serving import connections_within
@@ -74,16 +75,31 @@ async def test_who_waits_for_a_turn_for_too_long_is_told_so() -> None:
     await _read(read_scheduler, "other", order)
 
 
-async def test_readers_pause_while_a_call_is_under_way_and_only_then() -> None:
-    async def took(read_scheduler: ReadScheduler) -> float:
-        began = asyncio.get_running_loop().time()
-        await asyncio.gather(*(_read(read_scheduler, "r", [], hold_s=0.02) for _ in range(3)))
-        return asyncio.get_running_loop().time() - began
+async def test_readers_pause_while_a_call_is_under_way_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, pauses = asyncio.get_running_loop(), list[float]()
+
+    def pass_on(delay: float, callback: Callable[[], None]) -> None:
+        pauses.append(delay)
+        loop.call_soon(callback)
+
+    async def read_thrice(read_scheduler: ReadScheduler) -> None:
+        async def read() -> None:
+            async with read_scheduler.taken():
+                began = loop.time()
+                while loop.time() < began + 0.002:
+                    await asyncio.sleep(0)
+
+        with monkeypatch.context() as changed:
+            changed.setattr(loop, "call_later", pass_on)
+            await asyncio.gather(read(), read(), read())
 
     read_scheduler = ReadScheduler(1)
-    assert await took(read_scheduler) < 0.14
+    await read_thrice(read_scheduler)
+    assert pauses == []
     with read_scheduler.behind():
-        assert await took(read_scheduler) > 0.2
+        await read_thrice(read_scheduler)
+    assert len(pauses) == 2, "after each reader that has another behind it"
+    assert min(pauses) >= min(READ_PAUSE_TIMES * 0.002, READ_PAUSE_MS_MAX / 1000)
 
 
 class Few(BoundedProtocol):
