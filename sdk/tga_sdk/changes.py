@@ -160,6 +160,7 @@ class Document:
 
     __slots__ = (
         "_base",
+        "_compactions",
         "_defaults",
         "_done",
         "_dropped",
@@ -181,6 +182,8 @@ class Document:
         self._pending_from = 0
         self._merge_from = 0  # a change before is not merged with a later one: it was taken, or marked
         self._marks: set[Mark] = set()
+        # Of what was taken and is recorded in fewer words: from where to where, and what is recorded instead.
+        self._compactions: list[tuple[int, int, list[Change]]] = []
         self._dropped: list[tuple[Change, Edits]] = []  # undone just now, and perhaps about to be applied
         # Containers that a default made and that stand nowhere yet, by the object and member they are to stand in.
         self._defaults: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
@@ -254,6 +257,7 @@ class Document:
         changes = self.pending
         if len(changes) > changes_max:
             changes = self._compacted(changes_max)
+            self._compactions.append((self._pending_from, self._end, changes))
         self._settle()
         return changes
 
@@ -271,6 +275,7 @@ class Document:
         if gone > 0:
             del self._log[:gone], self._done[:gone]
             self._base += gone
+            self._compactions = [one for one in self._compactions if one[1] > self._base]
 
     def mark(self) -> Mark:
         mark = Mark(self._end, self._pending_from)
@@ -283,7 +288,14 @@ class Document:
         self._forget()
 
     def since(self, mark: Mark) -> list[Change]:
-        return self._log[mark.position - self._base :]
+        """As the journal has them, and so as a replay finds them: what was taken together with much else is there as
+        whole members, also here where it was made change by change."""
+        position, changes = mark.position, []
+        for first, end, recorded in self._compactions:
+            if first >= position:
+                changes += self._log[position - self._base : first - self._base] + recorded
+                position = end
+        return changes + self._log[position - self._base :]
 
     def has_changed_since(self, mark: Mark) -> bool:
         return self._end > mark.position
@@ -309,6 +321,7 @@ class Document:
             if self.follower is not None:
                 self.follower.undone(self._log[place], edits)
         del self._log[first:], self._done[first:]
+        self._compactions = [one for one in self._compactions if one[1] <= position]
         self._merge_from = min(self._merge_from, position)
         self._dropped = []
 

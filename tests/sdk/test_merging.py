@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from app.domain.runs.state import StateChanges, apply_changes
 from tga_sdk import Context, StepError, procedure
@@ -120,6 +120,39 @@ def test_merges_never_mix_things_up(seed: int) -> None:
     assert replayed == found
 
 
+@many
+@given(st.integers(0, 2**32))
+def test_the_verdict_follows_from_what_is_recorded(seed: int) -> None:
+    """A branch that changes much between two operations is recorded in fewer words. Who replays it has those alone, and
+    judges as who was there: what a branch has changed is the same list of changes in both."""
+    rng = random.Random(seed)
+    state = State(None, copy.deepcopy(base_of(rng)))
+    changes_max = rng.choice([1, 2, 3, 256])
+    there: list[list[Any]] = []
+    replayed: list[list[Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tga_sdk.state.CHANGES_MAX", changes_max)
+        for number in (1, 2):
+            branch = Branch(rng, number, state.branch())
+            replay = state.branch()
+            replay_mark = replay.mark()
+            for _ in range(rng.randrange(4)):
+                for _ in range(rng.randrange(6)):
+                    branch.act()
+                if rng.random() < 0.2:  # a try that fails, and is undone
+                    mark = branch.state.mark()
+                    branch.act()
+                    branch.state.take()
+                    branch.state.rollback(mark)
+                    branch.state.release(mark)
+                replay.recorded(branch.state.take())
+            assert replay.document == branch.state.document
+            there.append(branch.state.changes_since(branch.mark))
+            replayed.append(replay.changes_since(replay_mark))
+    assert there == replayed
+    assert clash_of(state.document, there) == clash_of(state.document, replayed)
+
+
 def test_branches_that_keep_to_their_own_are_merged_often() -> None:
     """The rule refuses no more than it must: what most programs do goes through."""
     base = {"items": [{"id": 0, "value": 0}], "named": {"a": "0"}}
@@ -182,3 +215,40 @@ async def test_the_program_is_told_which_branches_do_not_agree() -> None:
     assert "branches 1 and 2 of both have changed /items" in told
     assert (before, after) == (["a", "b", "c"], ["b", "c", "d"])
     assert tried.calm.document == {"items": ["b", "c", "d"]}
+
+
+class Much(BaseModel):
+    items: list[int] = []
+    mine: list[int] = []
+
+
+@procedure(name="merging-much", state=Much)
+async def merging_much(ctx: Context[Much], input: Any) -> list[Any]:
+    """Both branches append more than one checkpoint can say change by change; in one gather to lists of their own."""
+
+    def filling(name: str) -> Any:
+        async def fill() -> None:
+            found = getattr(ctx.state, name)
+            for number in range(300):
+                found.append(number)
+
+        async def branch() -> None:
+            await ctx.step("fill", fill)
+            await ctx.checkpoint()
+
+        return branch
+
+    said = "merged"
+    try:
+        await ctx.gather(filling("items"), filling("items"), name="both")
+    except StepError as error:
+        said = error.type
+    await ctx.gather(filling("items"), filling("mine"))
+    return [said, len(ctx.state.items), len(ctx.state.mine)]
+
+
+async def test_a_replay_judges_a_merge_of_very_many_changes_as_it_was_judged_live() -> None:
+    """Wherever the worker is lost: before the gather has ended, the next attempt knows of the branches only what is
+    recorded, which is the list as a whole."""
+    tried = await crash_everywhere_async(merging_much)
+    assert tried.calm.output["value"] == ["RUN_MERGE_CONFLICT", 300, 300]
