@@ -10,12 +10,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from rich.console import Console
@@ -27,8 +25,9 @@ from app.lua.options import LuaOptions
 from app.lua.pool import Chunk, Pool
 from app.lua.programs import Source, declared
 from bench.measure import arguments_of
+from bench.workers import serving
 from tests.runs.world import Caller, RunsWorld, new_id
-from tga_sdk import Worker, guard
+from tga_sdk import guard
 
 FLAT_WITHIN: Final = 0.10
 LIMITS: Final = Limits(attempt_cpu_s=600.0)
@@ -82,25 +81,6 @@ async def program_of(pool: Pool, name: str, text: str) -> LuaProcedure:
     return lua_procedure(source, await declared(pool, source), pool, options=LuaOptions(limits=LIMITS))
 
 
-@contextlib.asynccontextmanager
-async def serving(world: RunsWorld, url: str, *programs: LuaProcedure) -> AsyncIterator[None]:
-    ready = asyncio.Event()
-    worker = Worker(url, world.keys["worker"], programs, on_ready=ready.set)
-    task = asyncio.create_task(worker.run(signals=False))
-    await ready.wait()
-    try:
-        yield
-    finally:
-        worker.stop()
-        worker.stop()
-        await task
-
-
-async def ended(caller: Caller, run_id: str, *states: str) -> None:
-    while (await caller.look(run_id))["state"] not in states:  # noqa: ASYNC110
-        await asyncio.sleep(0.2)
-
-
 async def measure_start(pool: Pool, count: int) -> tuple[float, float]:
     """Milliseconds until a state is there: the median, and the worst of ten."""
     taken = []
@@ -128,15 +108,15 @@ async def measure_long(world: RunsWorld, url: str, pool: Pool, count: int) -> tu
     setattr(Execution, "_reply", noting)  # noqa: B010
     try:
         async with Caller(world, url) as caller:
-            for state in ("WAITING", "COMPLETED"):
+            for how in ("SUSPENDED", "COMPLETED"):
                 found.append(Marks(pool, count // 10))
                 gc.collect()
-                async with serving(world, url, program):
-                    if state == "WAITING":
+                async with serving(world, url, [program]) as worker:
+                    if how == "SUSPENDED":
                         await caller.start("steps", {"steps": count}, run_id)
                     else:
                         await caller.signal(run_id, "go", 1, f"{run_id}-go")
-                    await ended(caller, run_id, state)
+                    await worker.ended(run_id, how)
     finally:
         setattr(Execution, "_reply", reply)  # noqa: B010
     return found[0], found[1]
@@ -145,15 +125,15 @@ async def measure_long(world: RunsWorld, url: str, pool: Pool, count: int) -> tu
 async def measure_runs(world: RunsWorld, url: str, pool: Pool, count: int) -> float:
     """Runs a second, 32 at once."""
     program = await program_of(pool, "paying", PAYING)
-    async with Caller(world, url) as caller, serving(world, url, program):
+    async with Caller(world, url) as caller, serving(world, url, [program]) as worker:
         await caller.start("paying", None, warm := new_id())
-        await ended(caller, warm, "COMPLETED")
+        await worker.ended(warm, "COMPLETED")
         slots = asyncio.Semaphore(32)
 
         async def one() -> None:
             async with slots:
                 await caller.start("paying", None, run_id := new_id())
-                await ended(caller, run_id, "COMPLETED")
+                await worker.ended(run_id, "COMPLETED")
 
         began = time.perf_counter()
         await asyncio.gather(*(one() for _ in range(count)))

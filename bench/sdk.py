@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import statistics
 import subprocess
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,10 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import arguments_of
+from bench.workers import serving
 from tests.runs.world import Caller, RunsWorld, new_id
-from tga_sdk import Context, Worker, guard, procedure
+from tga_sdk import Context, guard, procedure
 
 FLAT_WITHIN: Final = 0.10
+PARTS: Final = 10  # of a tenth of the long run, each measured by itself
 TEXT: Final = "x" * 180
 
 
@@ -48,6 +49,11 @@ class Marks:
 
     def between(self, first: int, last: int) -> float:
         return (self.cpu[last] - self.cpu[first]) / (last - first) * 1e6
+
+    def median_between(self, first: int, last: int) -> float:
+        """Of the parts between: what else the machine does meanwhile slows some of them down."""
+        noted = [step for step in sorted(self.cpu) if first <= step <= last]
+        return statistics.median(self.between(*pair) for pair in pairwise(noted))
 
 
 marks = Marks()
@@ -80,36 +86,17 @@ def resident_mib() -> float:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-@contextlib.asynccontextmanager
-async def serving(world: RunsWorld, url: str) -> AsyncIterator[None]:
-    ready = asyncio.Event()
-    worker = Worker(url, world.keys["worker"], [steps], on_ready=ready.set)
-    task = asyncio.create_task(worker.run(signals=False))
-    await ready.wait()
-    try:
-        yield
-    finally:
-        worker.stop()
-        worker.stop()
-        await task
-
-
-async def ended(caller: Caller, run_id: str, *states: str) -> None:
-    while (await caller.look(run_id))["state"] not in states:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-
-
 async def measure_at_once(world: RunsWorld, url: str, runs: int, count: int) -> float:
     """Microseconds a step with so many runs at once."""
-    async with Caller(world, url) as caller, serving(world, url):
+    async with Caller(world, url) as caller, serving(world, url, [steps]) as worker:
         await caller.start("bench-steps", {"steps": 20, "every": 1_000, "waits": False}, warm := new_id())
-        await ended(caller, warm, "COMPLETED")
+        await worker.ended(warm, "COMPLETED")
         began = time.process_time()
         ids = [new_id() for _ in range(runs)]
         for run_id in ids:
             await caller.start("bench-steps", {"steps": count, "every": count, "waits": False}, run_id)
         for run_id in ids:
-            await ended(caller, run_id, "COMPLETED")
+            await worker.ended(run_id, "COMPLETED")
         return (time.process_time() - began) / (runs * count) * 1e6
 
 
@@ -117,18 +104,18 @@ async def measure_long(world: RunsWorld, url: str, count: int) -> tuple[Marks, M
     """One long run, live and replayed by the next worker."""
     global marks
     live = marks = Marks()
-    given = {"steps": count, "every": count // 10, "waits": True}
+    given = {"steps": count, "every": count // (10 * PARTS), "waits": True}
     run_id = new_id()
     gc.collect()
     async with Caller(world, url) as caller:
-        async with serving(world, url):
+        async with serving(world, url, [steps]) as worker:
             await caller.start("bench-steps", given, run_id)
-            await ended(caller, run_id, "WAITING")
+            await worker.ended(run_id, "SUSPENDED")
         replayed = marks = Marks()
         gc.collect()
-        async with serving(world, url):
+        async with serving(world, url, [steps]) as worker:
             await caller.signal(run_id, "go", 1, f"{run_id}-go")
-            await ended(caller, run_id, "COMPLETED")
+            await worker.ended(run_id, "COMPLETED")
     return live, replayed
 
 
@@ -178,7 +165,7 @@ async def bench(world: RunsWorld, console: Console, *, is_quick: bool, dbos: str
         console.print(f"A live step takes {ratio:.2f} of the CPU of one on DBOS.")
     tenth = long // 10
     for name, found in (("live", live), ("replayed", replayed)):
-        first, last = found.between(tenth, 2 * tenth), found.between(long - tenth, long)
+        first, last = found.median_between(tenth, 2 * tenth), found.median_between(long - tenth, long)
         change = last / first - 1
         verdict = "flat" if change <= FLAT_WITHIN else f"NOT flat within {FLAT_WITHIN:.0%}"
         console.print(
