@@ -25,6 +25,7 @@ from app.cli.run_findings import run_findings
 from app.cli.running import AsJson, context_of, run
 from app.cli.server_findings import server_findings
 from app.cli.showing import output, print_json, printable
+from app.cli.sign_in_finding import sign_in_finding
 from app.clock import SystemClock
 from app.config import Config, load_config
 from app.connectors.registry import Registry
@@ -104,6 +105,8 @@ async def _findings(settings: Settings) -> AsyncIterator[Finding]:
         async for finding in _policy(config):
             yield finding
         yield await lua_finding(config)
+        if config.auth.oidc is not None:
+            yield await sign_in_finding(config)
     yield _keys(settings)
     async for finding in _database(settings, config):
         yield finding

@@ -6,13 +6,11 @@ refused, never ignored.
 
 from __future__ import annotations
 
+from app.config.auth import AuthConfig, CredentialConfig, JwtConfig, OidcConfig
 from app.config.loading import load_config
 from app.config.tables import (
     DEFAULT_TENANT,
-    AuthConfig,
     Config,
-    CredentialConfig,
-    JwtConfig,
     LimitsConfig,
     LogConfig,
     PolicyConfig,
@@ -31,6 +29,7 @@ __all__ = [
     "JwtConfig",
     "LimitsConfig",
     "LogConfig",
+    "OidcConfig",
     "PolicyConfig",
     "ServerConfig",
     "TenantConfig",

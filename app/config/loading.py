@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from app.config.fields import split_pointer
 from app.config.input_schema import verify_input_schema, verify_reachable, verify_writable
 from app.config.tables import (
     ADDRESS_FIELDS,
@@ -17,7 +18,6 @@ from app.config.tables import (
     ServerConfig,
     ToolConfig,
     qualify,
-    split_pointer,
 )
 from app.config.wording import kind_of, listed, one_of, shown
 from app.core.errors import SettingInvalid
@@ -34,7 +34,7 @@ _TOML_KINDS = {
     "int_type": "a whole number",
     "bool_type": "true or false",
 }
-_NEVER_SHOWN = frozenset({"base_url", "url", "jwks_url", "credentials", "env", "command"})
+_NEVER_SHOWN = frozenset({"base_url", "url", "jwks_url", "credentials", "client_secret", "env", "command"})
 
 
 def load_config(path: Path) -> Config:
@@ -58,6 +58,10 @@ def load_config(path: Path) -> Config:
     except ValidationError as error:
         raise _model_error(path, error) from None
     _verify_files(path, config)
+    if config.auth.oidc is not None and config.public_url is None:
+        raise SettingInvalid(
+            f"{path}: public_url", expected="where people reach the gateway: the issuer sends them back there"
+        )
     if config.lua.http.allowed_hosts and HTTP_CLIENT in config.servers:
         raise SettingInvalid(
             f"{path}: servers.{HTTP_CLIENT}", expected="another name: [lua.http] makes a server of this one"
@@ -143,7 +147,11 @@ def _model_error(path: Path, error: ValidationError) -> SettingInvalid:
 
 def _expected(kind: str, message: str, steps: list[str | int]) -> str:
     """In words of the file's own language: its writer knows TOML, not our classes."""
-    if "credentials" in steps and kind in ("model_type", "model_attributes_type", "dict_type"):
+    if ("credentials" in steps or "client_secret" in steps) and kind in (
+        "model_type",
+        "model_attributes_type",
+        "dict_type",
+    ):
         return 'where to find it, not the credential itself: { env = "NAME" } or { file = "PATH" }'
     if steps[-1] == "command" and kind == "list_type":
         return 'a list of the program and its arguments, each a text: ["npx", "-y", "some-server"]'

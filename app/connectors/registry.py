@@ -18,9 +18,10 @@ from jsonschema.exceptions import ValidationError
 from app.clock import SystemClock
 from app.config import DEFAULT_TENANT, Config, ServerConfig, ToolConfig, qualify
 from app.config.bounded_schema import TooManySteps, bounded_validator_of, first_misfit
+from app.config.fields import split_pointer
 from app.config.input_schema import mismatch, validator_of
 from app.config.loading import HTTP_CLIENT
-from app.config.tables import ADDRESS_FIELDS, Transport, split_pointer
+from app.config.tables import ADDRESS_FIELDS, Transport
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
 from app.connectors.http import HttpConnector

@@ -1,7 +1,8 @@
 """Sessions of the console: a credential is exchanged for a sealed cookie that holds no secret.
 
 A session names the API key that opened it. Every request looks that key up again, so a revoked or expired key ends its
-sessions at once. A session that a token opened holds the principal until the token expires.
+sessions at once. A session that a token opened holds the principal until the token expires; one of a sign-in at the
+issuer holds it for as long as `[auth.oidc]` says.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Session:
     expires_at: str
     key_id: str | None
     principal: Principal | None
+    is_of_issuer: bool  # opened by signing in at the issuer of [auth.oidc]
     cookie: str = field(repr=False)
 
 
@@ -59,7 +61,7 @@ class Sessions:
     def __init__(self, authenticator: Authenticates, keys: ApiKeyLookup, seals: Seals, clock: Clock) -> None:
         self._authenticator = authenticator
         self._keys = keys
-        self._seals = seals
+        self.seals = seals
         self._clock = clock
         self._ended: dict[str, str] = {}  # by id: until when it is remembered
 
@@ -78,16 +80,33 @@ class Sessions:
             principal=principal if presented is None else None,
         )
 
+    def open_as(self, principal: Principal, *, life_ms: int) -> Session:
+        """A session for somebody whom the issuer of `[auth.oidc]` vouched for, just now."""
+        return self._sealed(
+            session_id=secrets.token_urlsafe(16),
+            csrf=secrets.token_urlsafe(24),
+            expires_at=self._clock.after(life_ms),
+            key_id=None,
+            principal=principal,
+            is_of_issuer=True,
+        )
+
     def read(self, cookie: str | None) -> Session | None:
         """The session in a cookie; None when it is none of ours, has expired or was ended."""
         if not cookie or len(cookie) > CONSOLE_SESSION_CHARS_MAX:
             return None
         try:
             sealed = urlsafe_b64decode(cookie.encode("ascii") + b"=" * (-len(cookie) % 4))
-            fields: dict[str, Any] = orjson.loads(self._seals.unseal(sealed, context=_CONTEXT))
+            fields: dict[str, Any] = orjson.loads(self.seals.unseal(sealed, context=_CONTEXT))
             principal = None if fields["principal"] is None else Principal.model_validate(fields["principal"])
             session = Session(
-                fields["session_id"], fields["csrf"], fields["expires_at"], fields["key_id"], principal, cookie
+                fields["session_id"],
+                fields["csrf"],
+                fields["expires_at"],
+                fields["key_id"],
+                principal,
+                fields.get("is_of_issuer", False),
+                cookie,
             )
         except (TgaError, ValidationError, ValueError, KeyError, TypeError, binascii.Error):
             return None
@@ -95,9 +114,19 @@ class Sessions:
         return None if session.expires_at <= now or session.session_id in self._ended else session
 
     def end(self, session: Session) -> None:
+        self._remember(session.session_id, session.expires_at)
+
+    def _remember(self, value: str, until: str) -> None:
         now = self._clock.now()
-        self._ended = {known: until for known, until in self._ended.items() if until > now}
-        self._ended[session.session_id] = session.expires_at
+        self._ended = {known: other for known, other in self._ended.items() if other > now}
+        self._ended[value] = until
+
+    async def use_once(self, value: str, *, until: str) -> bool:
+        """Whether nobody used this value before; it is remembered until then."""
+        if value in self._ended:
+            return False
+        self._remember(value, until)
+        return True
 
     async def authenticate(self, authorization: str | None) -> Principal:
         """The session's principal as it is now, or Unauthenticated."""
@@ -112,7 +141,14 @@ class Sessions:
         raise Unauthenticated("the session has ended")
 
     def _sealed(
-        self, *, session_id: str, csrf: str, expires_at: str, key_id: str | None, principal: Principal | None
+        self,
+        *,
+        session_id: str,
+        csrf: str,
+        expires_at: str,
+        key_id: str | None,
+        principal: Principal | None,
+        is_of_issuer: bool = False,
     ) -> Session:
         fields = {
             "session_id": session_id,
@@ -120,10 +156,11 @@ class Sessions:
             "expires_at": expires_at,
             "key_id": key_id,
             "principal": None if principal is None else principal.to_json(),
+            "is_of_issuer": is_of_issuer,
         }
-        sealed = self._seals.seal(orjson.dumps(fields), context=_CONTEXT)
+        sealed = self.seals.seal(orjson.dumps(fields), context=_CONTEXT)
         cookie = urlsafe_b64encode(sealed).rstrip(b"=").decode("ascii")
-        return Session(session_id, csrf, expires_at, key_id, principal, cookie)
+        return Session(session_id, csrf, expires_at, key_id, principal, is_of_issuer, cookie)
 
 
 def _expiry_of(token: str) -> str:

@@ -18,12 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.console import live
 from app.console.gateway_api import ApiProblem, GatewayApi
+from app.console.issuer_sign_in import BEGIN, CALLBACK, IssuerSignIn
 from app.console.pages import approvals, call, calls, ledger, overview, policy, run, runs, servers, sign_in
 from app.console.rendering import HEADERS, PATH, SANDBOX, Renderer
 from app.console.sessions import Session, Sessions
 from app.console.visit import THEME_COOKIE, Visit, form_of, here_of, own_path, theme_of, verify_csrf
 from app.core.errors import MethodNotAllowed, RouteNotFound, TgaError, Unauthenticated
 from app.domain.identity import Principal
+from app.edge.oidc import OidcProvider
 from app.edge.problems import document_of, status_of
 from app.edge.services import Services, header_of
 
@@ -64,13 +66,23 @@ FORMS: Final[dict[str, Page]] = {
 class ConsoleSite:
     """Behind the gateway's middleware. `api`: makes the API on services that authenticate sessions."""
 
-    def __init__(self, services: Services, sessions: Sessions, api: Callable[[Services], ASGIApp]) -> None:
+    def __init__(
+        self,
+        services: Services,
+        sessions: Sessions,
+        api: Callable[[Services], ASGIApp],
+        provider: OidcProvider | None = None,
+    ) -> None:
+        """`provider`: where people can sign in beside an API key."""
         self._services = services
         self._sessions = sessions
         self._as_sessions = replace(services, authenticator=sessions)
         self._make_api = api
         self._made_api: GatewayApi | None = None
         self._renderer = Renderer(PAGES)
+        self._issuer = None
+        if provider is not None:
+            self._issuer = IssuerSignIn(provider, sessions, sessions.seals, services.clock, self._renderer)
         routes = [Route(PATH + path, self._page(page), methods=["GET"]) for path, page in PAGES.items()]
         routes += [Route(PATH + path, self._form(page), methods=["POST"]) for path, page in FORMS.items()]
         routes += [
@@ -82,6 +94,11 @@ class ConsoleSite:
             Route(f"{PATH}/static/{{name}}", self._static, methods=["GET"]),
             Route(f"{PATH}/live", self._live, methods=["GET"]),
         ]
+        if self._issuer is not None:
+            routes += [
+                Route(BEGIN, self._issuer.begin, methods=["GET"]),
+                Route(CALLBACK, self._back, methods=["GET"]),
+            ]
         self._router = Router(routes=routes, redirect_slashes=False)
         self._watch = live.Watch(self._as_sessions)
 
@@ -185,22 +202,34 @@ class ConsoleSite:
     async def _sign_in_page(self, request: Request) -> Response:
         if await self._visit(request) is not None:
             return RedirectResponse(f"{PATH}/", status_code=303, headers=HEADERS)
-        return sign_in.page(self._renderer, request, self._services.clock.now())
+        return sign_in.page(self._renderer, request, self._services.clock.now(), issuer=self._issuer_name)
 
     async def _sign_in(self, request: Request) -> Response:
         form = await form_of(request)
         try:
             session = await self._sessions.open(form.get("key", "").strip())
         except Unauthenticated:
-            return sign_in.page(self._renderer, request, self._services.clock.now(), form=form, is_refused=True)
+            now, issuer = self._services.clock.now(), self._issuer_name
+            return sign_in.page(self._renderer, request, now, form=form, is_refused=True, issuer=issuer)
         made = RedirectResponse(own_path(form.get("next")), status_code=303, headers=HEADERS)
         is_secure = request.url.scheme == "https" or header_of(request.scope, b"x-forwarded-proto") == "https"
         made.set_cookie(COOKIE, session.cookie, path=PATH, httponly=True, samesite="strict", secure=is_secure)
         return made
 
+    async def _back(self, request: Request) -> Response:
+        if self._issuer is None:
+            raise RouteNotFound("there is no such page")
+        return await self._issuer.back(request, COOKIE)
+
+    @property
+    def _issuer_name(self) -> str | None:
+        return None if self._issuer is None else self._issuer.provider.name
+
     async def _sign_out(self, visit: Visit) -> Response:
         self._sessions.end(visit.session)
-        made = RedirectResponse(f"{PATH}/sign-in", status_code=303, headers=HEADERS)
+        made = None if self._issuer is None else await self._issuer.ended(visit.request, visit.session)
+        if made is None:
+            made = RedirectResponse(f"{PATH}/sign-in", status_code=303, headers=HEADERS)
         made.delete_cookie(COOKIE, path=PATH, httponly=True, samesite="strict")
         return made
 

@@ -252,6 +252,24 @@ class Forbidden(TgaError):
     remedy = "Ask for a key with the role that is named."
 
 
+class IssuerUnavailable(TgaError):
+    code = "ISSUER_UNAVAILABLE"
+    meaning = "The identity provider could not be reached, or its answer cannot be used. Nobody was signed in."
+    remedy = "Try again in a moment. If it stays so: `tga doctor` says what the provider answers."
+
+
+class SignInExpired(TgaError):
+    code = "SIGN_IN_EXPIRED"
+    meaning = "The way back from the identity provider belongs to no sign-in that this browser has under way."
+    remedy = "Begin again, in this browser, and come back within 10 minutes."
+
+
+class SignInRefused(TgaError):
+    code = "SIGN_IN_REFUSED"
+    meaning = "The identity provider refused, or what it said of who signs in is not believed."
+    remedy = "Begin again. If it stays so, show this to whoever runs the gateway."
+
+
 class CallDenied(TgaError):
     """The trace says who denied the call, and why."""
 
@@ -667,6 +685,9 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     SettingInvalid,
     Unauthenticated,
     Forbidden,
+    IssuerUnavailable,
+    SignInExpired,
+    SignInRefused,
     CallDenied,
     AlreadyDecided,
     RequestMismatch,

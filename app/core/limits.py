@@ -200,6 +200,18 @@ JWKS_TIMEOUT_MS: Final = 5_000
 JWKS_REFRESH_EVERY_MS: Final = 10_000
 JWKS_AGE_MAX_MS: Final = 600_000
 
+# Signing in by OpenID Connect
+OIDC_SCOPES_MAX: Final = 16
+OIDC_DISCOVERY_BYTES_MAX: Final = 262_144
+OIDC_DISCOVERY_AGE_MAX_MS: Final = 600_000
+OIDC_RETRY_AFTER_MS: Final = 1_000  # after a discovery that failed
+OIDC_ANSWER_BYTES_MAX: Final = 262_144
+OIDC_TIMEOUT_MS: Final = 10_000
+OIDC_EXCHANGES_MAX: Final = 16  # at once; the others wait
+OIDC_CODE_CHARS_MAX: Final = 4_096
+OIDC_SIGN_IN_MS: Final = 600_000  # from the button to the way back
+OIDC_SIGN_INS_MAX: Final = 8  # begun in one browser and not ended
+
 # The HTTP edge. A request must arrive whole within these, and what is read of one that is refused is bounded too.
 HEADER_BYTES_MAX: Final = 32_768
 HEADERS_WAIT_MS: Final = 10_000
@@ -426,6 +438,7 @@ BLOBS_COLLECT_EVERY_MS: Final = 60_000
 
 # The console. A page stays under 200 KB whatever a tool, an agent or a description says; there is a way to all of it.
 CONSOLE_SESSION_MS: Final = 28_800_000
+CONSOLE_SESSION_MS_MIN: Final = 300_000
 CONSOLE_SESSION_CHARS_MAX: Final = 4_096
 CONSOLE_FORM_BYTES_MAX: Final = 262_144
 CONSOLE_JSON_CHARS_MAX: Final = 4_096  # of one value, before "all of it"

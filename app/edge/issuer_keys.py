@@ -140,7 +140,7 @@ class JwksUrl:
     """
 
     def __init__(self, url: str, algorithms: Collection[str]) -> None:
-        self._url = _safe_url(url)
+        self._url = safe_url(url)
         self._algorithms = algorithms
         self._keys: Verifying = {}
         self._asked_at_s: float | None = None
@@ -189,28 +189,39 @@ class JwksUrl:
 
 async def _get(url: URL) -> bytes:
     """At most JWKS_BYTES_MAX + 1 bytes, so that the parser refuses what is longer."""
+    status, body = await ask_issuer("GET", url, bytes_max=JWKS_BYTES_MAX)
+    if status != 200:
+        raise InputMalformed("the issuer did not send its keys", expected="status 200", found=status)
+    return body
+
+
+async def ask_issuer(
+    method: str, url: URL, *, bytes_max: int, headers: Mapping[str, str] | None = None, body: bytes | None = None
+) -> tuple[int, bytes]:
+    """The status, and at most `bytes_max` + 1 bytes of the answer. No redirects; the caller keeps the time."""
     pool = HttpPool(keeps_alive=False)
     try:
-        async with pool.request("GET", Origin.of(url), url.raw_path_qs) as answer:
-            if answer.status != 200:
-                raise InputMalformed("the issuer did not send its keys", expected="status 200", found=answer.status)
-            body = bytearray()
-            while len(body) <= JWKS_BYTES_MAX and (chunk := await answer.read_some()):
-                body += chunk
-            return bytes(body[: JWKS_BYTES_MAX + 1])
+        origin = Origin.of(url)
+        async with pool.request(method, origin, url.raw_path_qs, headers=headers, body=body) as answer:
+            found = bytearray()
+            while len(found) <= bytes_max and (chunk := await answer.read_some()):
+                found += chunk
+            return answer.status, bytes(found[: bytes_max + 1])
     finally:
         await pool.close()
 
 
-def _safe_url(url: str) -> URL:
+def safe_url(url: str, what: str = "jwks_url is not a safe place for keys") -> URL:
+    """The address, or SettingInvalid: whoever can answer in the issuer's place can be every principal."""
     try:
         parsed = URL(url)
         host = parsed.host or ""
+        is_fit = parsed.port is not None and parsed.user is None
     except ValueError:
-        parsed, host = URL(), ""
-    if not host or not (parsed.scheme == "https" or (parsed.scheme == "http" and _is_this_machine(host))):
-        # A host that can answer in the issuer's place can sign tokens for every principal.
-        raise SettingInvalid("jwks_url is not a safe place for keys", expected="https://, or http:// to this machine")
+        parsed, host, is_fit = URL(), "", False
+    is_safe = parsed.scheme == "https" or (parsed.scheme == "http" and _is_this_machine(host))
+    if not host or not is_fit or not is_safe:
+        raise SettingInvalid(what, expected="https://, or http:// to this machine")
     return parsed
 
 

@@ -17,8 +17,10 @@ MEDIA_TYPE: Final = "application/problem+json"
 STATUS: Final[dict[type[TgaError], int]] = {
     errors.InputMalformed: 400,
     errors.KeyMissing: 400,
+    errors.SignInExpired: 400,
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
+    errors.SignInRefused: 403,
     errors.CallDenied: 403,
     errors.StartDenied: 403,
     errors.SubmissionDenied: 403,
@@ -89,6 +91,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ShuttingDown: 503,
     errors.StoreUnfit: 503,
     errors.LogForked: 503,
+    errors.IssuerUnavailable: 503,
     errors.BlobGoing: 503,
     errors.BlobStoreUnavailable: 503,
 }

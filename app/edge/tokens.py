@@ -20,6 +20,10 @@ from app.edge.issuer_keys import ALGORITHMS, JwksFile, JwksUrl, KeySource
 log = logging.getLogger(__name__)
 
 
+class TokenRefused(Exception):
+    """Why a token is not believed, in words that hold nothing of it."""
+
+
 class JwtSettings(Protocol):
     """`[jwt]` of the configuration, or anything of its shape. Exactly one of `jwks_url` and `jwks_file` is set."""
 
@@ -67,28 +71,24 @@ class JwtVerifier:
     async def verify(self, token: str) -> Principal | None:
         """The principal that the token names, or None for whatever is wrong with it; the log says what, at debug."""
         try:
-            claims = await self._verified_claims(token)
-            principal = None if claims is None else self._principal(claims)
+            return await self.principal_of(await self.claims_of(token))
         except Exception as error:  # PyJWT and what is beneath it, on bytes that strangers send
             log.debug("a token was refused: %s: %s", type(error).__name__, error)
             return None
-        if principal is None or not await self._has_tenant(principal.tenant):
-            log.debug("a token was refused: no such key, no role, or no such tenant")
-            return None
-        return principal
 
-    async def _verified_claims(self, token: str) -> dict[str, Any] | None:
+    async def claims_of(self, token: str) -> dict[str, Any]:
+        """The claims of a token that the issuer signed, for this audience, now; else TokenRefused, or PyJWT's error."""
         if len(token) > CREDENTIAL_CHARS_MAX or token.count(".") != 2:
-            return None
+            raise TokenRefused("it is no token, or too long")
         # Before anything that costs: most of what strangers send names no key of ours.
         header = _header(token)
         kid, algorithm = header.get("kid"), header.get("alg")
-        if not isinstance(kid, str) or algorithm not in self._algorithms or not isinstance(algorithm, str):
-            return None
-        key = await self._source.find(kid, algorithm)
+        if algorithm not in self._algorithms or not isinstance(algorithm, str):
+            raise TokenRefused("it is not signed with an algorithm of the configuration")
+        key = await self._source.find(kid, algorithm) if isinstance(kid, str) else None
         if key is None:
-            return None
-        return jwt.decode(
+            raise TokenRefused("it is not signed with a key that the issuer publishes")
+        claims = jwt.decode(
             token,
             key,
             algorithms=self._algorithms,
@@ -97,11 +97,21 @@ class JwtVerifier:
             leeway=JWT_LEEWAY_S,
             options=self._options,
         )
-
-    def _principal(self, claims: dict[str, Any]) -> Principal | None:
         for moment in ("exp", "nbf", "iat"):  # RFC 7519: a number; PyJWT would also read a text
             if moment in claims and (isinstance(claims[moment], bool) or not isinstance(claims[moment], int | float)):
-                return None
+                raise TokenRefused(f"its {moment} is no number")
+        return claims
+
+    async def principal_of(self, claims: dict[str, Any]) -> Principal:
+        """Whom verified claims name; TokenRefused without a role of ours, or for a tenant that does not exist."""
+        principal = self._principal(claims)
+        if principal is None:
+            raise TokenRefused(f"it names no role of this gateway in {self._settings.roles_claim}")
+        if not await self._has_tenant(principal.tenant):
+            raise TokenRefused("it names a tenant that does not exist here")
+        return principal
+
+    def _principal(self, claims: dict[str, Any]) -> Principal | None:
         listed = claims.get(self._settings.roles_claim)
         roles = [role for role in ROLES if role in listed] if isinstance(listed, list) else []
         if not roles:

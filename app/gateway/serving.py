@@ -74,7 +74,7 @@ async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.F
         shown = f"[{host}]" if ":" in host else host
         listening.set_result(f"http://{shown}:{port}")
 
-    console = ConsoleSite(gateway.services, gateway.console_sessions, build_app)
+    console = ConsoleSite(gateway.services, gateway.console_sessions, build_app, gateway.provider)
     mounted: dict[str, ASGIApp] = {MCP_PATH: gateway.mcp, CONSOLE_PATH: console}
     await serve_http(
         gateway.services, host=settings.host, port=settings.port, on_ready=on_ready, protocol=Protocol, mounted=mounted

@@ -43,10 +43,12 @@ from app.edge.authentication import Authenticator
 from app.edge.calls import Calls
 from app.edge.metrics import ProcessMetrics
 from app.edge.observing import CallObserver
+from app.edge.oidc import OidcProvider
 from app.edge.services import Services
 from app.edge.tokens import JwtVerifier
 from app.gateway.admin_key import ensure_admin_key
 from app.gateway.call_folding import CallFolding
+from app.gateway.identity_provider import provider_of
 from app.gateway.lua import LuaParts
 from app.gateway.policy_file import PolicyFile
 from app.gateway.quarantine import QuarantineLog
@@ -106,6 +108,7 @@ class Gateway:
     services: Services
     mcp: McpEndpoint
     console_sessions: ConsoleSessions
+    provider: OidcProvider | None
     blobs: Blobs
     database: Database
     lua: LuaParts
@@ -183,6 +186,10 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         if config.auth.jwt is not None:
             tokens = JwtVerifier(config.auth.jwt, has_tenant=access.has_tenant)
             stack.push_async_callback(tokens.close)
+        provider = None
+        if config.auth.oidc is not None:
+            provider = provider_of(config, has_tenant=access.has_tenant)
+            stack.push_async_callback(provider.close)
         webhooks = _webhooks(config, sessions, traces, link, keyring, clock, instruments)
         stack.push_async_callback(webhooks.close)
         blobs = Blobs(PostgresBlobRows(sessions), objects, clock, size_bytes_max=config.blobs.max_bytes)
@@ -282,6 +289,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 task_after_ms=config.mcp.task_after_ms,
             ),
             console_sessions=ConsoleSessions(services.authenticator, access, keyring, clock),
+            provider=provider,
             blobs=blobs,
             database=database,
             lua=lua,

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from app.config import ServerConfig, ToolConfig
 from app.config.bounded_schema import verify_discovered_schema
+from app.config.fields import ToolName, split_pointer
 from app.config.input_schema import verify_reachable
-from app.config.tables import ToolName, split_pointer
 from app.config.wording import shown
 from app.connectors.answers import plain
 from app.connectors.mcp.session import Listing
