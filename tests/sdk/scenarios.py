@@ -521,6 +521,46 @@ async def events(d: Driver) -> None:
     await d.look("told:e-1")
 
 
+async def schedules(d: Driver) -> None:
+    """Made, changed, listed, fired once, and removed. The one that fires is due every second, and is removed after."""
+    schema = {"type": "object", "properties": {"day": {"type": "integer"}}}
+    await d.register("nightly", input_schema=schema)
+    cron = {"type": "cron", "expression": "30 2 29 2 *", "time_zone": "Europe/Berlin"}
+
+    async def put(name: str, **more: Any) -> Any:
+        return await d.ask("PUT", f"/v1/schedules/{name}", {"procedure": "nightly", "spec": cron, "input": {}, **more})
+
+    await put("s-1", input={"day": 1})
+    await put("s-1", input={"day": 1})
+    await put("s-1", input={"day": 2}, missed="all")
+    await put("s-2", version="1")
+    await put("s-3", procedure="nobody")
+    await put("s-3", version="2")
+    await put("s-3", input={"day": "x"})
+    await put("s-3", spec={**cron, "time_zone": "Europe/Nowhere"})
+    await put("s-3", spec={**cron, "expression": "30 2 * *"})
+    await put("s-3", spec={**cron, "expression": "61 2 * * *"})
+    await put("s-3", spec={**cron, "expression": "0 0 31 2 *"})
+    await put("s-3", spec={"type": "interval", "every_ms": 999})
+    await put("s-3", missed="never")
+    await d.ask("GET", "/v1/schedules/s-1")
+    await d.ask("GET", "/v1/schedules/s-3")
+    await d.ask("DELETE", "/v1/schedules/s-1")
+    await d.ask("DELETE", "/v1/schedules/s-1")
+    await put("s-4", spec={"type": "interval", "every_ms": 31_536_000_000})
+    await put("s-5", spec={"type": "interval", "every_ms": 1_000}, input={"day": 3})
+    await d.pass_ms(1_100)
+    while True:
+        found = await d.ask("GET", "/v1/schedules/s-5")
+        if found["last_run_id"] is not None:
+            break
+        d.notes.pop()
+        await asyncio.sleep(0.05)
+    await d.ask("DELETE", "/v1/schedules/s-5")
+    await d.look(found["last_run_id"])
+    await d.ask("GET", "/v1/schedules?limit=10", who="admin")
+
+
 LEASES_ARE_SHORT: list[Scenario] = [losing]
 SCENARIOS: list[Scenario] = [
     procedures,
@@ -541,4 +581,5 @@ SCENARIOS: list[Scenario] = [
     running_out,
     calling,
     events,
+    schedules,
 ]

@@ -15,7 +15,7 @@ from tga_sdk.testing.replays import (
     run_twice,
     run_twice_async,
 )
-from tga_sdk.testing.tools import Call, Effect, Tool, ToolFailed, current_call, needs_approval
+from tga_sdk.testing.tools import Call, Effect, Tool, ToolFailed, current_call, denied, needs_approval
 
 __all__ = [
     "Ask",
@@ -34,6 +34,7 @@ __all__ = [
     "crash_everywhere",
     "crash_everywhere_async",
     "current_call",
+    "denied",
     "needs_approval",
     "record_golden",
     "record_golden_async",

@@ -241,7 +241,7 @@ class Setting:
         others = asyncio.all_tasks()
         working = asyncio.create_task(worker.run(signals=False))
         try:
-            await worker.ready.wait()
+            await until_ready(worker, working)
             await start(gateway, name, self.given)
             await until_over(gateway, faults, working)
             if faults.is_dead:
@@ -257,6 +257,17 @@ class Setting:
         if self.result is not None and outcome.output is not None:
             outcome.output = self.result(outcome.output)
         return outcome
+
+
+async def until_ready(worker: CrashingWorker, working: asyncio.Task[None]) -> None:
+    """Until it asks for runs; what it raises before, as when the gateway refuses what it registers, is raised here."""
+    ready = asyncio.create_task(worker.ready.wait())
+    try:
+        await asyncio.wait({ready, working}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+    if working.done():
+        working.result()
 
 
 async def start(gateway: MemoryGateway, procedure: str, given: Any) -> None:
@@ -386,18 +397,19 @@ class FaultyTransport(AsyncMemoryTransport):
         faults = self.faults
         if self.is_dead:
             await asyncio.Event().wait()
-        if request.url.path in ("/v1/worker/heartbeat", "/v1/procedures"):
+        path = request.url.path
+        if path in ("/v1/worker/heartbeat", "/v1/procedures") or path.startswith("/v1/schedules/"):  # before any run
             return await super().handle_async_request(request)
         raw = await request.aread()
-        if request.url.path == "/v1/worker/lease":
+        if path == "/v1/worker/lease":
             return await self._lease(request)
-        is_put = request.method == "POST" and request.url.path.endswith("/checkpoints")
+        is_put = request.method == "POST" and path.endswith("/checkpoints")
         fault = faults.request(described(request, raw), is_put=is_put)
         if fault == "before":
             await self.die()
         if fault == "stop":
             with self.gateway.lock:
-                run = self.gateway.engine.load(request.url.path.split("/")[3])
+                run = self.gateway.engine.load(path.split("/")[3])
                 if run.state == "RUNNING":
                     self.gateway.engine.lose(run, "the test says so")
         answer = await super().handle_async_request(request)

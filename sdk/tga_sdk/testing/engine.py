@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from tga_sdk.testing.answering import Answering
 from tga_sdk.testing.clock import read, written
 from tga_sdk.testing.run import (
     AT_WORK,
     MemoryRun,
 )
+from tga_sdk.testing.scheduling import Scheduling
 from tga_sdk.testing.store import next_of
 
 ERASED_AFTER_MS: Final = 2_000  # after its end, of a run that is deleted on success
 
 
-class Engine(Answering):
+class Engine(Scheduling):
     """All of it, with what time does."""
 
     def advance(self) -> bool:
         """Do what is due; whether anything was."""
-        moved = self._do_agenda()
+        moved = self._do_agenda() | self.fire_schedules()
         now_ms = self.clock.now_ms()
         for run in list(self.runs.values()):
             before = run.sequence_number

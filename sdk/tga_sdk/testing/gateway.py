@@ -1,7 +1,8 @@
 """An in-memory gateway for tests of procedures: the SDK's own Worker, Client and AsyncClient run against it unchanged.
 
-It keeps no ledger, judges no policy and admits every key; all else that a program or a caller can see is as the real
-gateway answers it, and transcripts hold it to that. What it does not have: schedules, receipts, proofs, roles.
+It keeps no ledger and admits every key; its policy is what the test says of each tool. All else that a program or a
+caller can see is as the real gateway answers it, and transcripts hold it to that. What it does not have: receipts,
+proofs, roles, `L` and `#` in cron expressions.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ class MemoryGateway:
         worker = Worker(gateway.url, gateway.key, [order], transport=gateway.transport)
 
     `tools`: functions by `server.tool`, called with the arguments as keywords; sync or async. What they return is JSON.
-    They raise `ToolFailed` to fail for certain. `needs_approval(function)` has a person decide on each call.
-    `skip_waiting`: when nothing can happen before the next moment that something is due, time moves there by itself.
+    They raise `ToolFailed` to fail for certain. `needs_approval(function)` has a person decide on each call,
+    `denied("why")` has the policy refuse each one.
+    `skip_waiting`: when nothing can happen before the next moment that something is due, time moves there by itself;
+    schedules are kept then, and start nothing, because time would never stop.
     `seed`: a run with the same id draws the same random numbers on every gateway with this seed.
     """
 
@@ -71,6 +74,7 @@ class MemoryGateway:
         self.clock = clock or Clock()
         self.tools = Tools(tools or {})
         self.engine = Engine(self.clock, self.tools, lease_ms=lease_ms)
+        self.engine.fires_schedules = not skip_waiting
         self.engine.seed = None if seed is None else str(seed).encode()
         self.engine.on_change.append(lambda run, record: self.notify())
         self.clock.on_move(self.notify)
@@ -261,9 +265,9 @@ class MemoryGateway:
     async def _wait(self, waiter: _Waiter, ends_s: float, seen: Seen) -> None:
         """Until something changes, something is due, or it is over; a worker that waits here lives."""
         with self.lock:
-            due_ms = self.engine.next_due_ms()
+            dues = [one for one in (self.engine.next_due_ms(), self.engine.next_schedule_ms()) if one is not None]
             left_s = ends_s - time.monotonic()
-            if due_ms is not None:
+            for due_ms in dues:
                 left_s = min(left_s, (due_ms - self.clock.now_ms()) / 1000 + 0.001)
             seen.held += 1
         try:

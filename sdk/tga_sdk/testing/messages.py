@@ -437,3 +437,22 @@ class WithdrawalBody(Part):
 class EventBody(Part):
     event_id: Name
     payload: Any = None
+
+
+class CronSpec(Part):
+    type: Literal["cron"]
+    expression: Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[ -~]+$")]
+    time_zone: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9_+/-]*$")]
+
+
+class IntervalSpec(Part):
+    type: Literal["interval"]
+    every_ms: Annotated[int, Field(ge=1_000, le=31_536_000_000)]
+
+
+class ScheduleBody(Part):
+    procedure: ProcedureName
+    version: Name | None = None
+    input: Any = None
+    spec: Annotated[CronSpec | IntervalSpec, Field(discriminator="type")]
+    missed: Literal["skip", "one", "all"] = "one"

@@ -15,6 +15,7 @@ STATUS: Final[dict[str, int]] = {
     "ROUTE_NOT_FOUND": 404,
     "PROCEDURE_NOT_FOUND": 404,
     "BLOB_NOT_FOUND": 404,
+    "SCHEDULE_NOT_FOUND": 404,
     "METHOD_NOT_ALLOWED": 405,
     "CALL_IN_FLIGHT": 409,
     "RUN_ID_TAKEN": 409,

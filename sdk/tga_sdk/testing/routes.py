@@ -447,7 +447,7 @@ def _call_answer(call: Call, *, is_replayed: bool) -> Reply:
 def _denial_of(call: Call) -> Problem:
     decision = call.decision or {"decided_by": {"id": "nobody", "type": "person"}, "rationale": None}
     by, why = decision["decided_by"], decision["rationale"]
-    who = "by its own caller" if by["type"] == "withdrawal" else f"by {by['id']}"
+    who = {"withdrawal": "by its own caller", "policy": "by the policy"}.get(by["type"], f"by {by['id']}")
     problem = Problem("CALL_DENIED", f"the call was denied {who}" + (f": {why}" if why else ""))
     problem.more = {"trace_id": call.trace_id, "decision": decision}
     return problem
@@ -521,6 +521,58 @@ async def list_approvals(asked: Asked) -> Reply:
         page, goes_on = _page(waiting, given)
         count = {"calls": len(calls), "questions": len(questions), "is_exact": True}
         return _json({"items": page, "next": goes_on, "scope": "tenant", "count": count})
+
+
+@route("GET", "/v1/tools")
+async def list_tools(asked: Asked) -> Reply:
+    server_id = parameters(asked.query, "server_id").get("server_id")
+    tools = sorted(asked.gateway.tools.tools.items())
+    items = [tool.item(name) for name, tool in tools if server_id in (None, name.partition(".")[0])]
+    return _json({"items": items, "next": None})
+
+
+# What starts runs beside their callers.
+
+
+@route("GET", "/v1/schedules")
+async def list_schedules(asked: Asked) -> Reply:
+    given = parameters(asked.query, "cursor", "limit")
+    with asked.gateway.lock:
+        asked.gateway.engine.advance()
+        known = asked.gateway.engine.schedules
+        page, goes_on = _page([known[name].item() for name in sorted(known)], given)
+        return _json({"items": page, "next": goes_on, "scope": "tenant"})
+
+
+@route("GET", "/v1/schedules/{name}")
+async def get_schedule(asked: Asked) -> Reply:
+    parameters(asked.query)
+    with asked.gateway.lock:
+        asked.gateway.engine.advance()
+        found = asked.gateway.engine.load_schedule(asked.named["name"])
+        return _json({**found.item(), "input": found.said["input"]})
+
+
+@route("PUT", "/v1/schedules/{name}")
+async def set_schedule(asked: Asked) -> Reply:
+    parameters(asked.query)
+    body, name = body_of(m.ScheduleBody, asked.raw), asked.named["name"]
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) is None:
+        raise Problem("SCHEMA_VIOLATION", "the name of a schedule", expected="letters, digits and . _ -, at most 63")
+    with asked.gateway.lock:
+        asked.gateway.engine.advance()
+        made = asked.gateway.engine.set_schedule(name, body, asked.principal)
+        asked.gateway.notify()
+        return _json({**made.item(), "input": made.said["input"]})
+
+
+@route("DELETE", "/v1/schedules/{name}")
+async def remove_schedule(asked: Asked) -> Reply:
+    parameters(asked.query)
+    with asked.gateway.lock:
+        name = asked.gateway.engine.load_schedule(asked.named["name"]).name
+        del asked.gateway.engine.schedules[name]
+        return _json({"name": name, "removed": True})
 
 
 @route("POST", "/v1/triggers/{name}")

@@ -9,7 +9,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tga_sdk.canonical import NotCanonical, canonical
 from tga_sdk.testing import messages as m
@@ -25,6 +25,9 @@ from tga_sdk.testing.run import (
     is_of_worker,
 )
 from tga_sdk.testing.tools import Tools
+
+if TYPE_CHECKING:
+    from tga_sdk.testing.scheduling import MemorySchedule
 
 
 @dataclass
@@ -76,6 +79,7 @@ class Store:
         self.blobs: dict[str, bytes] = {}
         self.secrets: dict[str, Any] = {}
         self.workers: dict[str, Seen] = {}
+        self.schedules: dict[str, MemorySchedule] = {}
         self.agenda: list[tuple[int, int, Callable[[], None]]] = []  # what scripted people do, and when
         self.on_change: list[Callable[[MemoryRun, Record], None]] = []
         self._numbers = 0

@@ -11,8 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from pydantic import TypeAdapter
+from pydantic.errors import (
+    PydanticInvalidForJsonSchema,
+    PydanticSchemaGenerationError,
+    PydanticUndefinedAnnotation,
+)
+
 from tga_sdk.canonical import NotCanonical, canonical
 from tga_sdk.testing.problems import Problem
+from tga_sdk.testing.schema import misfit
 
 ToolFunction = Callable[..., Any]
 FINAL: Final = ("COMPLETED", "FAILED", "DENIED")
@@ -45,16 +53,57 @@ class ToolFailed(Exception):
 @dataclass(frozen=True)
 class Tool:
     """A tool of the in-memory gateway. `needs_approval`: a person decides on each call before it is made.
-    `read_only`: it may be called without a key, outside of runs."""
+    `read_only`: it may be called without a key, outside of runs. `denied`: why the policy refuses a call; a text, or a
+    function of the call that returns one, or None to allow it. `input_schema`: arguments that do not fit are refused;
+    without one `GET /v1/tools` shows what the function's signature says, and nothing is refused."""
 
     function: ToolFunction
     needs_approval: bool = False
     read_only: bool = False
+    denied: str | Callable[[Call], str | None] | None = None
+    input_schema: Mapping[str, Any] | None = None
+
+    def why_denied(self, call: Call) -> str | None:
+        return self.denied(call) if callable(self.denied) else self.denied
+
+    def item(self, name: str) -> dict[str, Any]:
+        """As `GET /v1/tools` lists it."""
+        server, _, tool = name.partition(".")
+        return {
+            "server_id": server,
+            "tool_name": tool,
+            "tool_class": "read" if self.read_only else "write",
+            "description": inspect.getdoc(self.function),
+            "tags": [],
+            "input_schema": dict(self.input_schema) if self.input_schema is not None else _schema_of(self.function),
+            "secret_arguments": [],
+            "on_unknown_outcome": "hold",
+            "on_unknown_outcome_chosen": False,
+            "reconcile_tool": None,
+            "pin": {"status": "pinned"},
+        }
 
 
 def needs_approval(function: ToolFunction) -> Tool:
     """A tool whose calls wait for a person: `tools={"bank.refund": needs_approval(refund)}`."""
     return Tool(function, needs_approval=True)
+
+
+def denied(why: str) -> Tool:
+    """A tool whose calls the policy refuses: `tools={"bank.wire": denied("no wires before Monday")}`."""
+
+    def never(**_: Any) -> None:
+        raise AssertionError("a call that the policy refuses was made")
+
+    return Tool(never, denied=why)
+
+
+def _schema_of(function: ToolFunction) -> dict[str, Any]:
+    """What its signature says of its arguments; any object, when that says nothing."""
+    try:
+        return TypeAdapter[Any](function).json_schema()  # type: ignore[arg-type]
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation):
+        return {"type": "object"}
 
 
 @dataclass(frozen=True)
@@ -155,9 +204,18 @@ class Tools:
                 if not is_same or known.principal_id != call.principal_id:
                     raise Problem("IDEMPOTENCY_KEY_REUSED", "the key belongs to another call")
                 return known
+        found = None if tool.input_schema is None else misfit(dict(tool.input_schema), call.arguments)
+        if found is not None:
+            raise Problem(
+                "ARGUMENTS_INVALID", f"the arguments do not fit {call.server_id}.{call.tool_name}", expected=found
+            )
+        why = tool.why_denied(call)
+        if call.key is not None and why is None:  # what the policy refuses leaves its key to whoever asks again
             self.by_key[f"{call.server_id}.{call.tool_name}", call.key] = call
         self.by_trace[call.trace_id] = call
-        if tool.needs_approval:
+        if why is not None:
+            call.state, call.decision = "DENIED", _decision("DENY", "policy", "policy", why)
+        elif tool.needs_approval:
             call.state, call.waiting = "PENDING", "supervisor"
             for heard in self.on_waiting:
                 heard(call)
