@@ -132,13 +132,7 @@ def read_canonical(raw: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX, sorts: bo
     order (unless `sorts` is False: then in any order). What orjson reads or writes in another way than RFC 8785 is not
     accepted.
     """
-    if len(raw) > bytes_max or raw.count(b"{") + raw.count(b"[") > DEPTH_MAX or _may_have_too_many_keys(raw):
-        return None
-    if _FRACTION.search(raw) or _EXPONENT.search(raw) or b"\\u0000" in raw:
-        return None
-    if _SIXTEEN_DIGITS in raw.translate(_ANY_DIGIT) and _LONG_INTEGER.search(raw):
-        return None
-    if not raw.isascii() and _KEY_BEYOND_ASCII.search(raw):
+    if len(raw) > bytes_max or _may_be_unusual(raw):
         return None
     try:
         value = orjson.loads(raw)
@@ -147,6 +141,31 @@ def read_canonical(raw: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX, sorts: bo
     if type(value) is not dict or orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sorts else None) != raw:
         return None
     return value
+
+
+def is_canonical_value(raw: bytes) -> bool:
+    """Whether these bytes are the RFC 8785 form of one value, of whatever type; False says nothing of them."""
+    if _may_be_unusual(raw):
+        return False
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return False
+    # A number that stands alone is followed by nothing by which `_may_be_unusual` would know it.
+    if type(value) is float or (type(value) is int and not -SAFE_INTEGER_MAX <= value <= SAFE_INTEGER_MAX):
+        return False
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS) == raw
+
+
+def _may_be_unusual(raw: bytes) -> bool:
+    """Whether it may hold what orjson reads or writes in another way than RFC 8785, or more than a document may."""
+    if raw.count(b"{") + raw.count(b"[") > DEPTH_MAX or _may_have_too_many_keys(raw):
+        return True
+    if _FRACTION.search(raw) or _EXPONENT.search(raw) or b"\\u0000" in raw:
+        return True
+    if _SIXTEEN_DIGITS in raw.translate(_ANY_DIGIT) and _LONG_INTEGER.search(raw):
+        return True
+    return not raw.isascii() and _KEY_BEYOND_ASCII.search(raw) is not None
 
 
 def canonical_bytes(

@@ -83,6 +83,15 @@ class Frontier:
             completed.append((node, self.hashes[-1]))
         return completed
 
+    def grow(self, leaf: Hash) -> None:
+        """As `append`, for whoever keeps no nodes."""
+        hashes, index = self.hashes, self.size
+        while index & 1:
+            leaf = node_hash(hashes.pop(), leaf)
+            index >>= 1
+        hashes.append(leaf)
+        self.size += 1
+
     def root(self) -> Hash:
         return fold_nodes(self.hashes)
 

@@ -27,7 +27,7 @@ PRINTS: Final = {
     "http": (rf"32 at once: over HTTP {RATIO} of the calls in process", r"admission +│ +\d+", r"database +│ +\d+"),
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
     "sequencer": (rf"while sequencing +│ +[\d,]+ │ +{RATIO}", rf"when catching up +│ +[\d,]+ │ +{RATIO}"),
-    "verify": (rf"tools/verify\.py +1,600 +[\d,]+ +{RATIO}",),
+    "verify": (rf"tga +1,600 +[\d,]+ +{RATIO} +{RATIO} +{RATIO}", rf"tools/verify\.py +1,600 +[\d,]+ +{RATIO}"),
     "load": ("requests: .* a second", "SIGKILL", "\n0 findings"),
 }
 

@@ -183,12 +183,12 @@ CHECKPOINT = StoredCheckpoint(2, b"{}", digest_of_bytes(b"{}"))
 CLAIM = Claim("server", "tool", "key", digest_of_bytes(b""))
 CHANGES: dict[str, tuple[Change, Finding]] = {
     "a flipped byte of an artifact": (
-        lambda stored, rows: (stored, [rows[0], replace(rows[1], artifact=_flipped(rows[1].artifact)), *rows[2:]]),
+        lambda stored, rows: (stored, [rows[0], rows[1]._replace(artifact=_flipped(rows[1].artifact)), *rows[2:]]),
         (ChecksumMismatch.code, "", 2),
     ),
     "a dropped entry": (lambda stored, rows: (stored, [rows[0], *rows[2:]]), (SequenceGap.code, "", 2)),
     "a dropped payload": (
-        lambda stored, rows: (stored, [*rows[:-1], replace(rows[-1], artifact=None)]),
+        lambda stored, rows: (stored, [*rows[:-1], rows[-1]._replace(artifact=None)]),
         (RecoveryFailed.code, "", GOAL),
     ),
     "a cut tail": (lambda stored, rows: (stored, rows[:-1]), (SequenceGap.code, "", GOAL)),

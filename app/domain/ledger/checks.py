@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from app.core.canonical import JsonValue, canonical_bytes, parse_object
+import orjson
+
+from app.core.canonical import JsonValue
 from app.core.chain import Head
 from app.core.digest import GENESIS, Digest, digest_of_bytes
 from app.core.errors import RecoveryFailed, TgaError
@@ -129,6 +131,12 @@ class StreamChecks:
     def note(self, record: AnyRecord) -> None:
         """Step 3 is done: remember what the record says, whether or not its link is right."""
 
+    def follow_usual(self, at: Standing, row: StoredEntry, walk: Walking) -> Head | None:
+        """Steps 2 to 6 at once, for a row that is what nearly all are: the head after it. None says nothing, and has
+        changed nothing: the walk must judge the row step by step. Asked only of a row with entry and artifact whose
+        entry hashes to its digest, while all before it was right and every payload there."""
+        return None
+
     def fold(self, record: AnyRecord) -> None:
         """Step 6: the state after it. Asked only while all before it was right, and every payload there."""
 
@@ -235,22 +243,16 @@ class Standing:
     def to_bytes(self) -> bytes:
         """What a bundle's walk needs when it comes back to the stream."""
         head = self.head
-        return canonical_bytes(
-            {
-                "head": [head.sequence_number, head.entry_digest, head.state, head.artifact_digest],
-                "own": self.own.to_json(),
-                "payloads": [self.payloads, self.payloads_present, self.payloads_missing],
-                "flags": [self.is_sound, self.is_erased],
-            }
-        )
+        payloads = [self.payloads, self.payloads_present, self.payloads_missing]
+        return orjson.dumps([[*head], self.own.to_json(), payloads, [self.is_sound, self.is_erased]])
 
     @classmethod
     def from_bytes(cls, stream: str, raw: bytes, kinds: Kinds) -> Standing:
         """Only for what `to_bytes` wrote: nothing is judged here."""
-        kind, read = kinds[kind_name(stream)], dict[str, Any](parse_object(raw))
-        at = cls(stream, kind, kind.restore(read["own"]), Head(*read["head"]), goes_on=False)
-        at.payloads, at.payloads_present, at.payloads_missing = read["payloads"]
-        at.is_sound, at.is_erased = read["flags"]
+        kind, (head, own, payloads, flags) = kinds[kind_name(stream)], orjson.loads(raw)
+        at = cls(stream, kind, kind.restore(own), Head(*head), goes_on=False)
+        at.payloads, at.payloads_present, at.payloads_missing = payloads
+        at.is_sound, at.is_erased = flags
         return at
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from app.core.canonical import JsonValue, canonical_bytes
+from app.core.canonical import JsonValue, canonical_bytes, canonical_members
 from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import TgaError
 
@@ -31,12 +31,12 @@ class Claim(NamedTuple):
 
     def key_digest(self) -> Digest:
         """Which key it is, without saying it: two claims of one key have the same."""
-        key: JsonValue = {
+        key: dict[str, JsonValue] = {
             "server_id": self.server_id,
             "tool_name": self.tool_name,
             "idempotency_key": self.idempotency_key,
         }
-        return digest_of_bytes(canonical_bytes(key))
+        return digest_of_bytes(canonical_members(key) or canonical_bytes(key))
 
 
 class PlannedCheckpoint(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +23,11 @@ from app.domain.ledger.plans import PlannedEntry
 E = TypeVar("E", bound=LogEntry)
 A = TypeVar("A", bound=StreamArtifact)
 
+_UUID_CHARS: Final = 36
+_TIME_CHARS: Final = 24
+_DIGEST_CHARS: Final = 64
+_BY_AND_AT: Final = re.compile((UUID7_PATTERN + TIME_PATTERN).encode("ascii"))
+_TEMPLATES_MAX: Final = 1_024
 # Ids that JSON writes as they are. A tenant's name may hold a quotation mark.
 _PLAIN: Final = re.compile(r"[0-9A-Za-z._:@+-]*")
 
@@ -94,6 +100,24 @@ class StreamDocuments(Generic[E, A]):
         entry = self._entry_model.of_known(said)
         entry.keep_written(raw, digest)
         return entry
+
+    def time_of_next(
+        self, head: Head, raw: bytes, *, artifact_type: str, artifact_digest: Digest, to_state: str, identity: str
+    ) -> str | None:
+        """When it was recorded, if these bytes are the entry that `plan` would write after `head`, by whichever
+        executor and at whatever time. None says nothing of them: `read` and `verify_next` must."""
+        template, by, at = _next_entry(self._template, artifact_type, head.state, to_state, head.sequence_number + 1)
+        executor_id, recorded_at = raw[by : by + _UUID_CHARS], raw[at : at + _TIME_CHARS]
+        written = template % (
+            artifact_digest.encode("ascii"),
+            executor_id,
+            head.entry_digest.encode("ascii"),
+            recorded_at,
+            identity.encode("ascii"),
+        )
+        if written != raw or _BY_AND_AT.fullmatch(executor_id + recorded_at) is None:
+            return None
+        return recorded_at.decode("ascii")
 
     def plan(
         self, head: Head, artifact: A, *, identity: str, executor_id: str, recorded_at: str
@@ -168,6 +192,26 @@ def _usual_entry(kind: StreamKind) -> re.Pattern[bytes]:
     plain = re.split(r"%\((\w+)\)s", template)  # text and names in turn
     pattern = "".join(f"(?P<{part}>{members[part]})" if odd % 2 else re.escape(part) for odd, part in enumerate(plain))
     return re.compile(pattern.encode("ascii"))
+
+
+@lru_cache(maxsize=_TEMPLATES_MAX)
+def _next_entry(
+    template: str, artifact_type: str, from_state: str, to_state: str, number: int
+) -> tuple[bytes, int, int]:
+    """The entry of this transition, still without what every entry has of its own (digest, executor, the digest before,
+    time, id); and where executor and time begin."""
+    own = ("artifact_digest", "executor_id", "prev_entry_digest", "recorded_at", "identity")
+    known = {
+        "artifact_type": artifact_type,
+        "from_state": from_state,
+        "schema_version": "1.0",
+        "sequence_number": number,
+        "to_state": to_state,
+    }
+    written = (template % {**dict.fromkeys(own, "%b"), **known}).encode("ascii")
+    first, second, third, fourth, *_ = (len(text) for text in written.split(b"%b"))
+    executor_at = first + _DIGEST_CHARS + second
+    return written, executor_at, executor_at + _UUID_CHARS + third + _DIGEST_CHARS + fourth
 
 
 def _entry_template(kind: StreamKind) -> str:

@@ -11,8 +11,7 @@ from app.core.digest import Digest
 from app.domain.ledger.plans import Claim
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
+class StoredEntry(NamedTuple):
     """One place of a stream, as stored. An artifact without an entry, or an entry without artifact, are possible.
 
     `leaf_index`: its place among all entries, where it was looked up; None: not looked up, or it has none yet.

@@ -25,7 +25,7 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -46,11 +46,12 @@ HEADS: Final = "heads.jsonl"
 KEYS: Final = "keys.json"
 SCHEMAS: Final = "schemas/"
 PROOF_HASHES_MAX: Final = 128
+STREAM_CHARS_MAX: Final = 255
+_LINE_MEMBERS: Final = ("leaf_index", "stream", "sequence_number", "entry", "artifact")
 _FILE = re.compile(r"entries\.jsonl|heads\.jsonl|keys\.json|schemas/[a-z_]{1,64}\.schema\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class EntryLine:
+class EntryLine(NamedTuple):
     """One stored row. No `leaf_index`: after the last head. No `artifact`: erased, or another tenant's. No `proof`: a
     complete bundle, or after the last head."""
 
@@ -75,12 +76,42 @@ class EntryLine:
 
     @classmethod
     def from_line(cls, line: bytes) -> EntryLine:
+        return cls._usual(line) or cls._from_any(line)
+
+    @classmethod
+    def _usual(cls, line: bytes) -> EntryLine | None:
+        """A line of a complete bundle that is spelled as `to_line` writes it. None says nothing of it: members of these
+        types that are written again as they stood leave nothing that the strict reader would refuse, but for NUL."""
+        try:
+            body = orjson.loads(line)
+            leaf_index, stream, sequence_number, entry, artifact = map(body.get, _LINE_MEMBERS)
+        except (orjson.JSONDecodeError, AttributeError):
+            return None
+        if (
+            len(body) != len(_LINE_MEMBERS)
+            or type(leaf_index) is not int
+            or type(stream) is not str
+            or type(sequence_number) is not int
+            or type(entry) is not str
+            or type(artifact) is not str
+            or not 0 <= leaf_index <= SAFE_INTEGER_MAX
+            or not 0 < sequence_number <= SAFE_INTEGER_MAX
+            or not 0 < len(stream) <= STREAM_CHARS_MAX
+            or len(line) > BUNDLE_LINE_BYTES_MAX
+            or b"\\u0000" in line
+            or orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE) != line
+        ):
+            return None
+        return cls(leaf_index, stream, sequence_number, entry.encode("utf-8"), artifact.encode("utf-8"))
+
+    @classmethod
+    def _from_any(cls, line: bytes) -> EntryLine:
         body = _parsed(line, "an entry's line", BUNDLE_LINE_BYTES_MAX)
         _verify_fields(body, {"leaf_index", "stream", "sequence_number", "entry", "artifact"}, {"proof"})
         leaf_index, stream, sequence_number = body["leaf_index"], body["stream"], body["sequence_number"]
         if leaf_index is not None and not _is_count(leaf_index):
             raise _malformed("leaf_index", leaf_index)
-        if not isinstance(stream, str) or not 0 < len(stream) <= 255:
+        if not isinstance(stream, str) or not 0 < len(stream) <= STREAM_CHARS_MAX:
             raise _malformed("stream", stream)
         if not _is_count(sequence_number) or sequence_number == 0:
             raise _malformed("sequence_number", sequence_number)

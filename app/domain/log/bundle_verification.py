@@ -93,6 +93,7 @@ class _Verification:
     held: dict[int, TreeHead]
     former: list[TreeHead]  # that were kept from earlier epochs of the log
     former_roots: dict[int, Hash] = field(default_factory=dict)
+    is_complete: bool = True  # every leaf of the tree is here
     frontier: Frontier = field(default_factory=Frontier)
     heads_right: int = 0
     is_tree_known: bool = True
@@ -128,7 +129,7 @@ def verify_bundle(
     streams = BundleWalk(kinds, report.streams, memory, complete=manifest.complete, tenant=manifest.filter.tenant)
     of_now = {head.size: head for head in held if head.origin == manifest.origin}
     former = [head for head in held if head.origin != manifest.origin]
-    walk = _Verification(files, keys, verify, report, manifest, streams, of_now, former)
+    walk = _Verification(files, keys, verify, report, manifest, streams, of_now, former, is_complete=manifest.complete)
     parts = (
         _verify_small_files(walk, schemas),
         _verify_held(walk),
@@ -211,7 +212,7 @@ def _verify_held(walk: _Verification) -> Iterator[TgaError]:
                 expected=f"at least {size} leaves",
                 found=walk.manifest.tree_size,
             )
-        elif not walk.manifest.complete:
+        elif not walk.is_complete:
             walk.report.unknown.append(
                 f"Whether the log continues the head of size {size} that was kept, unless the bundle carries one of "
                 "that size: a partial bundle cannot show it."
@@ -239,7 +240,7 @@ def _verify_heads(walk: _Verification) -> Iterator[TgaError]:
             walk.report.heads_signed += last_is_signed
             if base_of(head.origin) != base_of(walk.manifest.origin) and last_is_signed:
                 raise BundleInvalid("a head is of another log", expected=walk.manifest.origin, found=head.origin[:128])
-            if not walk.manifest.complete and last is not None:
+            if not walk.is_complete and last is not None:
                 if line.proof is None:
                     raise ProofInvalid("a head comes without proof that it continues the one before", found=head.size)
                 verify_consistency(
@@ -285,7 +286,7 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
         uncovered = yield from _verify_covered(walk, lines)
     except TgaError as error:
         yield error
-    if walk.manifest.complete and walk.frontier.size != walk.manifest.tree_size:
+    if walk.is_complete and walk.frontier.size != walk.manifest.tree_size:
         yield SequenceGap(
             "the bundle does not hold exactly the leaves of its tree",
             expected=walk.manifest.tree_size,
@@ -311,23 +312,33 @@ def _note_origins(walk: _Verification) -> None:
 
 def _verify_covered(walk: _Verification, lines: Iterator[EntryLine]) -> Generator[TgaError, None, EntryLine | None]:
     """Up to the first line without a leaf, which is returned."""
-    heads = islice(_heads(walk.files.lines(HEADS)), walk.heads_right if walk.manifest.complete else 0)
+    heads = islice(_heads(walk.files.lines(HEADS)), walk.heads_right if walk.is_complete else 0)
     next_head = next(heads, None)
     uncovered: EntryLine | None = None
+    frontier, kept_sizes = walk.frontier, {*walk.held, *(kept.size for kept in walk.former)}
     for line in lines:
         if line.leaf_index is None:
             uncovered = line
             break
-        yield from _verify_leaf(walk, line, line.leaf_index)
-        while next_head is not None and next_head[1].size <= walk.frontier.size:
+        if walk.is_complete and walk.is_tree_known and line.leaf_index == frontier.size:
+            _grow(walk, line)
+        else:
+            yield from _verify_leaf(walk, line, line.leaf_index)
+        while next_head is not None and next_head[1].size <= frontier.size:
             yield from _verify_root(walk, next_head[1])
             next_head = next(heads, None)
-        if walk.is_tree_known and walk.frontier.size in walk.held:
-            yield from _verify_kept(walk, walk.frontier.size, walk.frontier.root())
-        if walk.is_tree_known and any(kept.size == walk.frontier.size for kept in walk.former):
-            walk.former_roots[walk.frontier.size] = walk.frontier.root()
+        if frontier.size in kept_sizes and walk.is_tree_known:
+            yield from _verify_kept(walk, frontier.size, frontier.root())
+            walk.former_roots[frontier.size] = frontier.root()
         yield from walk.streams.judge(line)
     return uncovered
+
+
+def _grow(walk: _Verification, line: EntryLine) -> None:
+    """The leaf that is next in the tree, as nearly all are."""
+    walk.report.leaves += 1
+    walk.frontier.grow(leaf_hash(line.entry))
+    walk.last_index = walk.frontier.size - 1
 
 
 def _judge_after_head(walk: _Verification, lines: Iterator[EntryLine]) -> None:
@@ -351,13 +362,13 @@ def _verify_leaf(walk: _Verification, line: EntryLine, index: int) -> Iterator[T
     walk.report.leaves += 1
     leaf, size = leaf_hash(line.entry), walk.manifest.tree_size
     error: TgaError | None = None
-    if walk.manifest.complete:
+    if walk.is_complete:
         if walk.is_tree_known and index != walk.frontier.size:
             walk.is_tree_known = False
             error = SequenceGap(
                 "leaves are missing, repeated or out of order", expected=walk.frontier.size, found=index
             )
-        walk.frontier.append(leaf)
+        walk.frontier.grow(leaf)
     elif index <= walk.last_index:
         error = SequenceGap("leaves are repeated or out of order", expected=f"more than {walk.last_index}", found=index)
     elif line.proof is None:

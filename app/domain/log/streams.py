@@ -10,7 +10,7 @@ however many streams are open at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from app.core.digest import digest_of_bytes
@@ -100,7 +100,7 @@ class BundleWalk(Walk):
     def may_lack_payload(self, at: Standing) -> bool:
         return not at.kind.vouches_for_others  # whether it was erased is known when all covered entries were seen
 
-    def judge(self, line: EntryLine) -> Iterator[TgaError]:
+    def judge(self, line: EntryLine) -> Iterable[TgaError]:
         """Every finding about the next covered line."""
         self.report.entries += 1
         return self._judge(line)
@@ -115,26 +115,24 @@ class BundleWalk(Walk):
             vouching = " or ".join(sorted(kind.name for kind in self.kinds.values() if kind.vouches_for_others))
             yield _at(line, SequenceGap(f"only {vouching} entries may be newer than the tree"))
 
-    def _judge(self, line: EntryLine) -> Iterator[TgaError]:
+    def _judge(self, line: EntryLine) -> Iterable[TgaError]:
         # The order of lines is compared with the tree's elsewhere: here a line's place is where it stands.
         self._lines += 1
-        row = StoredEntry(
-            line.sequence_number, line.entry, digest_of_bytes(line.entry), line.artifact, leaf_index=self._lines
-        )
+        stream, number = line.stream, line.sequence_number
+        row = StoredEntry(number, line.entry, digest_of_bytes(line.entry), line.artifact, leaf_index=self._lines)
         try:
-            at = self._memory.load(line.stream) or self.begin(line.stream)
+            at = self._memory.load(stream) or self.begin(stream)
         except SchemaViolation as unknown:
-            yield _at(line, unknown)
-            return
+            return [_at(line, unknown)]
         if at.is_ended:
-            return
-        for error in self.follow(at, row):
-            yield _at(line, error)
-        place = EntryPlace(line.stream, line.sequence_number)
+            return ()
+        found = [_at(line, error) for error in self.follow(at, row)]
+        place = EntryPlace(stream, number)
         if self.is_covered and at.is_sound and self._memory.is_wanted(place):
             kept = None if at.payloads_missing else at.own.to_json()
             self._memory.remember_origin(place, Origin(at.head.entry_digest, kept))
-        self._memory.store(line.stream, at)
+        self._memory.store(stream, at)
+        return found
 
     def end_covered(self) -> Iterator[TgaError]:
         """What can be said only when all covered entries were seen: a payload is missing only where it was erased."""

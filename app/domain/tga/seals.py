@@ -4,17 +4,26 @@ and a repeat of the call cannot be told from another call."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.core.errors import RecoveryFailed, SecretMissing, TgaError
 from app.domain.ledger.stored import StoredSeal
-from app.domain.tga.documents import ActionRequest
 from app.domain.tga.secrets import find_redactions, reveal, salt_from, seal_context, values_from
 from app.domain.tga.transitions import TRACE
 
 _REMEDY = (
     "Somebody changed the table of sealed secrets: restore the row from a backup, and find out who has the rights."
 )
+
+
+class SecretArguments(Protocol):
+    """A trace, and the arguments as they stand on its record."""
+
+    @property
+    def trace_id(self) -> str: ...
+
+    @property
+    def arguments(self) -> dict[str, Any]: ...
 
 
 class Unseals(Protocol):
@@ -24,7 +33,7 @@ class Unseals(Protocol):
 
 
 def seal_errors(
-    request: ActionRequest, sealed: StoredSeal | None, *, is_finished: bool, may_lack: bool, unseals: Unseals | None
+    request: SecretArguments, sealed: StoredSeal | None, *, is_finished: bool, may_lack: bool, unseals: Unseals | None
 ) -> Iterator[TgaError]:
     """What is wrong with the secrets of a trace whose log is sound.
 
@@ -50,7 +59,7 @@ def seal_errors(
 
 
 def _opened_errors(
-    request: ActionRequest, sealed: StoredSeal, places: list[str], unseals: Unseals
+    request: SecretArguments, sealed: StoredSeal, places: list[str], unseals: Unseals
 ) -> Iterator[TgaError]:
     stream = TRACE.stream(request.trace_id)
     try:

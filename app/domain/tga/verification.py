@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from app.core.canonical import JsonValue
-from app.core.digest import Digest
+from app.core.chain import Head
+from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import BundleInvalid, RecoveryFailed, SequenceGap, TgaError
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.identity import DEFAULT_TENANT
@@ -24,10 +25,11 @@ from app.domain.system.verification import SIGNED, SigningKeys, verify_signature
 from app.domain.tga.checkpoints import verify_erased_checkpoint, verify_stored_checkpoint
 from app.domain.tga.documents import ActionRequest, SupervisorDecision, ToolCall, ToolEffect
 from app.domain.tga.execution_state import ExecutionState
-from app.domain.tga.idempotency import claim_of_request, compare_claim, may_lack_claim
+from app.domain.tga.idempotency import compare_claim, may_lack_claim
 from app.domain.tga.replay import TRACE_DOCUMENTS, fold_linked
 from app.domain.tga.seals import Unseals, seal_errors
 from app.domain.tga.transitions import TRACE
+from app.domain.tga.usual_artifacts import Asked, read_usual
 
 _SIGNERS: Final = ("person", "withdrawal")
 
@@ -48,8 +50,7 @@ class TraceKind(KindChecks):
     def restore(self, kept: JsonValue) -> StreamChecks:
         read: dict[str, Any] = kept  # type: ignore[assignment]
         trace = _Trace(self, tenant=read["tenant"])
-        if read["state"] is not None:
-            trace.state = ExecutionState.from_json(read["state"])
+        trace.folded = read["state"]
         return trace
 
     def rests_on_order(self, row: StoredEntry) -> bool:
@@ -63,19 +64,55 @@ class _Trace(StreamChecks):
 
     kind: TraceKind
     keeps_request: bool = False
-    state: ExecutionState | None = None  # what the log folds to, as long as it is known and needed
+    folded: dict[str, Any] | None = None  # the fields of the state, as long as it is known and needed
     tenant: str | None = None
-    request: ActionRequest | None = None
+    asked: Asked | None = None
     is_denied_at_once: bool = False  # then it may lack claim and secrets
     effect_digest: Digest | None = None  # by the entry alone
     attempts_listed: int | None = None
+
+    @property
+    def state(self) -> ExecutionState | None:
+        """What the log folds to."""
+        return None if self.folded is None else ExecutionState.of_known(dict(self.folded))
+
+    def follow_usual(self, at: Standing, row: StoredEntry, walk: Walking) -> Head | None:
+        head, entry, artifact, entry_digest = at.head, row.entry, row.artifact, row.entry_digest
+        number = head.sequence_number + 1
+        if entry is None or artifact is None or entry_digest is None or row.sequence_number != number:
+            return None
+        digest = digest_of_bytes(artifact)
+        usual = read_usual(head, self.folded, artifact, digest)
+        if usual is None or at.stream != TRACE.stream(usual.trace_id):
+            return None
+        artifact_type, state, trace_id, moved, asked, attempts = usual
+        updated_at = TRACE_DOCUMENTS.time_of_next(
+            head, entry, artifact_type=artifact_type, artifact_digest=digest, to_state=state, identity=trace_id
+        )
+        if updated_at is None or (asked is not None and walk.tenant not in (None, asked.tenant)):
+            return None
+        if artifact_type == "tool_call" and self._other_caller(at.stream, walk) is not None:
+            return None
+        # From here on the row is right: remember what `note` and `fold` would.
+        moved.update(state=state, sequence_number=number, entry_digest=entry_digest, updated_at=updated_at)
+        if asked is not None:
+            self.tenant, self.asked = asked.tenant, asked if self.keeps_request else None
+        elif artifact_type == "supervisor_decision":
+            self.is_denied_at_once = state == "DENIED"
+        elif artifact_type == "tool_effect":
+            self.effect_digest, self.attempts_listed = digest, attempts
+        if state in TRACE.terminal_states and not self.keeps_request:
+            self.folded = None
+        else:
+            self.folded = moved if self.folded is None else {**self.folded, **moved}
+        return Head(number, entry_digest, state, digest)
 
     def note(self, record: AnyRecord) -> None:
         entry, artifact = record
         if isinstance(artifact, ActionRequest):
             self.tenant = artifact.principal.tenant
             if self.keeps_request:
-                self.request = artifact
+                self.asked = Asked.of(artifact)
         elif isinstance(artifact, SupervisorDecision):
             self.is_denied_at_once = may_lack_claim(artifact)
         elif isinstance(artifact, ToolEffect):
@@ -84,10 +121,10 @@ class _Trace(StreamChecks):
             self.effect_digest = Digest(entry.artifact_digest)
 
     def fold(self, record: AnyRecord) -> None:
-        self.state = fold_linked(self.state, record)
+        self.folded = fold_linked(self.state, record).__dict__
 
     def lose_payload(self) -> None:
-        self.state = None
+        self.folded = None
 
     def verify(self, record: AnyRecord, row: StoredEntry, walk: Walking) -> None:
         entry, artifact = record
@@ -102,17 +139,23 @@ class _Trace(StreamChecks):
         elif isinstance(artifact, ToolCall):
             self._verify_single_call(record.stream, walk)
         if entry.to_state in TRACE.terminal_states and not self.keeps_request:
-            self.state = None
+            self.folded = None
 
     def _verify_single_call(self, stream: str, walk: Walking) -> None:
-        """I2: of all calls with one key, one is made."""
-        state = self.state
-        if state is None or state.idempotency_key is None:
-            return
-        claim = Claim(state.server_id, state.tool_name, state.idempotency_key, Digest(state.payload_digest))
-        holder = walk.claim_holder(claim, stream)
-        if holder != stream:  # I2
+        holder = self._other_caller(stream, walk)
+        if holder is not None:  # I2
             raise RecoveryFailed("two traces made a call with one idempotency key", expected=holder, found=stream)
+
+    def _other_caller(self, stream: str, walk: Walking) -> str | None:
+        """I2: of all calls with one key, one is made. The stream that made it, if that is not this one."""
+        folded = self.folded
+        if folded is None or folded["idempotency_key"] is None:
+            return None
+        claim = Claim(
+            folded["server_id"], folded["tool_name"], folded["idempotency_key"], Digest(folded["payload_digest"])
+        )
+        holder = walk.claim_holder(claim, stream)
+        return None if holder == stream else holder
 
     def verify_checkpoint(self, checkpoint: StoredCheckpoint, at: Standing) -> None:
         state = verify_stored_checkpoint(checkpoint, self.state if at.is_sound else None)
@@ -140,19 +183,21 @@ class _Trace(StreamChecks):
                 yield SequenceGap(
                     "a claim's stream has no entries", expected="entry 1", found="nothing", sequence_number=1
                 )
-        elif at.is_sound and self.state is not None:
-            made = None if self.request is None else claim_of_request(self.request)
+        elif at.is_sound and (state := self.state) is not None:
+            asked = self.asked
+            made = None
+            if asked is not None and asked.idempotency_key is not None:
+                made = Claim(asked.server_id, asked.tool_name, asked.idempotency_key, asked.payload_digest)
             yield from compare_claim(
-                stored.claim, stored.claim_effect, made=made, may_lack=self.is_denied_at_once, state=self.state
+                stored.claim, stored.claim_effect, made=made, may_lack=self.is_denied_at_once, state=state
             )
 
     def _summary_errors(self, stored: StoredStream, at: Standing) -> Iterator[TgaError]:
         """Lists and expiry go by what the head says of the birth; it must be what the birth says."""
-        found, request = stored.summary, self.request
-        if found is None or request is None or not at.is_sound:
+        found, asked = stored.summary, self.asked
+        if found is None or asked is None or not at.is_sound:
             return
-        said = request.principal
-        expected = Summary(said.tenant, said.principal_id, request.server_id, request.tool_name, request.expires_at)
+        expected = Summary(asked.tenant, asked.principal_id, asked.server_id, asked.tool_name, asked.expires_at)
         if found != expected:
             yield RecoveryFailed(
                 "the head says another thing of the trace than its request", expected=expected, found=found
@@ -165,9 +210,9 @@ class _Trace(StreamChecks):
         if stored.erasure is not None:
             if stored.sealed is not None:
                 yield RecoveryFailed("secrets stand that were erased", expected="nothing")
-        elif at.is_sound and self.request is not None:
+        elif at.is_sound and self.asked is not None:
             yield from seal_errors(
-                self.request,
+                self.asked,
                 stored.sealed,
                 is_finished=at.head.state in TRACE.terminal_states,
                 may_lack=self.is_denied_at_once,
@@ -188,4 +233,4 @@ class _Trace(StreamChecks):
             )
 
     def to_json(self) -> JsonValue:
-        return {"state": None if self.state is None else self.state.to_json(), "tenant": self.tenant}
+        return {"state": self.folded, "tenant": self.tenant}
