@@ -83,7 +83,8 @@ def rows_of(records: Sequence[LogRecord]) -> list[Row]:
 
 def rechained(rows: Sequence[Row], place: int, artifact: bytes) -> list[Row]:
     """The rows with another artifact, as whoever holds the database would write them: every digest and link fits."""
-    changed, renamed = list(rows), {}
+    changed = list(rows)
+    renamed: dict[Any, Any] = {}
     for at in range(place, len(rows)):
         old_entry, old_artifact = rows[at]
         assert old_artifact is not None
@@ -114,7 +115,8 @@ def step_by_step() -> Iterator[None]:
 def judged(stream: str, rows: Sequence[Row], *, tenant: str | None = None) -> tuple[list[Any], list[Any]]:
     """Every finding about these rows, and what is held of the stream after each of them."""
     kinds = stream_checks()
-    found, held = [], []
+    found: list[Any] = []
+    held: list[Any] = []
     with DiskMemory(kinds) as memory:
         walk = BundleWalk(kinds, Report(), memory, complete=True, tenant=tenant)
         for number, (entry, artifact) in enumerate(rows, 1):
