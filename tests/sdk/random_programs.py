@@ -1,0 +1,251 @@
+"""Programs made by chance: a tree of operations as data, and the procedure that performs it.
+
+What a program does follows from its tree alone, so that two gateways must come to the same journal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from typing import Any
+
+from tga_sdk import Artifact, Context, OperationError, Retry, procedure
+from tga_sdk.frames import current_frame
+from tga_sdk.testing import Tool, ToolFailed
+
+TOO_MUCH = 900
+"""What the policy of both gateways refuses: to charge more than this."""
+DEEP = 3
+SNAPSHOTS = ["auto snapshot", "inline snapshot", "artifact snapshot", "event snapshot"]
+RECOMPUTED = ["auto recompute", "transient recompute", "event recompute", "artifact recompute"]
+_bodies: Counter[tuple[str, str]] = Counter()  # by run and step: how often its body has failed
+
+
+class Maker:
+    """Makes trees. `answers` and `signals`: what people are to say, by the name of the operation."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._numbers = itertools.count(1)
+        self.answers: dict[str, Any] = {}
+        self.signals: dict[str, Any] = {}
+
+    def program(self) -> list[dict[str, Any]]:
+        return self._block(0, self._rng.randint(2, 5))
+
+    def _block(self, depth: int, size: int) -> list[dict[str, Any]]:
+        return [self._operation(depth) for _ in range(size)]
+
+    def _operation(self, depth: int) -> dict[str, Any]:
+        rng = self._rng
+        flat = ["tool", "tool", "ask", "sleep", "signal", "state", "state", "marks", "leaf", "leaf"]
+        kind = rng.choice(flat if depth >= DEEP else [*flat, "step", "step", "gather", "call", "child"])
+        made: dict[str, Any] = {"kind": kind, "name": f"{kind}-{next(self._numbers)}", "catch": rng.random() < 0.9}
+        more: dict[str, Any] = getattr(self, f"_{kind}")(made["name"], depth)
+        return made | more
+
+    def _tool(self, name: str, depth: int) -> dict[str, Any]:
+        tool, amount = self._rng.choice(["charge", "charge", "fail", "balance", "nothing"]), self._rng.randrange(1_000)
+        return {"tool": tool, "args": {"amount": amount} if tool == "charge" else {}, "retry": self._rng.randrange(3)}
+
+    def _ask(self, name: str, depth: int) -> dict[str, Any]:
+        how = self._rng.choice(["approve", "input", "select", "expires", "default"])
+        if how not in ("expires", "default"):
+            self.answers[name] = {"approve": self._rng.random() < 0.5, "input": 7, "select": "b"}[how]
+        return {"how": how}
+
+    def _sleep(self, name: str, depth: int) -> dict[str, Any]:
+        return {"seconds": self._rng.choice([0, 0.01, 0.05])}
+
+    def _signal(self, name: str, depth: int) -> dict[str, Any]:
+        is_sent = self._rng.random() < 0.8
+        if is_sent:
+            self.signals[name] = {"of": name}
+        return {"timeout": None if is_sent else 0.01}
+
+    def _state(self, name: str, depth: int) -> dict[str, Any]:
+        return {"how": self._rng.choice(["set", "append", "remove", "many"])}
+
+    def _marks(self, name: str, depth: int) -> dict[str, Any]:
+        return {"which": self._rng.sample(["checkpoint", "now", "emit", "patched", "log"], 2)}
+
+    def _leaf(self, name: str, depth: int) -> dict[str, Any]:
+        tier, resume = self._rng.choice([*SNAPSHOTS, *RECOMPUTED]).split()
+        options: dict[str, Any] = {"tier": tier, "resume": resume}
+        if resume == "snapshot":
+            options["at_most_once"] = self._rng.random() < 0.2
+            options["defer"] = not options["at_most_once"] and self._rng.random() < 0.2
+        failing = self._failing()
+        if resume == "recompute":
+            failing["fails"] = 0  # it runs in every attempt, and how many those are is chance
+        value = self._rng.choice([1, "ä", None, [1.5, {"a": []}], "x" * 40_000])
+        return {
+            "value": value if tier != "inline" or value != "x" * 40_000 else 2,
+            "options": options,
+            **failing,
+        }
+
+    def _failing(self) -> dict[str, Any]:
+        return {"fails": self._rng.choice([0, 0, 0, 1, 2]), "retry": self._rng.choice([0, 0, 1, 2])}
+
+    def _step(self, name: str, depth: int) -> dict[str, Any]:
+        return {"inside": self._block(depth + 1, self._rng.randint(1, 3)), **self._failing()}
+
+    def _gather(self, name: str, depth: int) -> dict[str, Any]:
+        branches = [self._block(depth + 1, self._rng.randint(1, 3)) for _ in range(self._rng.randint(1, 3))]
+        return {"branches": branches}
+
+    def _call(self, name: str, depth: int) -> dict[str, Any]:
+        return {"inside": self._block(depth + 1, self._rng.randint(1, 2))}
+
+    def _child(self, name: str, depth: int) -> dict[str, Any]:
+        return {"inside": self._block(DEEP, self._rng.randint(1, 2))}
+
+
+@procedure(name="random-program")
+async def performing(ctx: Context[Any], tree: list[dict[str, Any]]) -> Any:
+    ctx.state.setdefault("seen", [])
+    return await _all(ctx, tree)
+
+
+async def _all(ctx: Context[Any], tree: list[dict[str, Any]]) -> list[Any]:
+    said = []
+    for operation in tree:
+        try:
+            said.append(await _one(ctx, operation))
+        except OperationError as error:
+            if not operation["catch"]:
+                raise
+            said.append([type(error).__name__, error.type, error.retryable])
+    return said
+
+
+async def _one(ctx: Context[Any], said: dict[str, Any]) -> Any:
+    name = said["name"]
+    match said["kind"]:
+        case "tool":
+            return await ctx.tool("bank", said["tool"], said["args"], retry=said["retry"])
+        case "ask":
+            return await _ask(ctx, name, said["how"])
+        case "sleep":
+            return await ctx.sleep(said["seconds"], name=name)
+        case "signal":
+            return await ctx.signal(name, timeout=said["timeout"])
+        case "state":
+            return _change(ctx, name, said["how"])
+        case "marks":
+            return await _mark(ctx, name, said["which"])
+        case "leaf":
+            return await ctx.step(name, _leaf, name, said, retry=_soon(said), type=Any, **said["options"])
+        case "step":
+
+            async def body() -> Any:
+                found = await _all(ctx, said["inside"])
+                _fail_for_now(ctx, name, said)
+                return found
+
+            return await ctx.step(name, body, retry=_soon(said))
+        case "gather":
+
+            def branch(tree: list[dict[str, Any]]) -> Any:
+                async def run() -> Any:
+                    return await _all(ctx, tree)
+
+                return run
+
+            return await ctx.gather(*[branch(one) for one in said["branches"]], name=name)
+        case "call":
+            return await ctx.call(performing, said["inside"], name=name)
+        case _:
+            return await ctx.call(performing, said["inside"], child=True, name=name)
+
+
+def _soon(said: dict[str, Any]) -> Retry:
+    return Retry(said["retry"], first=0.001, longest=0.001)
+
+
+def _fail_for_now(ctx: Context[Any], name: str, said: dict[str, Any]) -> None:
+    if _bodies[ctx.run_id, name] < said["fails"]:
+        _bodies[ctx.run_id, name] += 1
+        raise ValueError(f"{name} fails for now")
+
+
+async def _leaf(name: str, said: dict[str, Any]) -> Any:
+    frame = current_frame()
+    run_id = "" if frame is None else frame.attempt.run_id
+    if _bodies[run_id, name] < said["fails"]:
+        _bodies[run_id, name] += 1
+        raise ValueError(f"{name} fails for now")
+    value = said["value"]
+    return Artifact(value) if said["options"]["tier"] == "artifact" else value
+
+
+async def _ask(ctx: Context[Any], name: str, how: str) -> Any:
+    match how:
+        case "approve":
+            return await ctx.approve("May it?", context={"of": name}, name=name)
+        case "input":
+            return await ctx.input("How many?", type=int, name=name)
+        case "select":
+            return await ctx.select("Which?", ["a", "b"], name=name)
+        case "default":
+            return await ctx.approve("May it?", timeout=0.01, default=True, name=name)
+        case _:
+            return await ctx.approve("May it?", timeout=0.01, name=name)
+
+
+def _change(ctx: Context[Any], name: str, how: str) -> Any:
+    if how == "append":
+        ctx.state["seen"].append(name)
+    elif how == "remove":
+        ctx.state.pop(next((one for one in ctx.state if one != "seen"), "nothing"), None)
+    elif how == "many":
+        ctx.state[name] = {}
+        for number in range(300):
+            ctx.state[name][f"n{number}"] = number
+    else:
+        ctx.state[name] = {"value": [1]}
+    return len(ctx.state)
+
+
+async def _mark(ctx: Context[Any], name: str, which: list[str]) -> None:
+    for one in which:
+        if one == "checkpoint":
+            await ctx.checkpoint(name=name)
+        elif one == "now":
+            await ctx.now()
+        elif one == "emit":
+            await ctx.emit({"of": name}, name=name)
+        elif one == "patched":
+            await ctx.patched(name)
+        else:
+            ctx.log(f"at {name}")
+
+
+def bank() -> dict[str, Any]:
+    """The tools of the tests' bank, as functions, with the policy of the test."""
+    numbers = itertools.count(1)
+
+    def charge(amount: int) -> dict[str, Any]:
+        return {"charge_id": f"ch_{next(numbers)}", "amount": amount}
+
+    def fail() -> None:
+        said = {"error": "this tool always fails"}
+        raise ToolFailed("the server answered 422 Unprocessable Entity", code="HTTP_422", output=said)
+
+    return {
+        "bank.charge": Tool(charge, denied=lambda call: DENIED if call.arguments["amount"] > TOO_MUCH else None),
+        "bank.fail": Tool(fail, read_only=True),
+        "bank.balance": Tool(lambda: {"balance": 0}, read_only=True),
+    }
+
+
+DENIED = "forbidden by too-much"
+POLICY = f"""
+@id("tools") permit(principal, action == Action::"call", resource);
+@id("unattended") permit(principal, action == Action::"call_unattended", resource);
+@id("start") permit(principal, action == Action::"start", resource);
+@id("too-much") forbid(principal, action == Action::"call", resource)
+when {{ context.arguments has amount && context.arguments.amount > {TOO_MUCH} }};
+"""
