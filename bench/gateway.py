@@ -103,6 +103,11 @@ class Silent:
 class Gateway:
     runtime: TgaRuntime
     ledger: CountingLedger
+    ports: Ports
+
+    def another(self) -> TgaRuntime:
+        """A runtime that remembers nothing of what this one did."""
+        return TgaRuntime(self.ports)
 
 
 @asynccontextmanager
@@ -127,22 +132,21 @@ async def open_gateway(
             sessions, writer, clock, KEYS, executor_id=traces.executor_id, definition_of=lambda tool: tool.input_schema
         )
         await system.pins.see([TOOL])
-        runtime = TgaRuntime(
-            Ports(
-                ledger=writer,
-                traces=traces,
-                tools=tools,
-                connectors=tools,
-                supervisor=PolicyFile.open(None),
-                pins=system.pins,
-                vault=system.vault,
-                decision_signer=system.decision_signer,
-                clock=clock,
-                observer=observer,
-            )
+        ports = Ports(
+            ledger=writer,
+            traces=traces,
+            tools=tools,
+            connectors=tools,
+            supervisor=PolicyFile.open(None),
+            pins=system.pins,
+            vault=system.vault,
+            decision_signer=system.decision_signer,
+            clock=clock,
+            observer=observer,
         )
+        runtime = TgaRuntime(ports)
         try:
-            yield Gateway(runtime, ledger)
+            yield Gateway(runtime, ledger, ports)
         finally:
             await runtime.close()
             await writer.close()
@@ -167,6 +171,23 @@ async def completed(runtime: TgaRuntime, call: CheckedCall) -> Answer:
     if answer.state != "COMPLETED" or answer.replayed:
         raise RuntimeError(f"not executed: {answer}")
     return answer
+
+
+async def cost_of_repeats(url: str, observer: Session, name: str, count: int, *, is_here: bool) -> tuple[int, int]:
+    """Transactions and round trips of so many repeats of one finished call, by the gateway that executed it or (not
+    `is_here`) each by one that has not seen it."""
+
+    async def repeat_all(url: str, times: int) -> None:
+        call = next(fresh_calls(f"{name}-{times}"))
+        async with open_gateway(url, Answering(), sessions_max=1) as gateway:
+            await completed(gateway.runtime, call)
+            runtimes = [gateway.runtime] if is_here else [gateway.another() for _ in range(2 + times)]
+            for place in range(2 + times):  # the first two prepare their statements
+                answer = await runtimes[place % len(runtimes)].call(call)
+                if not answer.replayed or answer.state != "COMPLETED":
+                    raise RuntimeError(f"no repeat: {answer}")
+
+    return await cost_of(url, observer, repeat_all, count)
 
 
 async def cost_of_calls(url: str, observer: Session, name: str, count: int) -> tuple[int, int]:

@@ -140,7 +140,11 @@ class Connection(asyncio.Protocol):
             self.ask()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._load.fail(b"the connection was lost")
+        if not self._load.is_over:
+            self._load.fail(b"the connection was lost")
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 class Load:
@@ -158,6 +162,7 @@ class Load:
         self._idle = 0
         self._over = asyncio.Event()
         self._failed: bytes | None = None
+        self.is_over = False
         self.latencies: list[float] = []
 
     def request(self, connection: int, count: int) -> bytes:

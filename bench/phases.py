@@ -76,7 +76,7 @@ class Phases:
         self._around(Admitted, "__aenter__", "admission")
         self._around(PolicyFile, "judge", "policy")
         self._around(Writer, "commit", "database")
-        self._around(PostgresTraces, "find_claim", "database")
+        self._around(PostgresTraces, "find_call", "database")
         self._around(PostgresTraces, "load_trace", "database")
         self._around(Registry, "verify_arguments", "arguments")
         self._around(tool_calls, "read_body", "parse")

@@ -39,6 +39,10 @@ TEXT_CHARS_MAX: Final = 4_096
 ATTEMPTS_LISTED_MAX: Final = 100
 ATTEMPTS_MAX: Final = 1_000  # of one call, those that operators ordered among them
 LIST_ENTRIES_MAX: Final = 1_000
+# A process remembers which keys to look for before it appends, and the last finished traces that it verified.
+REPEAT_KEYS_EXPECTED_MAX: Final = 32_768
+REPEATS_VERIFIED_MAX: Final = 1_024
+REPEATS_VERIFIED_BYTES_MAX: Final = 8_388_608
 LOCK_TIMEOUT_MS: Final = 5_000
 READ_LOCK_TIMEOUT_MS: Final = 2_000  # a read waits for a lock only if someone changes or locks the table itself
 # A batch that did not get its locks is committed plan by plan, and each plan has waited already. When so many of them

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import partial
+
 import asyncpg
 from pydantic import ValidationError
 
@@ -18,22 +21,22 @@ from app.core.errors import (
 from app.domain.ledger.stored import StoredCheckpoint
 from app.domain.tga.checkpoints import verify_stored_checkpoint
 from app.domain.tga.documents import Resolution, TraceId
-from app.domain.tga.ports import StoredClaim, StoredTrace
+from app.domain.tga.ports import RecordedCall, StoredTrace
 from app.domain.tga.replay import LogRecord, fold, head_of, record_from_bytes
 from app.domain.tga.transitions import TRACE
 from app.postgres.owner import PostgresOwner
 from app.postgres.state_store import verify_head
 
-# One statement, one snapshot, one round trip.
-_TRACE = """
-SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, h.effect_digest AS effect,
+# All of a trace and of its claim: one statement, one snapshot, one round trip.
+_RECORDED = """
+SELECT h.stream, h.payload_digest, s.sealed_salt,
+       h.sequence_number, h.entry_digest, h.owner::text, h.waiting, h.effect_digest AS effect,
        e.entries, e.digests, e.artifacts, a.times, a.resolution,
        k.checkpoint_state, k.checkpoint_digest, k.sequence_number AS checkpoint_sequence,
        s.stream IS NOT NULL AS has_secrets, r.stream IS NOT NULL AS is_erased
-  FROM (SELECT $1::text AS stream) AS asked
-  LEFT JOIN tga.heads h USING (stream)
-  LEFT JOIN tga.sealed s USING (stream)
-  LEFT JOIN tga.erasures r USING (stream)
+  FROM {heads}
+  LEFT JOIN tga.sealed s ON s.stream = h.stream
+  LEFT JOIN tga.erasures r ON r.stream = h.stream
  CROSS JOIN LATERAL (
        SELECT array_agg(e.entry ORDER BY e.sequence_number) AS entries,
               array_agg(e.entry_digest ORDER BY e.sequence_number) AS digests,
@@ -41,20 +44,34 @@ SELECT h.sequence_number, h.entry_digest, h.owner::text, h.waiting, h.effect_dig
          FROM tga.records e
         WHERE e.stream_no = h.stream_no) AS e
   LEFT JOIN LATERAL (
-       SELECT k.* FROM tga.execution_checkpoints k WHERE k.stream = asked.stream
+       SELECT k.* FROM tga.execution_checkpoints k WHERE k.stream = h.stream
         ORDER BY k.sequence_number DESC LIMIT 1) AS k ON true
  CROSS JOIN LATERAL (
        SELECT array_agg(to_char(d.started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
                         ORDER BY d.attempt) AS times,
               (array_agg(d.resolution ORDER BY d.attempt DESC) FILTER (WHERE d.resolution IS NOT NULL))[1] AS resolution
-         FROM tga.dispatch_attempts d WHERE d.stream = asked.stream) AS a
+         FROM tga.dispatch_attempts d WHERE d.stream = h.stream) AS a
 """
+_TRACE = _RECORDED.format(heads="(SELECT $1::text AS stream) AS asked LEFT JOIN tga.heads h USING (stream)")
+_CALL = _RECORDED.format(heads="tga.heads h") + " WHERE h.subject = $1 AND h.name = $2 AND h.idempotency_key = $3"
+_JUDGED = (
+    "stream",
+    "sequence_number",
+    "entry_digest",
+    "owner",
+    "waiting",
+    "effect",
+    "times",
+    "resolution",
+    "checkpoint_state",
+    "checkpoint_digest",
+    "checkpoint_sequence",
+    "has_secrets",
+    "is_erased",
+)
 _EXPIRED = """
 SELECT stream FROM tga.at_rest WHERE waiting = 'supervisor' AND expires_at <= statement_timestamp()
  ORDER BY expires_at LIMIT $1
-"""
-_CLAIM = """
-SELECT stream, payload_digest FROM tga.claims WHERE server_id = $1 AND tool_name = $2 AND idempotency_key = $3
 """
 
 
@@ -69,51 +86,69 @@ class PostgresTraces(PostgresOwner):
         stream = TRACE.stream(trace_id)
         return bool(await self._sessions.fetch("SELECT FROM tga.heads WHERE stream = $1", stream))
 
-    async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None:
-        rows = await self._sessions.fetch(_CLAIM, server_id, tool_name, idempotency_key)
-        if not rows:
-            return None
-        trace_id = TraceId(TRACE.identity_of(rows[0]["stream"]))
-        return StoredClaim(trace_id, Digest(rows[0]["payload_digest"].hex()))
+    async def find_call(self, server_id: str, tool_name: str, idempotency_key: str) -> RecordedCall | None:
+        rows = await self._sessions.fetch(_CALL, server_id, tool_name, idempotency_key)
+        return recorded_call(rows[0]) if rows else None
 
     async def load_trace(self, trace_id: TraceId) -> StoredTrace:
         """The trace, every link and digest of it verified (I5), its checkpoint (I4) and its head compared with it."""
         stream = TRACE.stream(trace_id)
         (row,) = await self._sessions.fetch(_TRACE, stream)
-        if not row["entries"]:
-            if row["sequence_number"]:
-                raise SequenceGap("the head stands further than the log", expected=1, found=0, stream=stream)
-            raise TraceNotFound("no such trace", stream=stream)
-        if row["is_erased"]:
-            raise TraceErased("the trace's payloads were erased", stream=stream)
-        records = []
-        for place, (raw, digest, artifact) in enumerate(
-            zip(row["entries"], row["digests"], row["artifacts"], strict=True), 1
-        ):
-            try:
-                records.append(record_from_bytes(raw, artifact, entry_digest=Digest(digest.hex())))
-                if records[-1].stream != stream:
-                    raise SequenceGap("the entry is of another stream", expected=stream, found=records[-1].stream)
-            except TgaError as error:
-                raise error.at(stream=stream, sequence_number=place) from None
-        state = fold(records)
-        if state is None:
-            raise RecoveryFailed("the log folds to nothing", stream=stream)
-        verify_head(
-            head_of(state), stream=stream, head_sequence=row["sequence_number"], head_digest=row["entry_digest"]
-        )
-        if row["checkpoint_state"] is not None:
-            _verify_checkpoint(row, records, stream)
-        return StoredTrace(
-            state=state,
-            records=records,
-            attempt_times=row["times"] or [],
-            resolution=_resolution(row["resolution"], stream),
-            claim_effect=None if row["effect"] is None else Digest(row["effect"].hex()),
-            owner=row["owner"],
-            waiting=row["waiting"],
-            has_secrets=row["has_secrets"],
-        )
+        return _verified(row, stream)
+
+
+def recorded_call(row: asyncpg.Record) -> RecordedCall:
+    """What stands in a row of a claim and its trace."""
+    stream = row["stream"]
+    stored = [*(row["entries"] or ()), *(row["digests"] or ()), *(row["artifacts"] or ())]
+    # The sizes go first, so that no two rows are written alike.
+    facts = repr(([None if part is None else len(part) for part in stored], [row[name] for name in _JUDGED]))
+    fingerprint = hashlib.sha256(facts.encode("utf-8", "surrogatepass"))
+    written = b"".join([part for part in stored if part is not None])
+    fingerprint.update(written)
+    return RecordedCall(
+        TraceId(TRACE.identity_of(stream)),
+        Digest(row["payload_digest"].hex()),
+        row["sealed_salt"],
+        fingerprint.digest(),
+        len(written),
+        partial(_verified, row, stream),
+    )
+
+
+def _verified(row: asyncpg.Record, stream: str) -> StoredTrace:
+    if not row["entries"]:
+        if row["sequence_number"]:
+            raise SequenceGap("the head stands further than the log", expected=1, found=0, stream=stream)
+        raise TraceNotFound("no such trace", stream=stream)
+    if row["is_erased"]:
+        raise TraceErased("the trace's payloads were erased", stream=stream)
+    records = []
+    for place, (raw, digest, artifact) in enumerate(
+        zip(row["entries"], row["digests"], row["artifacts"], strict=True), 1
+    ):
+        try:
+            records.append(record_from_bytes(raw, artifact, entry_digest=Digest(digest.hex())))
+            if records[-1].stream != stream:
+                raise SequenceGap("the entry is of another stream", expected=stream, found=records[-1].stream)
+        except TgaError as error:
+            raise error.at(stream=stream, sequence_number=place) from None
+    state = fold(records)
+    if state is None:
+        raise RecoveryFailed("the log folds to nothing", stream=stream)
+    verify_head(head_of(state), stream=stream, head_sequence=row["sequence_number"], head_digest=row["entry_digest"])
+    if row["checkpoint_state"] is not None:
+        _verify_checkpoint(row, records, stream)
+    return StoredTrace(
+        state=state,
+        records=records,
+        attempt_times=row["times"] or [],
+        resolution=_resolution(row["resolution"], stream),
+        claim_effect=None if row["effect"] is None else Digest(row["effect"].hex()),
+        owner=row["owner"],
+        waiting=row["waiting"],
+        has_secrets=row["has_secrets"],
+    )
 
 
 def _resolution(raw: bytes | None, stream: str) -> Resolution | None:

@@ -44,18 +44,14 @@ class PostgresVault:
             self._seals.seal(sealed_document(values), context=seal_context(stream, "values")),
         )
 
-    async def load_salt(self, trace_id: TraceId) -> Salt | None:
-        rows = await self._sessions.fetch(_SEALED, TRACE.stream(trace_id))
-        return self._salt(trace_id, rows[0]["sealed_salt"]) if rows else None
-
     async def load_secrets(self, trace_id: TraceId) -> tuple[Salt, dict[str, Any]]:
         rows = await self._sessions.fetch(_SEALED, TRACE.stream(trace_id))
         if not rows or rows[0]["sealed_values"] is None:
             raise SecretMissing("the call's secret values are gone", stream=TRACE.stream(trace_id))
         values = self._seals.unseal(rows[0]["sealed_values"], context=seal_context(TRACE.stream(trace_id), "values"))
-        return self._salt(trace_id, rows[0]["sealed_salt"]), values_from(values)
+        return self.open_salt(trace_id, rows[0]["sealed_salt"]), values_from(values)
 
-    def _salt(self, trace_id: TraceId, sealed: bytes) -> Salt:
+    def open_salt(self, trace_id: TraceId, sealed: bytes) -> Salt:
         stream = TRACE.stream(trace_id)
         try:
             return Salt(*salt_from(self._seals.unseal(sealed, context=seal_context(stream, "salt"))))

@@ -46,7 +46,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger, Plan
 from app.domain.tga.documents import JsonOutput, ToolCall, TraceId
 from app.domain.tga.execution import Answer
-from app.domain.tga.ports import Connector, Connectors, Dispatched, MaySend, Ports, StoredClaim, StoredTrace, Traces
+from app.domain.tga.ports import Connector, Connectors, Dispatched, MaySend, Ports, RecordedCall, StoredTrace, Traces
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tga.supervision import Ruling
 from app.gateway.policy_file import PolicyFile
@@ -212,8 +212,8 @@ class MinedTraces:
     async def load_trace(self, trace_id: TraceId) -> StoredTrace:
         return await self._inner.load_trace(trace_id)
 
-    async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None:
-        return await self._inner.find_claim(server_id, tool_name, idempotency_key)
+    async def find_call(self, server_id: str, tool_name: str, idempotency_key: str) -> RecordedCall | None:
+        return await self._inner.find_call(server_id, tool_name, idempotency_key)
 
     async def list_recoverable(self, kind: str, *, after: str | None, limit: int) -> list[str]:
         return await self._inner.list_recoverable(kind, after=after, limit=limit)

@@ -143,9 +143,7 @@ class Vault(Protocol):
 
     def seal(self, trace_id: TraceId, salt: Salt, values: dict[str, Any]) -> Sealed: ...
 
-    async def load_salt(self, trace_id: TraceId) -> Salt | None:
-        """None: the trace has no secrets."""
-        ...
+    def open_salt(self, trace_id: TraceId, sealed: bytes) -> Salt: ...
 
     async def load_secrets(self, trace_id: TraceId) -> tuple[Salt, dict[str, Any]]: ...
 
@@ -175,9 +173,19 @@ class StoredTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredClaim:
+class RecordedCall:
+    """What the store has under an idempotency key, read in one statement and not judged yet.
+
+    `fingerprint` is over all that `read` looks at: what was read and verified once need not be verified again while the
+    store says the same.
+    """
+
     trace_id: TraceId
-    payload_digest: Digest
+    payload_digest: Digest  # as the claim states it
+    sealed_salt: bytes | None  # None: the call has no secrets
+    fingerprint: bytes
+    size_bytes: int
+    read: Callable[[], StoredTrace]  # verifies everything; raises what Traces.load_trace raises
 
 
 class Traces(StreamOwner, Protocol):
@@ -187,7 +195,9 @@ class Traces(StreamOwner, Protocol):
 
     async def is_known(self, trace_id: TraceId) -> bool: ...
 
-    async def find_claim(self, server_id: str, tool_name: str, idempotency_key: str) -> StoredClaim | None: ...
+    async def find_call(self, server_id: str, tool_name: str, idempotency_key: str) -> RecordedCall | None:
+        """One statement; it is `RecordedCall.read` that verifies. None: no trace has this key."""
+        ...
 
     async def list_expired(self, *, limit: int) -> list[TraceId]:
         """Traces that wait for a supervisor and whose time is over, by the store's clock."""

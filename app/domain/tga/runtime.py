@@ -31,9 +31,10 @@ from app.domain.ledger.plans import Sealed
 from app.domain.ledger.waiting import Patience
 from app.domain.tga.attempts import effect_of_resolution
 from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest
-from app.domain.tga.execution import Answer, ExecutionSecrets, TraceExecution, known, request_of
+from app.domain.tga.execution import Answer, ExecutionSecrets, TraceExecution, known
 from app.domain.tga.executor import TraceExecutor
-from app.domain.tga.ports import Companion, Output, Ports, StoredClaim
+from app.domain.tga.ports import Companion, Output, Ports, RecordedCall
+from app.domain.tga.repeats import Repeats
 from app.domain.tga.secrets import find_secrets, redact, verify_redactions
 from app.domain.tga.supervision import Ruling, Supervision
 from app.domain.tga.transitions import TRACE, State
@@ -95,6 +96,7 @@ class TgaRuntime:
         self._executor = TraceExecutor(ports)
         self._executions = Executions(self._executor.stream_ports, self._executor, remedy=_UNKNOWN)
         self._supervision = Supervision(ports, self._executor)
+        self._repeats = Repeats()
 
     async def call(self, call: CheckedCall, *, wait_ms: int | None = None) -> Answer:
         """Answer a tool call: executed once for its key, or from what is recorded of it.
@@ -105,7 +107,14 @@ class TgaRuntime:
         verify_key(call)
         canonical_enclosed(call.arguments)  # refuse now what could not be recorded when a person approves it later
         async with self._executions.patience(wait_ms) as patience:
-            return await self._call(call, patience)
+            if self._repeats.is_expected(call.server_id, call.tool_name, call.idempotency_key):
+                # Whatever is wrong with its tool by now: a repeat is answered from the record.
+                repeat = await self._answer_repeat(call, patience)
+                if repeat is not None:
+                    return repeat
+            answer = await self._call(call, patience)
+            self._repeats.expect(call.server_id, call.tool_name, call.idempotency_key)
+            return answer
 
     async def _call(self, call: CheckedCall, patience: Patience) -> Answer:
         try:
@@ -298,26 +307,27 @@ class TgaRuntime:
         """What is recorded of the trace that has this key; None when no trace has it."""
         if call.idempotency_key is None:
             return None
-        claim = await self._traces.find_claim(call.server_id, call.tool_name, call.idempotency_key)
-        if claim is None:
+        recorded = await self._traces.find_call(call.server_id, call.tool_name, call.idempotency_key)
+        if recorded is None:
             return None
-        stored = await self._traces.load_trace(claim.trace_id)
-        request = request_of(stored)
-        if not call.principal.is_same_as(request.principal) or not await self._is_same_payload(call, claim):
+        request, stands = self._repeats.read(recorded)
+        if not call.principal.is_same_as(request.principal) or not self._is_same_payload(call, recorded):
             raise KeyReused("the key belongs to another call")
         if (await self._supervision.verify_reader(request, call.principal)).answer == "deny":
             raise CallDenied("the policy does not allow this call any more")
-        stream = TRACE.stream(claim.trace_id)
+        if stands.is_final:
+            return stands
+        stream = TRACE.stream(recorded.trace_id)
         answer = await self._executions.follow(stream, patience)
         if answer is None:
             raise CallInFlight("the call is still being executed", stream=stream)
         return answer
 
-    async def _is_same_payload(self, call: CheckedCall, claim: StoredClaim) -> bool:
+    def _is_same_payload(self, call: CheckedCall, recorded: RecordedCall) -> bool:
         """Whether these are the arguments that the claim was made with; secret ones by their commitments."""
         arguments = call.arguments
-        salt = await self._vault.load_salt(claim.trace_id)
-        if salt is not None:
+        if recorded.sealed_salt is not None:
+            salt = self._vault.open_salt(recorded.trace_id, recorded.sealed_salt)
             secrets = find_secrets(arguments, salt.pointers)
             arguments = redact(arguments, secrets, salt=salt.salt)
-        return claim.payload_digest == payload_digest(call.server_id, call.tool_name, arguments)
+        return recorded.payload_digest == payload_digest(call.server_id, call.tool_name, arguments)

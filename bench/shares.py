@@ -1,0 +1,311 @@
+"""Who spends what on a call: `python -m bench.shares [--quick] [--against FOLDER] [--at-once 1,32] [--profile FILE]`.
+
+`tga serve` as users run it, its own PostgreSQL, a tool server in a process of its own, and a client in this one: the
+processor time of each for a fresh call and for a repeat of a finished one, from /proc, and the write-ahead log that
+they leave. Arguments have some 500 bytes, and the tool's schema ten rules. `--against` names the folder of another
+checkout with its own .venv: its gateway takes turns with this one's, round by round, so that a busy machine is unfair
+to both alike. `--profile` writes what py-spy sees of the gateway during fresh calls at the most at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import asyncpg
+from rich.console import Console
+from rich.table import Table
+
+from app.postgres.embedded.server import EmbeddedPostgres
+from bench.http_roles import Connection, Load, cpu_s_of
+from bench.measure import WARMUP_STEPS, Server, arguments_of, measure_sync, run_on_fast_loop
+
+FRESH, REPEAT = "fresh", "repeat"
+REPEATED_KEYS: Final = 20  # of each connection, finished calls that are asked for again
+CONFIG: Final = """
+[servers.crm]
+transport = "http"
+base_url = "{url}"
+max_concurrency = 256
+max_in_flight = 1000
+[servers.crm.tools.create_ticket]
+class = "write"
+[servers.crm.tools.create_ticket.input_schema]
+type = "object"
+required = ["title", "text", "priority"]
+additionalProperties = false
+[servers.crm.tools.create_ticket.input_schema.properties]
+title = {{ type = "string", minLength = 1, maxLength = 200 }}
+text = {{ type = "string", maxLength = 10000 }}
+priority = {{ type = "integer", minimum = 1, maximum = 5 }}
+labels = {{ type = "array", maxItems = 10, items = {{ type = "string", pattern = "^[a-z-]+$" }} }}
+customer = {{ type = "object", required = ["id"], properties = {{ id = {{ type = "string" }} }} }}
+[limits]
+requests_per_second = 1000000
+burst = 1000000
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How long to measure."""
+
+    rounds: int
+    seconds: float
+    at_once: tuple[int, ...]
+
+    @classmethod
+    def full(cls) -> Scale:
+        return cls(rounds=5, seconds=4.0, at_once=(1, 8, 32))
+
+    @classmethod
+    def quick(cls) -> Scale:
+        return cls(rounds=1, seconds=0.2, at_once=(1, 32))
+
+
+class _Tool(asyncio.Protocol):
+    """A tool server that reads a request and answers it, and does as little besides as one can."""
+
+    _ANSWER = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 19\r\n\r\n{"ticket_id":"T-1"}'
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, found, rest = self._buffer.partition(b"\r\n\r\n")
+        place = head.lower().find(b"content-length:")
+        if found and len(rest) >= int(head[place + 15 :].partition(b"\r")[0]):
+            self._buffer = b""
+            self._transport.write(self._ANSWER)
+
+
+async def run_tool() -> None:
+    server = await asyncio.get_running_loop().create_server(_Tool, "127.0.0.1", 0, backlog=1024)
+    print(f"Listening on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+class _Calls(Load):
+    """Fresh calls, or again and again the first ones of each connection."""
+
+    def __init__(self, key: str, name: str, at_once: int, *, is_repeat: bool) -> None:
+        super().__init__(key, name, at_once)
+        self._is_repeat = is_repeat
+        words = random.Random(7)
+        self._text = " ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(54))
+
+    def request(self, connection: int, count: int) -> bytes:
+        n = count % REPEATED_KEYS if self._is_repeat else count
+        body = json.dumps(
+            {
+                "server_id": "crm",
+                "tool_name": "create_ticket",
+                "idempotency_key": f"{self._name}-{connection}-{n}",
+                "arguments": {
+                    "title": f"ticket {n}",
+                    "priority": 2,
+                    "text": self._text,
+                    "labels": ["from-mail", "urgent"],
+                    "customer": {"id": f"C-{connection}"},
+                },
+            }
+        ).encode()
+        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Of one stretch: calls, and microseconds of each process for one of them."""
+
+    calls: int
+    seconds: float
+    gateway_us: float
+    database_us: float
+    tool_us: float
+    client_us: float
+    wal_bytes: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Subject:
+    """One checkout's gateway, with a database of its own."""
+
+    def __init__(self, name: str, home: Path, url: str, pid: int, tool_pid: int) -> None:
+        self.name = name
+        self.pid = pid
+        self._home = home
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._port = int(port)
+        self._tool_pid = tool_pid
+        self._key = (home / "admin.key").read_text("ascii").strip()
+        self._server = Server(EmbeddedPostgres(home))
+        self._runs = 0
+
+    @property
+    def data_dir(self) -> Path:
+        return self._server.embedded.data_dir
+
+    async def measure(self, kind: str, at_once: int, seconds: float) -> Spent:
+        self._runs += 1
+        load = _Calls(self._key, f"{kind}-{self._runs}", at_once, is_repeat=kind == REPEAT)
+        loop = asyncio.get_running_loop()
+        connections: list[Connection] = []
+        for number in range(at_once):
+            _, connection = await loop.create_connection(
+                lambda n=number: Connection(load, n),  # type: ignore[misc]
+                self._host,
+                self._port,
+            )
+            connections.append(connection)
+        warmups = REPEATED_KEYS if kind == REPEAT else WARMUP_STEPS
+        await load.run(connections, steps=warmups * at_once, seconds=120)
+        if kind == REPEAT:  # every key was used by now
+            await load.run(connections, steps=REPEATED_KEYS * at_once // 4, seconds=120)
+        before, began = await self._counters(), time.perf_counter()
+        await load.run(connections, steps=2**62, seconds=seconds)
+        took, after = time.perf_counter() - began, await self._counters()
+        load.is_over = True
+        for connection in connections:
+            connection.close()
+        calls = len(load.latencies)
+        ordered = sorted(load.latencies)
+        gateway, database, tool, client, wal = (b - a for a, b in zip(before, after, strict=True))
+        return Spent(
+            calls,
+            took,
+            1e6 * gateway / calls,
+            1e6 * database / calls,
+            1e6 * tool / calls,
+            1e6 * client / calls,
+            wal / calls,
+            ordered[calls // 2] * 1e3,
+            ordered[min(calls - 1, calls * 99 // 100)] * 1e3,
+        )
+
+    async def _counters(self) -> tuple[float, ...]:
+        session = await asyncpg.connect(self._server.embedded.url("postgres", "postgres"))
+        wal = float(await session.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+        await session.close()
+        return cpu_s_of(self.pid), self._server.cpu_s(), cpu_s_of(self._tool_pid), time.process_time(), wal
+
+
+@contextlib.contextmanager
+def started(command: list[str], **more: Any) -> Iterator[tuple[str, int]]:
+    """The URL that the process says it listens on, and its id; ended in order."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **more) as process:
+        try:
+            assert process.stdout is not None
+            line = next((line for line in process.stdout if "Listening on " in line), None)
+            if line is None:
+                raise RuntimeError(f"{command} did not start")
+            yield line.partition("Listening on ")[2].split()[0], process.pid
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def subject(name: str, folder: Path) -> Iterator[Subject]:
+    """A gateway of the checkout in this folder, and its tool server."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TGA_")}
+    with tempfile.TemporaryDirectory(prefix="tga-bench-") as made, contextlib.ExitStack() as stack:
+        home = Path(made)
+        home.chmod(0o711)  # root runs the server as another account, which must get there
+        tool = stack.enter_context(started([sys.executable, "-m", "bench.shares", "--role", "tool"]))
+        (home / "tga.toml").write_text(CONFIG.format(url=tool[0]))
+        environment = {**inherited, "TGA_HOME": made, "TGA_PORT": "0"}
+        command = [str(folder / ".venv/bin/tga"), "serve"]
+        url, pid = stack.enter_context(started(command, env=environment, cwd=folder))
+        yield Subject(name, home, url, pid, tool[1])
+
+
+async def bench(subjects: list[Subject], scale: Scale, console: Console, profile: Path | None) -> None:
+    console.print(f"The disk alone, a write and fdatasync: {measure_sync(subjects[0].data_dir):.2f} ms")
+    found: dict[tuple[str, int, str], list[Spent]] = {}
+    for _ in range(scale.rounds):
+        for at_once in scale.at_once:
+            for kind in (FRESH, REPEAT):
+                for one in subjects:
+                    spent = await one.measure(kind, at_once, scale.seconds)
+                    found.setdefault((kind, at_once, one.name), []).append(spent)
+    console.print(_table(found, scale))
+    if profile is not None:
+        command = ["record", "-p", f"{subjects[-1].pid}", "-f", "raw", "-r", "500", "-d", "20", "-o", f"{profile}"]
+        spy = await asyncio.create_subprocess_exec("py-spy", *command, stdout=subprocess.DEVNULL)
+        await subjects[-1].measure(FRESH, scale.at_once[-1], 21)
+        await spy.wait()
+
+
+def _table(found: dict[tuple[str, int, str], list[Spent]], scale: Scale) -> Table:
+    table = Table(title=f"µs of processor time a call, medians of {scale.rounds} rounds in turns")
+    for heading in (
+        "",
+        "at once",
+        "of",
+        "gateway",
+        "PostgreSQL",
+        "both",
+        "tool",
+        "client",
+        "WAL B",
+        "a second",
+        "p50 ms",
+    ):
+        table.add_column(heading, justify="right" if heading else "left")
+    table.add_column("p99 ms", justify="right")
+    for (kind, at_once, name), spent in sorted(found.items(), key=lambda item: (item[0][0], item[0][1])):
+        middle = {
+            field: statistics.median(getattr(one, field) for one in spent)
+            for field in ("gateway_us", "database_us", "tool_us", "client_us", "wal_bytes", "p50_ms", "p99_ms")
+        }
+        both = statistics.median(one.gateway_us + one.database_us for one in spent)
+        rate = statistics.median(one.calls / one.seconds for one in spent)
+        numbers = [middle["gateway_us"], middle["database_us"], both, middle["tool_us"], middle["client_us"]]
+        cells = [f"{number:,.0f}" for number in (*numbers, middle["wal_bytes"], rate)]
+        table.add_row(kind, str(at_once), name, *cells, f"{middle['p50_ms']:.1f}", f"{middle['p99_ms']:.1f}")
+    return table
+
+
+def main() -> None:
+    parser = arguments_of("shares", __doc__)
+    parser.add_argument("--against", type=Path, help="the folder of another checkout, measured in turns with this one")
+    parser.add_argument("--at-once", help="how many calls at once, 1,8,32 by default")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--profile", type=Path, help="where py-spy, which must be on PATH, writes what it saw")
+    parser.add_argument("--role", choices=("tool",), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.role == "tool":
+        run_on_fast_loop(run_tool())
+        return
+    scale = Scale.quick() if given.quick else Scale.full()
+    at_once = tuple(map(int, given.at_once.split(","))) if given.at_once else scale.at_once
+    scale = Scale(given.rounds or scale.rounds, scale.seconds, at_once)
+    with contextlib.ExitStack() as stack:
+        here = Path(__file__).resolve().parents[1]
+        subjects = [stack.enter_context(subject("this", here))]
+        if given.against is not None:
+            subjects.insert(0, stack.enter_context(subject("that", given.against.resolve())))
+        console = Console(width=None if Console().is_terminal else 150)
+        run_on_fast_loop(bench(subjects, scale, console, given.profile))
+
+
+if __name__ == "__main__":
+    main()
