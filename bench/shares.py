@@ -4,7 +4,7 @@
 processor time of each for a fresh call and for a repeat of a finished one, from /proc, and the write-ahead log that
 they leave. Arguments have some 500 bytes, and the tool's schema ten rules. `--against` names the folder of another
 checkout with its own .venv: its gateway takes turns with this one's, round by round, so that a busy machine is unfair
-to both alike. `--profile` writes what py-spy sees of the gateway during fresh calls at the most at once.
+to both alike. `--profile` writes what py-spy sees of the gateway during calls (`--profile-of`) at the most at once.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def started(command: list[str], **more: Any) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def subject(name: str, folder: Path) -> Iterator[Subject]:
+def subject(name: str, folder: Path, python: str) -> Iterator[Subject]:
     """A gateway of the checkout in this folder, and its tool server."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TGA_")}
     with tempfile.TemporaryDirectory(prefix="tga-bench-") as made, contextlib.ExitStack() as stack:
@@ -232,12 +232,12 @@ def subject(name: str, folder: Path) -> Iterator[Subject]:
         tool = stack.enter_context(started([sys.executable, "-m", "bench.shares", "--role", "tool"]))
         (home / "tga.toml").write_text(CONFIG.format(url=tool[0]))
         environment = {**inherited, "TGA_HOME": made, "TGA_PORT": "0"}
-        command = [str(folder / ".venv/bin/tga"), "serve"]
+        command = [python, "-m", "app.main", "serve"]
         url, pid = stack.enter_context(started(command, env=environment, cwd=folder))
         yield Subject(name, home, url, pid, tool[1])
 
 
-async def bench(subjects: list[Subject], scale: Scale, console: Console, profile: Path | None) -> None:
+async def bench(subjects: list[Subject], scale: Scale, console: Console, profile: Path | None, profile_of: str) -> None:
     console.print(f"The disk alone, a write and fdatasync: {measure_sync(subjects[0].data_dir):.2f} ms")
     found: dict[tuple[str, int, str], list[Spent]] = {}
     for _ in range(scale.rounds):
@@ -250,7 +250,7 @@ async def bench(subjects: list[Subject], scale: Scale, console: Console, profile
     if profile is not None:
         command = ["record", "-p", f"{subjects[-1].pid}", "-f", "raw", "-r", "500", "-d", "20", "-o", f"{profile}"]
         spy = await asyncio.create_subprocess_exec("py-spy", *command, stdout=subprocess.DEVNULL)
-        await subjects[-1].measure(FRESH, scale.at_once[-1], 21)
+        await subjects[-1].measure(profile_of, scale.at_once[-1], 21)
         await spy.wait()
 
 
@@ -290,6 +290,7 @@ def main() -> None:
     parser.add_argument("--at-once", help="how many calls at once, 1,8,32 by default")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--profile", type=Path, help="where py-spy, which must be on PATH, writes what it saw")
+    parser.add_argument("--profile-of", choices=(FRESH, REPEAT), default=FRESH)
     parser.add_argument("--role", choices=("tool",), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.role == "tool":
@@ -300,11 +301,12 @@ def main() -> None:
     scale = Scale(given.rounds or scale.rounds, scale.seconds, at_once)
     with contextlib.ExitStack() as stack:
         here = Path(__file__).resolve().parents[1]
-        subjects = [stack.enter_context(subject("this", here))]
+        subjects = [stack.enter_context(subject("this", here, sys.executable))]
         if given.against is not None:
-            subjects.insert(0, stack.enter_context(subject("that", given.against.resolve())))
+            other = given.against.resolve()
+            subjects.insert(0, stack.enter_context(subject("that", other, str(other / ".venv/bin/python"))))
         console = Console(width=None if Console().is_terminal else 150)
-        run_on_fast_loop(bench(subjects, scale, console, given.profile))
+        run_on_fast_loop(bench(subjects, scale, console, given.profile, given.profile_of))
 
 
 if __name__ == "__main__":

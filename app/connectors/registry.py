@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from jsonschema.exceptions import ValidationError
 
@@ -21,6 +21,7 @@ from app.config.bounded_schema import TooManySteps, bounded_validator_of, first_
 from app.config.fields import split_pointer
 from app.config.input_schema import mismatch, validator_of
 from app.config.loading import HTTP_CLIENT
+from app.config.schema_acceptance import Accepts, acceptance_of
 from app.config.tables import ADDRESS_FIELDS, Transport
 from app.config.wording import one_of, pointer_to, shown
 from app.connectors.credentials import Credentials
@@ -85,7 +86,7 @@ class Registry:
     ) -> None:
         self._servers = dict(servers)  # qualified id to own name and table
         self._tools = {(tool.server_id, tool.tool_name): tool for tool in tools}
-        self._validators = {key: _validator(tool) for key, tool in self._tools.items()}
+        self._checks = {key: _check(tool) for key, tool in self._tools.items()}
         self._slots = dict(slots)
         self._pool = pool
         self._mcp: dict[str, McpServer] = dict(mcp or {})
@@ -194,12 +195,14 @@ class Registry:
 
     def verify_arguments(self, tool: Tool, arguments: dict[str, Any]) -> None:
         """Raise ArgumentsInvalid at the first path that does not fit the tool's schema. No secret is shown."""
-        validator = self._validators.get((tool.server_id, tool.tool_name))
-        if validator is None or validator.schema is not tool.input_schema:
-            validator = _validator(tool)
+        check = self._checks.get((tool.server_id, tool.tool_name))
+        if check is None or check.judge.schema is not tool.input_schema:
+            check = _check(tool)
+        if check.accepts is not None and check.accepts(arguments):
+            return
         what = f"arguments of {tool.server_id}/{tool.tool_name}"
         try:
-            error = first_misfit(validator, arguments)
+            error = first_misfit(check.judge, arguments)
         except RecursionError:
             raise ArgumentsInvalid(f"{what} nest deeper than the schema can follow") from None
         except TooManySteps:
@@ -229,8 +232,8 @@ class Registry:
         """All tools of the server, at once: nobody sees half of them."""
         kept = {key: tool for key, tool in self._tools.items() if key[0] != server_id}
         self._tools = kept | {(tool.server_id, tool.tool_name): tool for tool in tools}
-        made = {(tool.server_id, tool.tool_name): _validator(tool) for tool in tools}
-        self._validators = {key: self._validators[key] for key in kept} | made
+        made = {(tool.server_id, tool.tool_name): _check(tool) for tool in tools}
+        self._checks = {key: self._checks[key] for key in kept} | made
 
     def _mcp_server(
         self, config: Config, name: str, server_id: str, environment: Mapping[str, str] | None
@@ -290,10 +293,17 @@ def _at(config: Config, name: str, field: str) -> str:
     return f"{config.path}: servers.{name}.{field}"
 
 
-def _validator(tool: Tool) -> Any:
+class _Check(NamedTuple):
+    """How a tool's arguments are checked. `judge` has the last word on whatever is not accepted at once."""
+
+    judge: Any
+    accepts: Accepts | None = None
+
+
+def _check(tool: Tool) -> _Check:
     if isinstance(tool, McpTool):
-        return bounded_validator_of(tool.input_schema)
-    return validator_of(tool.input_schema)
+        return _Check(bounded_validator_of(tool.input_schema))
+    return _Check(validator_of(tool.input_schema), acceptance_of(tool.input_schema))
 
 
 def _tool(server_id: str, server: ServerConfig, name: str, config: ToolConfig) -> Tool:

@@ -25,6 +25,7 @@ PRINTS: Final = {
     "lua": (r"live: a checkpoint takes [\d,]+ us of CPU", "replayed: a checkpoint takes", r"32 at once: \d+ a second"),
     "recovery": (rf"transactions per trace, one a read +│ +{RATIO}", rf"plans in a commit +│ +{RATIO}"),
     "http": (rf"32 at once: over HTTP {RATIO} of the calls in process", r"admission +│ +\d+", r"database +│ +\d+"),
+    "shares": (r"fresh +│ +32 │ +this │ +[\d,]+", r"repeat +│ +32 │ +this │ +[\d,]+"),
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
     "sequencer": (rf"while sequencing +│ +[\d,]+ │ +{RATIO}", rf"when catching up +│ +[\d,]+ │ +{RATIO}"),
     "verify": (rf"tga +1,600 +[\d,]+ +{RATIO} +{RATIO} +{RATIO}", rf"tools/verify\.py +1,600 +[\d,]+ +{RATIO}"),

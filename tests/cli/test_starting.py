@@ -13,7 +13,7 @@ from app.cli.command import COMMANDS, Later
 
 HEAVY = {
     *("aiohttp", "asyncio", "asyncpg", "cedarpy", "cryptography", "cryptography.x509", "fastapi", "jsonschema", "jwt"),
-    *("mcp", "rich.console", "starlette", "uvicorn", "uvloop"),
+    *("jsonschema_rs", "mcp", "rich.console", "starlette", "uvicorn", "uvloop"),
     *("app.domain.tga.documents", "app.gateway.wiring", "app.mcp_server"),
 }
 RUNS = {"asyncio", "rich.console", "uvloop"}

@@ -21,6 +21,7 @@ from tests.packaging.installed import ROOT, build, build_all
 
 # Imported under another name than the distribution's, or coming with one that is pinned to it.
 DISTRIBUTION_OF = {
+    "jsonschema_rs": "jsonschema-rs",
     "jwt": "pyjwt",
     "opentelemetry": "opentelemetry-sdk",  # of the extra `otel`; without it nothing is traced, in words
     "pydantic_core": "pydantic",
