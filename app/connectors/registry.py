@@ -124,13 +124,16 @@ class Registry:
         return registry
 
     async def start(self, *, wait_ms: int = MCP_START_WAIT_MS) -> None:
-        """Start the MCP servers. Waits for each first attempt, but not for ever, and for none that fails: what is not
-        there now is tried on, and its tools come when it does."""
+        """Prepare to check arguments fast, and start the MCP servers. Waits for each first attempt, but not for ever,
+        and for none that fails: what is not there now is tried on, and its tools come when it does."""
         if any(server.transport == "mcp-stdio" for _, server in self._servers.values()) and not ends_all_descendants():
             logger.warning(
                 "this system has no subreapers (prctl of Linux): what an MCP server starts in a session of its own may "
                 "outlive the gateway"
             )
+        for key, tool in self._tools.items():
+            if not isinstance(tool, McpTool):
+                self._checks[key] = self._checks[key]._replace(accepts=acceptance_of(tool.input_schema))
         for server in self._mcp.values():
             server.start()
         with contextlib.suppress(TimeoutError):
@@ -297,13 +300,13 @@ class _Check(NamedTuple):
     """How a tool's arguments are checked. `judge` has the last word on whatever is not accepted at once."""
 
     judge: Any
-    accepts: Accepts | None = None
+    accepts: Accepts | None = None  # set by `Registry.start`: commands that only look at tools need none
 
 
 def _check(tool: Tool) -> _Check:
     if isinstance(tool, McpTool):
         return _Check(bounded_validator_of(tool.input_schema))
-    return _Check(validator_of(tool.input_schema), acceptance_of(tool.input_schema))
+    return _Check(validator_of(tool.input_schema))
 
 
 def _tool(server_id: str, server: ServerConfig, name: str, config: ToolConfig) -> Tool:

@@ -45,19 +45,53 @@ _HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 class _AnswerFirst:
     """The transport as the framework sees it. Closing it while the client still sends would destroy the answer that was
-    just written: a reset reaches the client before what it has not read yet."""
+    just written: a reset reaches the client before what it has not read yet.
 
-    __slots__ = ("_close", "_transport", "get_extra_info", "is_closing", "write")
+    The framework writes an answer's head and then its body. They go out together, with one system call, and wake the
+    client once, if the body comes before the loop turns; a head whose body comes later goes out by itself.
+    """
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+    __slots__ = ("_close", "_head", "_later", "_loop", "_transport", "get_extra_info", "is_closing")
+
+    def __init__(
+        self, transport: asyncio.Transport, close: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        # Set here for good.
         self._transport = transport
         self._close = close
-        self.write = transport.write
+        self._loop = loop
         self.is_closing = transport.is_closing
         self.get_extra_info = transport.get_extra_info
+        # A head that was given and is not written yet, and what writes it when the loop turns.
+        self._head: bytes | None = None
+        self._later: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        head = self._head
+        if head is not None:
+            self._forget()
+            self._transport.write(head + data)
+        elif data.startswith(b"HTTP/"):
+            self._head = data
+            self._later = self._loop.call_soon(self._write_head)
+        else:
+            self._transport.write(data)
 
     def close(self) -> None:
+        self._write_head()
         self._close()
+
+    def _write_head(self) -> None:
+        head = self._head
+        if head is not None:
+            self._forget()
+            self._transport.write(head)
+
+    def _forget(self) -> None:
+        self._head = None
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -86,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._answer_first = _AnswerFirst(transport, self._close_after_answer)
+        self._answer_first = _AnswerFirst(transport, self._close_after_answer, self.loop)
         beyond = len(self.connections) - self.connections_max
         if beyond > 0:
             self._refuse(GatewayBusy("the gateway has as many connections as it takes", expected=self.connections_max))
