@@ -34,6 +34,16 @@ class Seals(Protocol):
     def unseal(self, sealed: bytes, *, context: str) -> bytes: ...
 
 
+class SpentSessions(Protocol):
+    """What was ended or used, as all gateways on the database know it."""
+
+    async def spend(self, value: str, *, until: str) -> bool:
+        """Whether nobody has spent it before; durable when this returns."""
+        ...
+
+    async def is_spent(self, value: str) -> bool: ...
+
+
 class Authenticates(Protocol):
     async def authenticate(self, authorization: str | None) -> Principal: ...
 
@@ -54,16 +64,18 @@ class Session:
 class Sessions:
     """Opens, reads and ends sessions; as an authenticator it takes `Authorization: Session <cookie>` and nothing else.
 
-    Ending one is remembered by this gateway until it would have expired anyway; another gateway, or this one after
-    a restart, knows only that the browser has dropped it. Whoever fears a copy revokes the key.
+    A session is one of every gateway that has the sealing key, on one database. Ending it counts at all of them a
+    moment after it is durable, as a revoked key does, and stays so until the session would have expired anyway.
     """
 
-    def __init__(self, authenticator: Authenticates, keys: ApiKeyLookup, seals: Seals, clock: Clock) -> None:
+    def __init__(
+        self, authenticator: Authenticates, keys: ApiKeyLookup, seals: Seals, clock: Clock, spent: SpentSessions
+    ) -> None:
         self._authenticator = authenticator
         self._keys = keys
         self.seals = seals
         self._clock = clock
-        self._ended: dict[str, str] = {}  # by id: until when it is remembered
+        self._spent = spent
 
     async def open(self, credential: str) -> Session:
         """A session for whoever holds this credential, or Unauthenticated without a word about why."""
@@ -92,7 +104,8 @@ class Sessions:
         )
 
     def read(self, cookie: str | None) -> Session | None:
-        """The session in a cookie; None when it is none of ours, has expired or was ended."""
+        """The session in a cookie; None when it is none of ours or has expired. Whether it was ended, `authenticate`
+        asks."""
         if not cookie or len(cookie) > CONSOLE_SESSION_CHARS_MAX:
             return None
         try:
@@ -110,28 +123,22 @@ class Sessions:
             )
         except (TgaError, ValidationError, ValueError, KeyError, TypeError, binascii.Error):
             return None
-        now = self._clock.now()
-        return None if session.expires_at <= now or session.session_id in self._ended else session
+        return None if session.expires_at <= self._clock.now() else session
 
-    def end(self, session: Session) -> None:
-        self._remember(session.session_id, session.expires_at)
-
-    def _remember(self, value: str, until: str) -> None:
-        now = self._clock.now()
-        self._ended = {known: other for known, other in self._ended.items() if other > now}
-        self._ended[value] = until
+    async def end(self, session: Session) -> None:
+        """Durable when this returns."""
+        await self._spent.spend(session.session_id, until=session.expires_at)
 
     async def use_once(self, value: str, *, until: str) -> bool:
-        """Whether nobody used this value before; it is remembered until then."""
-        if value in self._ended:
-            return False
-        self._remember(value, until)
-        return True
+        """Whether nobody used this value before, at any gateway; it is remembered until then."""
+        return await self._spent.spend(value, until=until)
 
     async def authenticate(self, authorization: str | None) -> Principal:
         """The session's principal as it is now, or Unauthenticated."""
         scheme, _, cookie = (authorization or "").partition(" ")
         session = self.read(cookie) if scheme == SCHEME else None
+        if session is not None and await self._spent.is_spent(session.session_id):
+            session = None
         if session is not None and session.principal is not None:
             return session.principal
         if session is not None and session.key_id is not None:

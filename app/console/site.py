@@ -226,7 +226,7 @@ class ConsoleSite:
         return None if self._issuer is None else self._issuer.provider.name
 
     async def _sign_out(self, visit: Visit) -> Response:
-        self._sessions.end(visit.session)
+        await self._sessions.end(visit.session)
         made = None if self._issuer is None else await self._issuer.ended(visit.request, visit.session)
         if made is None:
             made = RedirectResponse(f"{PATH}/sign-in", status_code=303, headers=HEADERS)
@@ -236,7 +236,7 @@ class ConsoleSite:
     # What scripts of pages ask for.
     async def _live(self, request: Request) -> Response:
         session = self._session(request)
-        if session is None:
+        if session is None or await self._principal(session) is None:
             return Response(status_code=204, headers=HEADERS)  # tells an EventSource not to come back
         return self._watch.stream(request, session.cookie)
 

@@ -443,6 +443,7 @@ BLOBS_COLLECT_EVERY_MS: Final = 60_000
 # The console. A page stays under 200 KB whatever a tool, an agent or a description says; there is a way to all of it.
 CONSOLE_SESSION_MS: Final = 28_800_000
 CONSOLE_SESSION_MS_MIN: Final = 300_000
+CONSOLE_SESSIONS_KNOWN_MAX: Final = 4_096
 CONSOLE_SESSION_CHARS_MAX: Final = 4_096
 CONSOLE_FORM_BYTES_MAX: Final = 262_144
 CONSOLE_JSON_CHARS_MAX: Final = 4_096  # of one value, before "all of it"

@@ -288,7 +288,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 hold_ms=config.mcp.hold_ms,
                 task_after_ms=config.mcp.task_after_ms,
             ),
-            console_sessions=ConsoleSessions(services.authenticator, access, keyring, clock),
+            console_sessions=ConsoleSessions(services.authenticator, access, keyring, clock, access.spent_sessions),
             provider=provider,
             blobs=blobs,
             database=database,

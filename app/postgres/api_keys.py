@@ -40,6 +40,7 @@ from app.domain.identity import (
 from app.domain.ledger.queries import Page
 from app.postgres.listener import Listener
 from app.postgres.sessions import GATEWAY_ROLE, LOST, Closing, Sessions, connect, unavailable
+from app.postgres.spent_sessions import PREFIX, PostgresSpentSessions
 
 CHANNEL = "tga_access"
 _LISTED = tuple(one.name for one in fields(ListedKey))
@@ -116,6 +117,7 @@ class PostgresAccess(Closing):
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._tenants = {DEFAULT_TENANT}  # tenants are never removed, so what once existed does
         self._changes = 0
+        self.spent_sessions = PostgresSpentSessions(sessions, self._hears)  # told of on the same channel
         # Keys that no query asks for yet, with the callers that wait for them; and the tasks that ask.
         self._wanted: dict[str, list[asyncio.Future[StoredKey | None]]] = {}
         self._looking: set[asyncio.Task[None]] = set()
@@ -123,7 +125,7 @@ class PostgresAccess(Closing):
     @classmethod
     async def open(cls, sessions: Sessions, url: str) -> Self:
         access = cls(sessions, url)
-        listener = Listener(url, CHANNEL, heard=access._forget, changed=access._forget_all)
+        listener = Listener(url, CHANNEL, heard=access._heard, changed=access._forget_all)
         access._listener = await listener.open()
         return access
 
@@ -298,6 +300,12 @@ class PostgresAccess(Closing):
     def _hears(self) -> bool:
         return self._listener is not None and self._listener.is_live
 
+    def _heard(self, payload: str) -> None:
+        if payload.startswith(PREFIX):
+            self.spent_sessions.heard(payload.removeprefix(PREFIX))
+        else:
+            self._forget(payload)
+
     def _forget(self, key_id: str) -> None:
         self._changes += 1
         self._known.pop(key_id, None)
@@ -305,6 +313,7 @@ class PostgresAccess(Closing):
     def _forget_all(self) -> None:
         self._changes += 1
         self._known.clear()
+        self.spent_sessions.forget_all()
 
 
 async def list_keys_of(sessions: Sessions, tenant: str, *, after: str | None, limit: int) -> Page[ListedKey]:

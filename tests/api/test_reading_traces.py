@@ -19,13 +19,23 @@ from app.domain.system.documents import ErasedClaim, Erasure
 from app.domain.system.log import SystemState, plan_system
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import LogRecord
+from app.postgres.call_facts import fold_all, rebuild_calls
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from tests.api.reading import Front, World, waiting_plan
 from tests.attacker import disarm
 from tests.invariants.plans import plan_of
-from tests.traces import EXECUTOR, PATHS, completed_trace, pending_trace, time_at, trace_id
+from tests.traces import (
+    EXECUTOR,
+    PATHS,
+    completed_trace,
+    denied_trace,
+    failed_trace,
+    pending_trace,
+    time_at,
+    trace_id,
+)
 
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -247,6 +257,33 @@ async def test_an_erased_trace_still_says_what_its_entries_say(front: Front, ses
         await admin.execute("UPDATE tga.entries SET entry = entry || ' ' WHERE stream LIKE 'trace:%'")
     status, document, _ = await front.get(f"/v1/traces/{trace_id(1)}")
     assert (status, document["code"]) == (409, "STATE_CHECKSUM_MISMATCH")
+
+
+async def test_what_was_folded_from_payloads_goes_with_them(
+    front: Front, sessions: Sessions, admin: Admin, database: Database
+) -> None:
+    traces = [completed_trace(1), failed_trace(2), denied_trace(3)]
+    for records in traces:
+        await front.append_trace(records)
+    await sessions.commit("SELECT * FROM tga.integrate(100000)")
+    await fold_all(sessions)
+
+    async def facts() -> list[dict[str, Any]]:
+        return [dict(row) for row in await admin.fetch("SELECT * FROM tga.call_facts ORDER BY stream_no")]
+
+    known = await facts()
+    assert [(one["decided_by"], bool(one["policy_ids"])) for one in known] == [("policy", True)] * 3
+    assert [one["attempts"] for one in known] == [1, 1, 0]
+    assert known[1]["error_code"] is not None
+    await _erase(sessions, traces[1])
+    after = await facts()
+    assert (after[0], after[2]) == (known[0], known[2]), "the facts of a trace that is not erased went too"
+    one = after[1]
+    told = (one["decided_by"], one["decider"], one["error_code"], one["dispatch_ms"], one["attempts"])
+    assert told == (None, None, None, None, 0)
+    assert one["policy_ids"] == []
+    await rebuild_calls(sessions, database.admin_url)
+    assert await facts() == after, "a rebuild finds something else than an erasure leaves"
 
 
 async def test_lists_are_complete_and_without_repeats_while_traces_are_added(front: Front) -> None:
