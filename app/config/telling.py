@@ -18,7 +18,8 @@ _Endpoint = Annotated[str, StringConstraints(max_length=URL_CHARS_MAX, pattern=r
 class TelemetryConfig(BaseModel):
     """`[telemetry]`. `metrics`: who may read /metrics: whoever has a key of an operator or auditor of the default
     tenant (`key`), `anyone`, or nobody (`off`). `log_format`: how stderr is written; `log_calls`: a line for each call.
-    `traces`: spans over OTLP, to `otlp_endpoint`, else where OTEL_EXPORTER_OTLP_ENDPOINT says."""
+    `traces`: spans over OTLP, to `otlp_endpoint`, else where OTEL_EXPORTER_OTLP_ENDPOINT says. `trace_ratio`: the part
+    of calls and runs that is traced, of those without a caller's trace; else as OTEL_TRACES_SAMPLER says."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -26,4 +27,5 @@ class TelemetryConfig(BaseModel):
     log_format: Literal["text", "json"] = "text"
     log_calls: bool = True
     traces: bool = False
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
     otlp_endpoint: _Endpoint | None = Field(default=None, repr=False)

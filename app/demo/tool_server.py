@@ -65,9 +65,10 @@ class Book:
         for line in whole.splitlines():
             self._remember(json.loads(line))
 
-    def note_request(self, tool: str, key: str | None, tool_call_id: str | None) -> None:
-        """Only for counting: it need not survive a power failure."""
-        self._append({"event": "request", "tool": tool, "idempotency_key": key, "tool_call_id": tool_call_id})
+    def note_request(self, tool: str, key: str | None, tool_call_id: str | None, traceparent: str | None) -> None:
+        """Only for counting and tracing: it need not survive a power failure."""
+        line = {"event": "request", "tool": tool, "idempotency_key": key, "tool_call_id": tool_call_id}
+        self._append({**line, "traceparent": traceparent})
 
     def execute(
         self, tool: str, key: str | None, tool_call_id: str | None, arguments: dict[str, Any], answer: Answer
@@ -135,7 +136,7 @@ class Bank:
         tool = request.match_info["tool"]
         key = request.headers.get("Idempotency-Key")
         call_id = request.headers.get("TGA-Tool-Call-Id")
-        self._book.note_request(tool, key, call_id)
+        self._book.note_request(tool, key, call_id, request.headers.get("traceparent"))
         await asyncio.sleep(self._latency_ms / 1000)
         try:
             arguments = json.loads(await request.read())

@@ -20,17 +20,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, Protocol
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Decision
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, set_span_in_context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision, ParentBasedTraceIdRatio, Sampler
+from opentelemetry.trace import SpanContext, TraceFlags, set_span_in_context
 from opentelemetry.trace.span import NonRecordingSpan
-from opentelemetry.trace.status import Status, StatusCode
 
 from app import __version__
 from app.core.instruments import Instruments
@@ -41,11 +37,10 @@ from app.domain.runs.engine.ports import LoadedRun
 from app.domain.runs.requests import ToolRequest
 from app.domain.tga.execution import Answer, TraceExecution
 from app.domain.tga.runtime import CheckedCall
+from app.edge.otlp import CLIENT, CONSUMER, INTERNAL, SERVER, OtlpSender, OtlpSettings, Place, Span, Value, encoded
 
-_SCOPE: Final = InstrumentationScope("tga_gateway", __version__)
+_SCOPE: Final = "tga_gateway"
 _CLOSE_WAIT_S: Final = 3.0
-_OK: Final = Status(StatusCode.UNSET)
-_SAMPLED: Final = TraceFlags(1)
 _ATTEMPTS_NOTED_MAX: Final = 10_000
 _LINKS_MAX: Final = 128
 _PHASES: Final = {"decide": "decide", "intent": "append intent", "effect": "append effect", "ask": "append request"}
@@ -59,17 +54,27 @@ _OF_SENDS: Final[tuple[str, ...]] = (
         "error.type",
     ),
 )
+_NOTHING: Final[Mapping[str, Value]] = {}
 _ENDED: Final = ("COMPLETED", "FAILED", "CANCELLED", "PARKED", "DIVERGED")
 logger = logging.getLogger("tga")
+
+
+class Sends(Protocol):
+    """Where batches go: True when they were taken. Called by one thread, and may take its time."""
+
+    def send(self, body: bytes) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class SpanQueue:
     """Exports spans in a thread of its own. `put` is called by one thread, never waits, and drops what has no room."""
 
-    def __init__(self, exporter: SpanExporter, instruments: Instruments) -> None:
-        self._exporter = exporter
+    def __init__(self, sender: Sends, instruments: Instruments, resource: Mapping[str, object]) -> None:
+        self._sender = sender
         self._instruments = instruments
-        self._spans: deque[ReadableSpan] = deque()
+        self._resource = resource
+        self._spans: deque[Span] = deque()
         self._wake = threading.Event()
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -77,7 +82,7 @@ class SpanQueue:
         self._exported = 0
         self._failed = 0
 
-    def put(self, spans: Sequence[ReadableSpan]) -> None:
+    def put(self, spans: Sequence[Span]) -> None:
         if len(self._spans) + len(spans) > SPANS_QUEUED_MAX:
             self._instruments.spans.add(("dropped",), len(spans))
             return
@@ -100,7 +105,6 @@ class SpanQueue:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_WAIT_S)
-        threading.Thread(target=self._exporter.shutdown, daemon=True).start()
         self.count()
 
     def _run(self) -> None:
@@ -109,11 +113,12 @@ class SpanQueue:
             self._wake.clear()
             while self._spans:
                 self._export()
+        self._sender.close()
 
     def _export(self) -> None:
         batch = [self._spans.popleft() for _ in range(min(len(self._spans), SPANS_AT_ONCE_MAX))]
         try:
-            is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            is_taken = self._sender.send(encoded(batch, self._resource, _SCOPE))
         except Exception:  # whatever the collector made of it, the next batch is tried
             is_taken = False
         if is_taken:
@@ -133,12 +138,8 @@ class _Attempt:
 class Spans:
     """CallSpans, and the RunObserver that makes a run's trace of what was stored of it here."""
 
-    def __init__(self, queue: SpanQueue, clock: Clock, provider: TracerProvider | None = None) -> None:
-        # The provider is asked for what the environment says: the resource, and which traces are sampled.
-        self._provider = provider or TracerProvider(
-            resource=Resource.create({SERVICE_NAME: "tga-gateway", SERVICE_VERSION: __version__}),
-            shutdown_on_exit=False,
-        )
+    def __init__(self, queue: SpanQueue, clock: Clock, sampler: Sampler) -> None:
+        self._sampler = sampler
         self._queue = queue
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}  # by run, the oldest first; `_note` and `_changed` write it
@@ -154,7 +155,7 @@ class Spans:
         # Marks are of a steady clock; the wall's is looked at once, now.
         offset_ns = time.time_ns() - int(self._clock.monotonic_ms() * 1e6)
         began_ns = offset_ns + int(marks[0][1] * 1e6)
-        attributes: dict[str, Any] = {
+        attributes: dict[str, Value] = {
             "mcp.method.name": "tools/call",
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": request.tool_name,
@@ -168,44 +169,33 @@ class Spans:
             attributes["gen_ai.tool.call.id"] = call_id
         if answer.waiting is not None:
             attributes["tga.waiting"] = answer.waiting
-        links: list[Link] = []
+        links: list[Place] = []
         if request.run is not None:
             attributes["tga.run_id"] = request.run.run_id
-            links.append(Link(_run_context(request.run.run_id)))
-        status = _OK
+            links.append(_run_context(request.run.run_id))
         effect = answer.effect
         if effect is not None and effect.error is not None:
             attributes["error.type"] = effect.error.code
-            status = Status(StatusCode.ERROR)
         elif answer.state == "DENIED":
             attributes["error.type"] = "CALL_DENIED"
-            status = Status(StatusCode.ERROR)
+        is_error = "error.type" in attributes
         end_ns = offset_ns + int(now_ms * 1e6)
-        spans = [
-            self._span(
-                f"tools/call {request.tool_name}",
-                context,
-                parent,
-                SpanKind.SERVER,
-                (began_ns, end_ns),
-                attributes=attributes,
-                links=links,
-                status=status,
-            )
-        ]
+        sends = f"tools/call {request.tool_name}"
+        spans = [Span(sends, context, parent, SERVER, began_ns, end_ns, attributes, links, is_error)]
         before_ns = began_ns
         last_send = max((place for place, (phase, _) in enumerate(marks) if phase == "dispatch"), default=None)
         for place, (phase, at_ms) in enumerate(marks[1:], 1):
             at_ns = offset_ns + int(at_ms * 1e6)
-            own_id = _hashed(f"{phase} {place} {context.span_id}")
-            if place == last_send and call_id is not None:
-                own_id = int(call_id.replace("-", "")[-16:], 16)  # what the tool server was told is its parent
-            own = SpanContext(trace_id, own_id, is_remote=False, trace_flags=TraceFlags(flags))
-            kind, about = SpanKind.INTERNAL, {}
             if phase == "dispatch":
-                kind, about = SpanKind.CLIENT, {name: attributes[name] for name in _OF_SENDS if name in attributes}
-            name = f"tools/call {request.tool_name}" if phase == "dispatch" else _PHASES.get(phase, phase)
-            spans.append(self._span(name, own, context, kind, (before_ns, at_ns), attributes=about))
+                about = {name: attributes[name] for name in _OF_SENDS if name in attributes}
+                # What the tool server was told is its parent is the last send.
+                is_last = place == last_send and call_id is not None
+                own_id = int(call_id.replace("-", "")[-16:], 16) if is_last and call_id else _within(context, place)
+                own = Place(trace_id, own_id, flags)
+                spans.append(Span(sends, own, context, CLIENT, before_ns, at_ns, about))
+            else:
+                own = Place(trace_id, _within(context, place), flags)
+                spans.append(Span(_PHASES.get(phase, phase), own, context, INTERNAL, before_ns, at_ns, _NOTHING))
             before_ns = at_ns
         self._queue.put(spans)
 
@@ -220,8 +210,8 @@ class Spans:
         if not self._is_sampled(trace_id, parent, call.tool_name):
             return
         now_ns = time.time_ns()
-        own = SpanContext(trace_id, _hashed(f"repeat {now_ns} {answer.trace_id}"), False, TraceFlags(flags))
-        attributes = {
+        own = Place(trace_id, _hashed(f"repeat {now_ns} {answer.trace_id}"), flags)
+        attributes: dict[str, Value] = {
             "mcp.method.name": "tools/call",
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": call.tool_name,
@@ -230,8 +220,7 @@ class Spans:
             "tga.state": answer.state,
             "tga.replayed": True,
         }
-        name, times = f"tools/call {call.tool_name}", (now_ns, now_ns)
-        self._queue.put([self._span(name, own, parent, SpanKind.SERVER, times, attributes=attributes)])
+        self._queue.put([Span(f"tools/call {call.tool_name}", own, parent, SERVER, now_ns, now_ns, attributes)])
 
     def changed(self, loaded: LoadedRun, state_before: str | None, added: Sequence[RunDocument]) -> None:
         """RunObserver: a span for each attempt that has ended, and the run's own when it has."""
@@ -250,7 +239,7 @@ class Spans:
         noted = self._attempts.pop(run.run_id, None)
         if not self._is_sampled(context.trace_id, None, start.procedure):
             return
-        about = {
+        about: dict[str, Value] = {
             "gen_ai.operation.name": "invoke_workflow",
             "gen_ai.workflow.name": start.procedure,
             "tga.run_id": run.run_id,
@@ -260,20 +249,17 @@ class Spans:
         }
         spans, ended_ns = [], time.time_ns()
         if state_before == "RUNNING" and noted is not None:  # else another gateway gave it to its worker
-            own = SpanContext(context.trace_id, _hashed(f"attempt {run.run_id} {run.attempt}"), False, _SAMPLED)
-            name, links = f"attempt {start.procedure}", [Link(_called(trace_id)) for trace_id in noted.calls]
-            times = (noted.leased_ns, ended_ns)
-            spans.append(self._span(name, own, context, SpanKind.CONSUMER, times, attributes=about, links=links))
+            own = Place(context.trace_id, _hashed(f"attempt {run.run_id} {run.attempt}"))
+            name, links = f"attempt {start.procedure}", [_called(trace_id) for trace_id in noted.calls]
+            spans.append(Span(name, own, context, CONSUMER, noted.leased_ns, ended_ns, about, links))
         if state in _ENDED:
-            status = _OK
-            if state not in ("COMPLETED", "CANCELLED"):
-                status, about = Status(StatusCode.ERROR), {**about, "error.type": f"RUN_{state}"}
-            times = (_ns(run.started_at), ended_ns)
-            links = [] if start.parent is None else [Link(_run_context(start.parent.run_id))]
+            is_error = state not in ("COMPLETED", "CANCELLED")
+            if is_error:
+                about = {**about, "error.type": f"RUN_{state}"}
+            began_ns = _ns(run.started_at)
+            links = [] if start.parent is None else [_run_context(start.parent.run_id)]
             name = f"invoke_workflow {start.procedure}"
-            spans.append(
-                self._span(name, context, None, SpanKind.SERVER, times, attributes=about, links=links, status=status)
-            )
+            spans.append(Span(name, context, None, SERVER, began_ns, ended_ns, about, links, is_error))
         self._queue.put(spans)
 
     def _note(self, run_id: str, added: Sequence[RunDocument]) -> None:
@@ -288,73 +274,60 @@ class Spans:
                 if noted is not None and len(noted.calls) < _LINKS_MAX:
                     noted.calls.append(artifact.request.trace_id)
 
-    def _is_sampled(self, trace_id: int, parent: SpanContext | None, name: str) -> bool:
-        """As the environment's sampler decides; by default as the caller did."""
-        asked = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
-        return self._provider.sampler.should_sample(asked, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
-
-    def _span(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        kind: SpanKind,
-        times: tuple[int, int],
-        *,
-        attributes: Mapping[str, Any],
-        links: Sequence[Link] = (),
-        status: Status = _OK,
-    ) -> ReadableSpan:
-        return ReadableSpan(
-            name,
-            context,
-            parent,
-            self._provider.resource,
-            attributes,
-            links=links,
-            kind=kind,
-            status=status,
-            start_time=times[0],
-            end_time=max(times),
-            instrumentation_scope=_SCOPE,
-        )
+    def _is_sampled(self, trace_id: int, parent: Place | None, name: str) -> bool:
+        """As the sampler decides; by default as the caller did, and everything that has no caller's trace."""
+        if parent is None:
+            # Samplers go by the last 64 bits; in a UUID not all are chance, and a ratio would keep all or nothing.
+            asked, trace_id = None, int.from_bytes(hashlib.blake2b(trace_id.to_bytes(16), digest_size=16).digest())
+        else:
+            told = SpanContext(parent.trace_id, parent.span_id, True, TraceFlags(parent.flags))
+            asked = set_span_in_context(NonRecordingSpan(told))
+        return self._sampler.should_sample(asked, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
 
 
-def spans_over_otlp(endpoint: str | None, clock: Clock, instruments: Instruments) -> tuple[Spans, SpanQueue]:
-    """To this endpoint, else where OTEL_EXPORTER_OTLP_ENDPOINT (or …_TRACES_ENDPOINT) says; headers, certificates and
-    the sampler are the environment's."""
-    # A batch that the collector does not take is not kept: the exporter's own repeats end with its time.
-    url = None if endpoint is None else endpoint.rstrip("/") + "/v1/traces"
-    queue = SpanQueue(OTLPSpanExporter(url, timeout=SPANS_EXPORT_MS / 1000), instruments)
-    return Spans(queue, clock), queue
+def spans_over_otlp(
+    endpoint: str | None, clock: Clock, instruments: Instruments, *, ratio: float | None = None
+) -> tuple[Spans, SpanQueue]:
+    """To this endpoint, else where OTEL_EXPORTER_OTLP_ENDPOINT (or …_TRACES_ENDPOINT) says; headers, certificates,
+    resource and, without a ratio, the sampler are the environment's."""
+    # The provider is asked for what the environment says, and for nothing else.
+    provider = TracerProvider(
+        resource=Resource.create({SERVICE_NAME: "tga-gateway", SERVICE_VERSION: __version__}), shutdown_on_exit=False
+    )
+    sampler = provider.sampler if ratio is None else ParentBasedTraceIdRatio(ratio)
+    sender = OtlpSender(OtlpSettings.of(endpoint), timeout_s=SPANS_EXPORT_MS / 1000)
+    queue = SpanQueue(sender, instruments, provider.resource.attributes)
+    return Spans(queue, clock, sampler), queue
 
 
-def _place_of(trace_id: str, traceparent: str | None) -> tuple[int, SpanContext | None, int]:
+def _place_of(trace_id: str, traceparent: str | None) -> tuple[int, Place | None, int]:
     """The trace that a call belongs to, its parent there, and whether that is sampled: as app/connectors/answers.py
     tells the tool server."""
     if traceparent is None:
         return int(trace_id.replace("-", ""), 16), None, 1
-    _, trace, parent, flags = traceparent.split("-")
-    context = SpanContext(int(trace, 16), int(parent, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
-    return context.trace_id, context, int(flags, 16)
+    _, trace, parent, written = traceparent.split("-")
+    flags = int(written, 16)
+    return int(trace, 16), Place(int(trace, 16), int(parent, 16), flags, is_remote=True), flags
 
 
-def _call_context(call_trace_id: str, trace_id: int, flags: int, waiting: str | None = None) -> SpanContext:
-    span_id = _hashed(f"call {call_trace_id} {waiting or ''}")
-    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(flags))
+def _call_context(call_trace_id: str, trace_id: int, flags: int, waiting: str | None = None) -> Place:
+    return Place(trace_id, _hashed(f"call {call_trace_id} {waiting or ''}"), flags)
 
 
-def _called(call_trace_id: str) -> SpanContext:
+def _called(call_trace_id: str) -> Place:
     """The span of a run's call: those have no caller's trace."""
     return _call_context(call_trace_id, int(call_trace_id.replace("-", ""), 16), 1)
 
 
-def _run_context(run_id: str) -> SpanContext:
+def _run_context(run_id: str) -> Place:
     """Every gateway comes to the same."""
     digest = hashlib.sha256(f"run {run_id}".encode()).digest()
-    return SpanContext(
-        int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), is_remote=False, trace_flags=_SAMPLED
-    )
+    return Place(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]))
+
+
+def _within(context: Place, place: int) -> int:
+    """The id of a call's phase: steps of an odd number never meet, and other calls begin elsewhere."""
+    return (context.span_id + place * 0x9E37_79B9_7F4A_7C15) & 0xFFFF_FFFF_FFFF_FFFF or 1
 
 
 def _hashed(text: str) -> int:

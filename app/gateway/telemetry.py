@@ -36,10 +36,8 @@ def telling(services: Services, config: TelemetryConfig) -> Iterator[None]:
                     expected="the extra `otel`",
                     remedy='pip install "tga-gateway[otel]", or set traces = false in [telemetry].',
                 ) from None
-            spans, queue = spans_over_otlp(config.otlp_endpoint, clock, services.instruments)
+            spans, queue = spans_over_otlp(config.otlp_endpoint, clock, services.instruments, ratio=config.trace_ratio)
             stack.callback(queue.close)
-            # It tells with a traceback of every batch that the collector does not take; tga_spans_total counts those.
-            logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
             observer.spans = spans
             services.runs.observer = spans
             logger.info("spans are exported over OTLP")

@@ -52,6 +52,14 @@ def lines(gateway: GatewayProcess, **wanted: str) -> list[dict[str, Any]]:
     return [line for line in found if all(line.get(name) == value for name, value in wanted.items())]
 
 
+def parents(world: RunsWorld, tool_call_id: str) -> list[str]:
+    """What the tool server was told of the trace, by its own book."""
+    book = [json.loads(line) for line in world.bank.book.read_text().splitlines()]
+    asked = [line for line in book if line["event"] == "request" and line["tool_call_id"] == tool_call_id]
+    assert asked, "the bank was not asked"
+    return [line["traceparent"] for line in asked]
+
+
 def phases(collector: Collector, root: Span) -> list[Span]:
     return sorted((one for one in collector.spans if one.parent_id == root.span_id), key=lambda one: one.start_ns)
 
@@ -89,9 +97,7 @@ async def test_a_call_is_one_trace_with_a_span_for_each_phase(
     dispatch = inner[3]
     assert dispatch.kind == CLIENT
     assert dispatch.span_id == answer["tool_call_id"].replace("-", "")[-16:]
-    told = [json.loads(line) for line in world.bank.book.read_text().splitlines()]
-    parents = {line.get("traceparent") for line in told} - {None}
-    assert not parents or f"00-{TRACE_ID}-{dispatch.span_id}-01" in parents
+    assert parents(world, answer["tool_call_id"]) == [f"00-{TRACE_ID}-{dispatch.span_id}-01"]
 
     def is_told() -> bool:
         return bool(lines(gateway, trace_id=trace_id))
@@ -113,7 +119,9 @@ async def test_what_its_caller_does_not_sample_is_not_sampled(
     world: RunsWorld, gateway: GatewayProcess, collector: Collector
 ) -> None:
     unsampled = {"traceparent": f"00-{'2' * 32}-{PARENT}-00"}
-    await call(gateway, world.keys["agent"], unsampled, tool_name="balance", arguments={})
+    answer = await call(gateway, world.keys["agent"], unsampled, tool_name="balance", arguments={})
+    own = answer["tool_call_id"].replace("-", "")[-16:]
+    assert parents(world, answer["tool_call_id"]) == [f"00-{'2' * 32}-{own}-00"], "the tool server would sample it"
     failed = await call(gateway, world.keys["agent"], tool_name="fail", arguments={})
     trace_id = failed["trace_id"]
     await asyncio.to_thread(collector.until, lambda: collector.of(**{"tga.trace_id": trace_id}))
