@@ -163,9 +163,14 @@ class Histogram(Metric):
         try:
             counts = self.values[labels]
         except KeyError:
-            counts = self.values.setdefault(self._admitted(labels), [0.0] * (len(self.bounds) + 2))
+            counts = self.row(labels)
         counts[bisect_left(self.bounds, value)] += 1
         counts[-1] += value
+
+    def row(self, labels: Labels) -> list[float]:
+        """What is counted under these labels, for whoever observes often: `row[bisect_left(bounds, value)] += 1` and
+        `row[-1] += value` are what `observe` does."""
+        return self.values.setdefault(self._admitted(labels), [0.0] * (len(self.bounds) + 2))
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         for labels, counts in self.values.items():

@@ -40,6 +40,12 @@ def word(value: str) -> str:
     return quoted.encode("ascii", "backslashreplace").decode().replace("\x7f", "\\x7f")
 
 
+@lru_cache(maxsize=1024)
+def _named(server: str, tool: str, state: str, decision: str, principal: str) -> str:
+    """What the lines of one caller's calls of one tool have in common."""
+    return f" server={word(server)} tool={word(tool)} state={state} decision={decision} principal={word(principal)}"
+
+
 class LineWriter:
     """Writes lines in a thread of its own. `put` is called by one thread, and takes no lock."""
 
@@ -128,11 +134,11 @@ class Lines:
             more += f" attempts={execution.attempts.count}"
         if request.run is not None:
             more += f" run={word(request.run.run_id)}"
+        principal = request.principal.principal_id
+        named = _named(request.server_id, request.tool_name, answer.state, decision, principal)
         self._put(
             f"{self._clock.now()} INFO tga.calls: call trace_id={request.trace_id}"
-            f"{_otel(request.traceparent)} server={word(request.server_id)} tool={word(request.tool_name)}"
-            f" state={answer.state} decision={decision} principal={word(request.principal.principal_id)}"
-            f" duration_ms={took_ms:.1f}{more}"
+            f"{_otel(request.traceparent)}{named} duration_ms={took_ms:.1f}{more}"
         )
 
     def repeated(self, call: CheckedCall, answer: Answer) -> None:
