@@ -129,7 +129,7 @@ class Lines:
             return
         more = f" waiting={waiting}" if waiting else ""
         if error:
-            more += f" error={error}"
+            more += f" error={word(error)}"  # a tool server may have chosen it
         if execution.attempts.count > 1:
             more += f" attempts={execution.attempts.count}"
         if request.run is not None:

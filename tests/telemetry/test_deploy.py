@@ -14,7 +14,7 @@ import yaml
 
 from app.core.errors import ALL_ERRORS
 from app.core.instruments import Instruments
-from app.core.measuring import Metric
+from app.core.measuring import Counter, Gauge, Histogram, Metric, exposition
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -101,9 +101,37 @@ def test_every_graph_shows_what_is_there() -> None:
     assert len(ids) == len(set(ids))
 
 
+def _promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus): Prometheus itself has not seen deploy/")
+    return found
+
+
+def test_promtool_takes_what_is_shown_of_every_metric() -> None:
+    instruments = Instruments()
+    for metric in instruments.all():
+        hostile = tuple('a"b\\c\nd' for _ in metric.labels)
+        if isinstance(metric, Counter):
+            metric.add(hostile, 1.5)
+        elif isinstance(metric, Histogram):
+            metric.observe(hostile, 0.3)
+        elif isinstance(metric, Gauge):
+            metric.show({hostile: -1})
+    shown = exposition(instruments.all())
+    done = subprocess.run([_promtool(), "check", "metrics"], input=shown, capture_output=True)
+    # It also advises on names; what it cannot read it says otherwise, with another status.
+    assert b"error while linting" not in done.stderr, done.stderr
+    assert done.returncode in (0, 3), done.stderr
+
+
+def test_promtool_takes_the_configuration() -> None:
+    command = [_promtool(), "check", "config", "--syntax-only", str(DEPLOY / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
 def test_promtool_takes_the_rules() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: Prometheus's own parser has not seen deploy/alerts.yml")
+    promtool = _promtool()
     done = subprocess.run([promtool, "check", "rules", str(DEPLOY / "alerts.yml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
