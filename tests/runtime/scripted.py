@@ -18,7 +18,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger, Plan
 from app.domain.policy.question import Verdict
 from app.domain.tga.documents import ActionRequest, JsonOutput, ToolCall, TraceId
-from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, NotSent, Ports, Unknown, Withheld
+from app.domain.tga.ports import Answered, Connector, Dispatched, MaySend, NotSent, Observer, Ports, Unknown, Withheld
 from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tools import Tool
 from app.keys.keyring import Keyring
@@ -200,7 +200,11 @@ async def open_system(sessions: Sessions, ledger: Ledger, traces: PostgresTraces
 
 @asynccontextmanager
 async def open_scripted(
-    url: str, *answers: Dispatched | Script, tool: Tool = WRITE, real_time: bool = False
+    url: str,
+    *answers: Dispatched | Script,
+    tool: Tool = WRITE,
+    real_time: bool = False,
+    observer: Observer | None = None,
 ) -> AsyncIterator[Scripted]:
     async with await Sessions.open(url) as sessions, await PostgresTraces.open(sessions, url) as traces:
         writer = Writer(PostgresLedger(sessions))
@@ -218,6 +222,7 @@ async def open_scripted(
                 vault=system.vault,
                 decision_signer=system.decision_signer,
                 clock=SystemClock() if real_time else clock,
+                observer=observer,
             )
         )
         try:
