@@ -26,6 +26,7 @@ from app.domain.tga.runtime import CheckedCall
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._:/@+-]+")
 _CHARS_MAX: Final = 256
+_LINE_ENDS: Final = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _CLOSE_WAIT_S: Final = 2.0
 LogFormat = Literal["text", "json"]
 
@@ -168,9 +169,15 @@ class Lines:
             "otel_trace_id": trace_id.replace("-", "") if traceparent is None else traceparent[3:35],
         }
         try:
-            self._put(orjson.dumps(line).decode())
+            self._put(on_one_line(orjson.dumps(line).decode()))
         except TypeError:  # a lone surrogate
-            self._put(orjson.dumps({name: _storable(value) for name, value in line.items()}).decode())
+            plain = {name: _storable(value) for name, value in line.items()}
+            self._put(on_one_line(orjson.dumps(plain).decode()))
+
+
+def on_one_line(written: str) -> str:
+    """JSON for whoever splits lines as Unicode does: what ends one there is escaped."""
+    return written if written.isascii() else written.translate(_LINE_ENDS)
 
 
 def _otel(traceparent: str | None) -> str:

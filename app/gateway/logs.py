@@ -9,7 +9,8 @@ from typing import Final
 
 import orjson
 
-from app.edge.call_lines import LogFormat
+from app.core.limits import LOG_MESSAGE_CHARS_MAX, LOG_TRACEBACK_CHARS_MAX
+from app.edge.call_lines import LogFormat, on_one_line
 
 _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127) if code not in (9, 10)} | {
     0x85: "\\x85",
@@ -19,13 +20,14 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127) if code 
 
 
 class TextFormatter(logging.Formatter):
-    """One line, but for tracebacks: what strangers have named cannot begin another."""
+    """One line, but for tracebacks, whose lines are set in: what strangers have named cannot begin another."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.message = record.getMessage().replace("\n", "\\n").translate(_CONTROL)
+        record.message = _message(record).replace("\n", "\\n").translate(_CONTROL)
         said = f"{_time(record)} {record.levelname} {record.name}: {record.message}"
         if record.exc_info:
-            said += "\n" + self.formatException(record.exc_info).translate(_CONTROL)
+            traceback = self.formatException(record.exc_info)[-LOG_TRACEBACK_CHARS_MAX:].translate(_CONTROL)
+            said += "\n    " + traceback.replace("\n", "\n    ")
         return said
 
 
@@ -37,12 +39,22 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
+            told["traceback"] = self.formatException(record.exc_info)[-LOG_TRACEBACK_CHARS_MAX:]
         plain = {name: value.encode("utf-8", "replace").decode("utf-8") for name, value in told.items()}
-        return orjson.dumps(plain).decode()
+        return on_one_line(orjson.dumps(plain).decode())
+
+
+def _message(record: logging.LogRecord) -> str:
+    """What is said, never too much of it. Arguments that do not fit are left out: `logging` itself would write them,
+    whatever they are, on lines of its own."""
+    try:
+        said = record.getMessage()
+    except Exception:
+        said = f"{record.msg} (its arguments do not fit)"
+    return said if len(said) <= LOG_MESSAGE_CHARS_MAX else said[:LOG_MESSAGE_CHARS_MAX] + "…"
 
 
 def _time(record: logging.LogRecord) -> str:

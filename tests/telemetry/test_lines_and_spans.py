@@ -52,7 +52,37 @@ def test_a_plain_word_is_written_as_it_is() -> None:
 def test_what_is_logged_is_one_line(value: str) -> None:
     record = logging.LogRecord("tga", logging.WARNING, __file__, 1, "server %s is down", (value,), None)
     assert len(TextFormatter().format(record).splitlines()) == 1
-    assert json.loads(JsonFormatter().format(record))["message"] == f"server {value} is down"
+    written = JsonFormatter().format(record)
+    assert len(written.splitlines()) == 1
+    assert json.loads(written)["message"] == f"server {value} is down"
+
+
+FORGED = "2026-01-01T00:00:00.000Z INFO tga.calls: call trace_id=x state=COMPLETED"
+
+
+def test_an_error_whose_words_a_stranger_chose_forges_no_line() -> None:
+    try:
+        raise ValueError(f"not a number: '\n{FORGED}\n{FORGED}'")
+    except ValueError as error:
+        record = logging.LogRecord("tga", logging.ERROR, __file__, 1, "a defect", (), (ValueError, error, None))
+    first, *others = TextFormatter().format(record).splitlines()
+    assert first.endswith("ERROR tga: a defect")
+    assert len(others) >= 3
+    assert all(line.startswith("    ") for line in others)
+    assert len(JsonFormatter().format(record).splitlines()) == 1
+
+
+@pytest.mark.parametrize("made", [TextFormatter, JsonFormatter])
+def test_a_message_that_cannot_be_put_together_is_a_line_all_the_same(made: type[logging.Formatter]) -> None:
+    """`logging` would write a traceback with the arguments, on lines of its own."""
+    for said, arguments in (("%d", ("secret",)), ("%s %s", ("secret",)), ("none", ("secret",))):
+        record = logging.LogRecord("tga", logging.ERROR, __file__, 1, said, arguments, None)
+        written = made().format(record)
+        assert len(written.splitlines()) == 1
+        assert "secret" not in written
+        assert said in written
+    record = logging.LogRecord("tga", logging.ERROR, __file__, 1, "%s", ("x" * 10**6,), None)
+    assert len(made().format(record)) < 10_000
 
 
 def test_a_traceback_is_inside_its_object() -> None:
