@@ -63,6 +63,12 @@ FORMS: Final[dict[str, Page]] = {
 }
 
 
+def _is_from_elsewhere(request: Request) -> bool:
+    """Whether another site led the browser here: it says so itself, where it is not too old for that."""
+    said = [header_of(request.scope, name) for name in (b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest")]
+    return said == ["cross-site", "navigate", "document"]
+
+
 class ConsoleSite:
     """Behind the gateway's middleware. `api`: makes the API on services that authenticate sessions."""
 
@@ -161,7 +167,14 @@ class ConsoleSite:
             return None
 
     def _to_sign_in(self, request: Request) -> Response:
-        """Back to the page that was asked for, once signed in. A form that came too late was not sent."""
+        """Back to the page that was asked for, once signed in. A form that came too late was not sent.
+
+        Who follows a link from elsewhere, a message say, comes without the session: browsers keep a Strict cookie from
+        navigations that another site began. A page of ours asks again for the same one, which begins here.
+        """
+        if request.method == "GET" and COOKIE not in request.cookies and _is_from_elsewhere(request):
+            context = {"next": here_of(request), "theme": theme_of(request), "now": self._services.clock.now()}
+            return self._renderer.page("arriving.html", context)
         ended = "&ended=1" if request.cookies.get(COOKIE) else ""
         at = here_of(request) if request.method == "GET" else f"{PATH}/"
         return RedirectResponse(f"{PATH}/sign-in?next={sign_in.quoted(at)}{ended}", status_code=303, headers=HEADERS)

@@ -67,6 +67,7 @@ class Provider:
         made.router.add_get("/end", self.end)
         made.router.add_post("/control", self.control)
         made.router.add_get("/asked", self.tell)
+        made.router.add_get("/link", self.link)
         return made
 
     async def discovery(self, _: web.Request) -> web.Response:
@@ -138,6 +139,14 @@ class Provider:
 
     async def tell(self, _: web.Request) -> web.Response:
         return web.json_response(self.asked)
+
+    async def link(self, request: web.Request) -> web.Response:
+        """A page of another site that leads to the gateway, as a message in a chat does."""
+        return web.Response(
+            text='<!doctype html><title>Chat</title><link rel="icon" href="data:,">'
+            f'<a href="{html.escape(request.query["to"])}">Open</a>',
+            content_type="text/html",
+        )
 
     def _is_client(self, request: web.Request, given: dict[str, str]) -> bool:
         if self.secret is None:

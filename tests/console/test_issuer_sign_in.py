@@ -5,7 +5,9 @@ The provider is a process of its own and is reached as localhost, the gateway as
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -26,9 +28,12 @@ SECRET = "the-client's-secret"  # noqa: S105
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Below those that the system gives to whoever asks for any: nobody gets it before the gateway does."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 class ProviderProcess:
@@ -107,6 +112,26 @@ def test_the_way_in_by_the_provider_ends_on_the_page_that_was_wanted(desk: Desk,
     ), "the cookie of the way itself is still there, or the session's is another"
     desk.go(page, "/policy")
     assert "/sign-in" not in page.url
+    context.close()
+    desk.verify_quiet()
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_a_link_from_elsewhere_arrives_with_the_session_and_without_one_at_the_door(
+    desk: Desk, provider: ProviderProcess, script: bool
+) -> None:
+    link = f"{provider.url}/link?{urllib.parse.urlencode({'to': f'{desk.world.url}/console/calls?state=FAILED'})}"
+    context = desk.context(script=script)
+    page = desk.watched(context.new_page())
+    page.goto(link)
+    page.get_by_role("link", name="Open").click()
+    page.wait_for_url("**/console/sign-in?next=*")
+    _go_in(desk, page)
+    page.wait_for_url("**/console/")
+    page.goto(link)
+    page.get_by_role("link", name="Open").click()
+    page.wait_for_url("**/console/calls?state=FAILED")
+    page.get_by_role("heading", name="Tool calls").wait_for()
     context.close()
     desk.verify_quiet()
 
