@@ -125,7 +125,7 @@ def test_a_link_from_elsewhere_arrives_with_the_session_and_without_one_at_the_d
     page = desk.watched(context.new_page())
     page.goto(link)
     page.get_by_role("link", name="Open").click()
-    page.wait_for_url("**/console/sign-in?next=*")
+    page.wait_for_url(lambda url: "/console/sign-in?next=" in url)
     _go_in(desk, page)
     page.wait_for_url("**/console/")
     page.goto(link)
