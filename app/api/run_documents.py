@@ -84,6 +84,7 @@ _RUN: Final[dict[str, Any]] = {
     "forked_from": None,
     "policy": _POLICY,
     "tags": ["crm"],
+    "strict_determinism": False,
 }
 _RECORD: Final[dict[str, Any]] = {
     "run_id": "order-7",
@@ -224,6 +225,7 @@ class RunDescribed(RunItem):
     forked_from: Fork | None
     policy: RunPolicy
     tags: list[Name]
+    strict_determinism: bool = Field(description="What a replay would not repeat stops it, as its start says.")
 
 
 class RunStarted(RunDescribed):
@@ -284,6 +286,7 @@ class LeasedItem(Shape):
     policy: RunPolicy
     tenant: Name
     started_at: Time
+    strict_determinism: bool = Field(description="What a replay would not repeat must stop the run.")
     lease_ms: Count = Field(description="How long the worker may be silent.")
 
 
@@ -306,6 +309,7 @@ class LeaseAnswered(Shape):
                     "policy": _POLICY,
                     "tenant": "default",
                     "started_at": _TIME,
+                    "strict_determinism": False,
                     "lease_ms": 30_000,
                 }
             ]

@@ -59,7 +59,8 @@ OF_RUNS: Final = (
 
 class StartBody(Part):
     """`run_id`: chosen by the caller, so that a repeat is the same run; without it one is made. `program_digest`: this
-    very program, not the newest of the procedure or version."""
+    very program, not the newest of the procedure or version. `strict_determinism`: what a replay would not repeat (the
+    time, random numbers, ... outside of an operation) stops this run, also where its worker only warns of it."""
 
     procedure: Name
     version: Name | None = None
@@ -68,6 +69,7 @@ class StartBody(Part):
     run_id: OwnRunId | None = None
     policy: PolicySaid | None = None
     tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)] = Field(default_factory=list)
+    strict_determinism: bool = False
 
 
 class SignalBody(Part):
@@ -148,6 +150,7 @@ def router(services: Services) -> APIRouter:
                     run_id=qualified(principal, own_id),
                     policy=policy,
                     tags=body.tags,
+                    is_strict=body.strict_determinism,
                 )
             )
             document = await _shown(services, principal.tenant, started.run_id)
@@ -367,6 +370,7 @@ def shown(seen: RunView, tenant: str) -> dict[str, Any]:
         "forked_from": _fork(start.forked_from, tenant),
         "policy": start.policy.to_json(),
         "tags": start.tags,
+        "strict_determinism": start.is_strict,
     }
 
 

@@ -47,6 +47,7 @@ _OF_RUNS: Final = (
     errors.RunBlobMissing,
     errors.RunValueTooLarge,
     errors.RunTierInvalid,
+    errors.RunCallbackRefused,
     errors.SchemaViolation,
     errors.InputTooLarge,
     errors.ConcurrentExecution,

@@ -42,11 +42,14 @@ async def start_run(
     wait: bool,
     as_json: bool,
     program_digest: str | None = None,
+    is_strict: bool = False,
 ) -> bool:
     """The run's id on stdout; with `wait` its output. True unless it ended without being completed."""
     body: dict[str, Any] = {"procedure": procedure, "input": None if given is None else parsed_input(given)}
     named = {"run_id": run_id, "version": version, "program_digest": program_digest}
     body |= {name: value for name, value in named.items() if value is not None}
+    if is_strict:
+        body["strict_determinism"] = True
     run = (await client.post("/v1/runs", body)).document
     replayed = " (it was started before, with the same input)" if run["replayed"] else ""
     if not wait:

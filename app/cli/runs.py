@@ -81,6 +81,10 @@ def start_command(
     name: Annotated[
         str | None, typer.Option("--name", help="With FILE.lua: the procedure's name, if not the file's.")
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict-determinism", help="What a replay would not repeat stops this run, with its line."),
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it rests, and print its output.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +102,14 @@ def start_command(
     async def start(client: GatewayClient) -> bool:
         if not is_file:
             return await start_run(
-                client, procedure, given=given, run_id=run_id, version=version, wait=wait, as_json=as_json
+                client,
+                procedure,
+                given=given,
+                run_id=run_id,
+                version=version,
+                wait=wait,
+                as_json=as_json,
+                is_strict=strict,
             )
         if given is not None and given != "-":
             parsed_input(given)  # a slip in it is told before anything is sent
@@ -113,6 +124,7 @@ def start_command(
             program_digest=program["program_digest"],
             wait=wait,
             as_json=as_json,
+            is_strict=strict,
         )
 
     run_over_http(context, start)

@@ -162,6 +162,14 @@ class WebhookConfig(_Table):
     format: WebhookFormat = "json"
 
 
+class CallbacksConfig(_Table):
+    """`[callbacks]`: hosts of URLs that questions of runs may name, to be told of them; `host` or `host:port`, none by
+    default. `private_hosts`: those that may have addresses of private networks."""
+
+    allowed_hosts: Annotated[list[HostAndPort], Field(max_length=LUA_HTTP_HOSTS_MAX)] = []
+    private_hosts: Annotated[list[HostName], Field(max_length=LUA_HTTP_HOSTS_MAX)] = []
+
+
 class TenantConfig(_Table):
     """`[tenants.X]`: that it exists."""
 
@@ -246,6 +254,7 @@ class Config(_Table):
     servers: dict[SegmentName, ServerConfig] = {}
     policy: PolicyConfig | None = None
     webhooks: Annotated[dict[Name, WebhookConfig], Field(max_length=WEBHOOKS_MAX)] = {}
+    callbacks: CallbacksConfig = CallbacksConfig()
     tenants: dict[SegmentName, TenantConfig] = {}
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -1,11 +1,7 @@
 """`http_client`: programs in Lua read the web through the gateway, as a tool of class read like any other.
 
-Which hosts are read the operator says (`[lua.http]`), and none by default. What is looked at, in this order:
-
-1. The URL is http or https, without a user, and its host and port are allowed.
-2. No address that the host's name has is of a private network, of this machine or of none, unless the operator named
-   the host for that. The connection goes to the addresses that were looked at: the name is not resolved again.
-3. A redirect is followed to the same scheme, host and port, and nowhere else: the program sees any other as it came.
+Which hosts are read the operator says (`[lua.http]`), and none by default: `allowed_hosts.py` has what is looked at. A
+redirect is followed to the same scheme, host and port, and nowhere else: the program sees any other as it came.
 
 Every status is an answer; the program judges it. A read changes nothing, so one whose outcome is unknown is sent again.
 """
@@ -14,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -23,6 +18,7 @@ from yarl import URL
 from app.config import DEFAULT_TENANT, Config, ServerConfig, ToolConfig, qualify
 from app.config.loading import HTTP_CLIENT
 from app.config.tables import LuaHttpConfig
+from app.connectors.allowed_hosts import AddressRefused, AllowedHosts
 from app.connectors.answers import plain
 from app.connectors.http_client import HttpPool, Origin
 from app.connectors.http_connection import Answer, HttpFailure, NotConnected, SendingWithheld
@@ -76,9 +72,8 @@ class WebConnector:
 
     def __init__(self, http: LuaHttpConfig) -> None:
         self._http = http
-        self._allowed = frozenset(host.lower() for host in http.allowed_hosts)
-        self._private = frozenset(host.lower() for host in http.private_hosts)
-        self._pool = HttpPool(keeps_alive=False, verify_address=self._verify_address)
+        self._hosts = AllowedHosts(http.allowed_hosts, http.private_hosts, table="[lua.http]")
+        self._pool = HttpPool(keeps_alive=False, verify_address=self._hosts.verify_address)
 
     async def dispatch(
         self,
@@ -92,7 +87,7 @@ class WebConnector:
         given = call.arguments if arguments is None else arguments
         reading = _Reading()
         try:
-            url = self._verified(given["url"])
+            url = self._hosts.verified(given["url"])
             headers = _sent(given.get("headers") or {})
         except ValueError as error:
             return _refused("HTTP_NOT_ALLOWED", str(error))
@@ -101,7 +96,7 @@ class WebConnector:
                 return await self._read(METHODS[call.tool_name], url, headers, reading, may_send)
         except SendingWithheld:
             return Withheld()
-        except _AddressRefused as error:
+        except AddressRefused as error:
             return _refused("HTTP_NOT_ALLOWED", str(error))
         except TimeoutError:
             return (
@@ -117,29 +112,6 @@ class WebConnector:
 
     async def close(self) -> None:
         await self._pool.close()
-
-    def _verified(self, text: str) -> URL:
-        try:
-            url = URL(text)
-            host, port = (url.host or "").lower(), url.port
-        except ValueError:
-            raise ValueError("expected a URL") from None
-        if url.scheme not in ("http", "https") or not host or url.user is not None or port is None:
-            raise ValueError("expected a URL http://host/... or https://host/..., without a user")
-        is_usual = port == (443 if url.scheme == "https" else 80)
-        if f"{host}:{port}" not in self._allowed and not (is_usual and host in self._allowed):
-            allowed = ", ".join(sorted(self._allowed))
-            raise ValueError(f"expected a URL of an allowed host ({allowed}), found {plain(host, 253)}:{port}")
-        return url.with_fragment(None)
-
-    def _verify_address(self, host: str, address: str) -> None:
-        found = ipaddress.ip_address(address.partition("%")[0])
-        mapped = getattr(found, "ipv4_mapped", None) or found
-        if (not mapped.is_global or mapped.is_multicast) and host.lower() not in self._private:
-            raise _AddressRefused(
-                f"expected a public address of {host}, found one of a private network; the operator names such hosts "
-                "in private_hosts of [lua.http]"
-            )
 
     async def _read(
         self, method: str, url: URL, headers: Mapping[str, str], reading: _Reading, may_send: MaySend | None
@@ -161,14 +133,10 @@ class WebConnector:
         if answer.status not in _REDIRECTS or location is None:
             return None
         try:
-            onward = self._verified(str(url.join(URL(location))))
+            onward = self._hosts.verified(str(url.join(URL(location))))
         except ValueError:
             return None
         return onward if Origin.of(onward) == origin else None
-
-
-class _AddressRefused(NotConnected):
-    """Not the network's fault: trying again cannot help."""
 
 
 class _Reading:

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 from yarl import URL
 
 from app.config.telling import WebhookFormat
+from app.connectors.callbacks import Callbacks
 from app.connectors.http_client import HttpPool, Origin
 from app.connectors.http_connection import HttpFailure
 from app.connectors.webhook_formats import shaped
@@ -47,6 +48,7 @@ from app.core.limits import (
 from app.domain.clock import Clock
 from app.domain.ledger.documents import Signature
 from app.domain.runs.engine.announcing import RunAnnouncement
+from app.domain.runs.requests import CALLBACK
 from app.domain.tga.announcements import Announcement, Outbox, OutboxRow
 from app.domain.tga.documents import TraceId
 from app.domain.tga.transitions import TRACE
@@ -78,10 +80,11 @@ class Webhooks:
         instruments: Instruments | None = None,
         formats: Mapping[str, WebhookFormat] | None = None,
         public_url: str | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         """`load` gives what a trace that still waits announces, and None when it waits no longer; `load_run` likewise
         what a run asks, for one webhook. `formats`: of webhooks that are not told in our own; `public_url`: under
-        which people reach the console."""
+        which people reach the console. `callbacks`: URLs that questions name themselves."""
         if timeout_ms >= lease_ms:
             raise SettingInvalid(
                 "a lease must outlast a delivery, or every slow one is made twice",
@@ -99,6 +102,8 @@ class Webhooks:
         self._instruments = instruments or Instruments()
         self._formats = dict(formats or {})
         self._public_url = public_url
+        self._callbacks = callbacks
+        self._names = [*self._urls, *([CALLBACK] if callbacks is not None else [])]
         # A connection for each POST: on a kept one, an answer that nobody asked for would pass for this one's.
         self._pool = HttpPool(keeps_alive=False, connections_per_server=WEBHOOKS_MAX * WEBHOOK_POSTS_AT_ONCE_MAX)
 
@@ -106,7 +111,7 @@ class Webhooks:
         """Deliver until cancelled. No webhook waits for another, and no failure ends it."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for name in self._urls:
+                for name in self._names:
                     tasks.create_task(self._repeat(partial(self._deliver_due, name), WEBHOOK_POLL_MS))
                 tasks.create_task(self._repeat(self.drop_decided, OUTBOX_CLEAN_EVERY_MS))
         finally:
@@ -114,7 +119,7 @@ class Webhooks:
 
     async def deliver_due(self) -> int:
         """One pass: everything that is due, once. Returns how many rows were delivered or had become needless."""
-        return await _all(self._deliver_due(name) for name in self._urls)
+        return await _all(self._deliver_due(name) for name in self._names)
 
     async def drop_decided(self) -> int:
         """Remove the rows of traces that wait no longer, also those of webhooks that are not configured."""
@@ -122,6 +127,8 @@ class Webhooks:
 
     async def close(self) -> None:
         await self._pool.close()
+        if self._callbacks is not None:
+            await self._callbacks.close()
 
     async def _repeat(self, work: Callable[[], Awaitable[int]], every_ms: int) -> None:
         while True:
@@ -144,10 +151,7 @@ class Webhooks:
         """Whether the row is settled. However the delivery fails, the others are not touched."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                failure, announcement = None, await self._announcement(row)
-                if announcement is not None:
-                    told = asdict(announcement)
-                    failure = await self.post(row.webhook, delivery_id_of(row), APPROVAL_REQUESTED, told)
+                failure = await self._tell(row)
         except TimeoutError:
             failure = f"no answer within {self._timeout_ms} ms"
         except TgaError as error:
@@ -170,6 +174,21 @@ class Webhooks:
         await self._outbox.failed(row, failure, retry_ms=retry_ms)
         return False
 
+    async def _tell(self, row: OutboxRow) -> str | None:
+        """None when there is nothing more to tell; else why a receiver did not take it."""
+        if row.webhook == CALLBACK and self._callbacks is not None:
+            return await self._callbacks.tell(row.identity, self._call_back)
+        announcement = await self._announcement(row)
+        if announcement is None:
+            return None
+        return await self.post(row.webhook, delivery_id_of(row), APPROVAL_REQUESTED, asdict(announcement))
+
+    async def _call_back(self, url: URL, pool: HttpPool, delivery_id: str, told: Mapping[str, Any]) -> str | None:
+        body = canonical_bytes({"event": APPROVAL_REQUESTED, "delivery_id": delivery_id, **told})
+        failure = await self._send(pool, url, delivery_id, body)
+        self._instruments.deliveries.add((CALLBACK, "taken" if failure is None else "failed"))
+        return failure
+
     async def _announcement(self, row: OutboxRow) -> Announcement | RunAnnouncement | None:
         if TRACE.has(row.stream):
             return await self._load(TraceId(row.identity))
@@ -182,19 +201,21 @@ class Webhooks:
         return failure
 
     async def _post(self, webhook: str, delivery_id: str, event: str, told: Mapping[str, Any]) -> str | None:
-        """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
-        nothing in it matters, and no receiver can hold the gateway with it."""
         form = self._formats.get(webhook, "json")
         if form == "json":
             body = canonical_bytes({"event": event, "delivery_id": delivery_id, **told})
         else:
             body = canonical_bytes(shaped(form, event, told, self._public_url))
-        url = self._urls[webhook]
+        return await self._send(self._pool, self._urls[webhook], delivery_id, body)
+
+    async def _send(self, pool: HttpPool, url: URL, delivery_id: str, body: bytes) -> str | None:
+        """None when the receiver took it; else why it did not. The status decides, and no more is read of the answer:
+        nothing in it matters, and no receiver can hold the gateway with it."""
         headers = self._headers(delivery_id, body)
         try:
             async with (
                 asyncio.timeout(self._timeout_ms / 1000),
-                self._pool.request("POST", Origin.of(url), url.raw_path_qs, headers=headers, body=body) as answer,
+                pool.request("POST", Origin.of(url), url.raw_path_qs, headers=headers, body=body) as answer,
             ):
                 return None if 200 <= answer.status < 300 else f"the receiver answered {answer.status}"
         except TimeoutError:

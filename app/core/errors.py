@@ -607,6 +607,12 @@ class RunAnswerInvalid(TgaError):
     remedy = "Answer in the form that `expected` says."
 
 
+class RunCallbackRefused(TgaError):
+    code = "RUN_CALLBACK_REFUSED"
+    meaning = "A question of a run names a callback URL whose host this gateway does not call. Nothing was asked."
+    remedy = "Have the operator name the host under [callbacks] in tga.toml, or use a webhook by its name."
+
+
 class RunValueTooLarge(TgaError):
     code = "RUN_VALUE_TOO_LARGE"
     meaning = "A value is too large to stand in the journal."
@@ -737,6 +743,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunIdTaken,
     RunEnded,
     RunAnswerInvalid,
+    RunCallbackRefused,
     RunValueTooLarge,
     RunTierInvalid,
     VerificationNotFound,

@@ -184,6 +184,7 @@ WEBHOOK_POSTS_AT_ONCE_MAX: Final = 4
 WEBHOOK_POLL_MS: Final = 1_000
 WEBHOOK_BACKOFF_FIRST_MS: Final = 1_000
 WEBHOOK_BACKOFF_MAX_MS: Final = 600_000
+CALLBACKS_KNOWN_MAX: Final = 4_096  # questions whose callback is known to have been taken; the rest is told again
 WEBHOOK_NOTICES_MAX: Final = 1_000  # of what stands; the rest follows when some of it does no longer
 OUTBOX_CLEAN_EVERY_MS: Final = 60_000
 OUTBOX_CLEAN_ROWS_MAX: Final = 1_000

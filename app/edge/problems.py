@@ -74,6 +74,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.ProcedureSourceInvalid: 422,
     errors.RunTierInvalid: 422,
     errors.RunAnswerInvalid: 422,
+    errors.RunCallbackRefused: 422,
     errors.ArgumentsInvalid: 422,
     errors.KeyReused: 422,
     errors.KeyReserved: 422,

@@ -13,7 +13,7 @@ from app.core.limits import RUN_SWEEP_MS
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.runs.blobs import Blobs
-from app.domain.runs.engine.announcing import RunAnnouncement, load_announcement
+from app.domain.runs.engine.announcing import CalledBack, RunAnnouncement, load_announcement, load_callbacks
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.ports import Salts
 from app.domain.runs.erasing import ERASABLE_RUNS
@@ -49,6 +49,12 @@ class EngineLink:
         if self.engine is None:
             raise ShuttingDown("the gateway is not serving yet")
         return await load_announcement(self.engine.ports, run_id, webhook)
+
+    async def callbacks(self, run_id: str) -> list[CalledBack]:
+        """What the URLs are to be told that questions of a run name."""
+        if self.engine is None:
+            raise ShuttingDown("the gateway is not serving yet")
+        return await load_callbacks(self.engine.ports, run_id)
 
 
 class EndedTracesOf:

@@ -15,6 +15,7 @@ from app.config import Config, load_config
 from app.config.answer_schema import BoundedSchemas
 from app.config.telling import TelemetryConfig
 from app.connectors.blobs import open_object_store
+from app.connectors.callbacks import Callbacks
 from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices
 from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
@@ -190,7 +191,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         if config.auth.oidc is not None:
             provider = provider_of(config, has_tenant=access.has_tenant)
             stack.push_async_callback(provider.close)
-        webhooks = _webhooks(config, sessions, traces, link, keyring, clock, instruments)
+        callbacks = Callbacks(config.callbacks, link.callbacks, public_url=config.public_url)
+        webhooks = _webhooks(config, sessions, traces, link, keyring, clock, instruments, callbacks)
         stack.push_async_callback(webhooks.close)
         blobs = Blobs(PostgresBlobRows(sessions), objects, clock, size_bytes_max=config.blobs.max_bytes)
         sequencer = Sequencer(lambda: TreeSession.open(url), log_signer, instruments=instruments)
@@ -215,6 +217,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 new_lease=partial(secrets.token_urlsafe, 24),
                 lease_ms=config.runs.lease_ms,
                 ask_webhooks=told_of_approvals,
+                verify_callback=callbacks.verify,
                 instruments=instruments,
             ),
             EndedTracesOf(traces),
@@ -326,6 +329,7 @@ def _webhooks(
     keyring: Keyring,
     clock: Clock,
     instruments: Instruments,
+    callbacks: Callbacks,
 ) -> Webhooks:
     async def announcement(trace_id: TraceId) -> Announcement | None:
         stored = await traces.load_trace(trace_id)
@@ -342,4 +346,5 @@ def _webhooks(
         instruments=instruments,
         formats={name: webhook.format for name, webhook in config.webhooks.items()},
         public_url=config.public_url,
+        callbacks=callbacks,
     )

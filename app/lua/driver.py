@@ -44,7 +44,7 @@ class LuaProcedure(Procedure[..., Any]):
 
 def lua_procedure(source: Source, declaration: Declaration, pool: Pool, *, options: LuaOptions) -> LuaProcedure:
     """The program as a procedure of the SDK, for any worker. Its digest is that of the source and its files."""
-    is_strict = options.strict_determinism or declaration.metadata.get("strict_determinism") is True
+    is_always_strict = options.strict_determinism or declaration.metadata.get("strict_determinism") is True
 
     async def run(ctx: Context[Any], input: Any = None) -> Any:  # noqa: A002
         leased = ctx._attempt._leased
@@ -54,6 +54,7 @@ def lua_procedure(source: Source, declaration: Declaration, pool: Pool, *, optio
         chunks = [Chunk(source.name, source.text)]
         with guard.off():  # what the program does is watched in Lua; a process that is started for it is not its doing
             try:
+                is_strict = is_always_strict or ctx._attempt.is_strict
                 state = await pool.state(chunks, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms)
             except ChildLost as lost:
                 raise lost_child(ctx, lost) from None

@@ -262,6 +262,7 @@ class Execution:
             "timeout": request.get("timeout"),
             "name": request["name"],
             "webhooks": request.get("webhooks") or (),
+            "callback": request.get("callback"),
             "escalate": [Escalation(one["after"], one["webhooks"]) for one in request.get("escalate") or ()] or None,
         }
         default = request.get("default") if request.get("has_default") else None

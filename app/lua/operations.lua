@@ -244,6 +244,7 @@ local function human(form)
             has_default = default ~= nil,
             escalate = escalations(options.escalate or options.escalation, where),
             webhooks = lang.plain(webhooks or host.array({}), where .. ".webhooks"),
+            callback = options.callback and lang.text_of(options.callback, where .. ".callback"),
             input_type = options.input_type or options.type,
             required = options.required,
         }

@@ -25,8 +25,9 @@ local env = {}
 
 -- Limits ---------------------------------------------------------------------------------------------------------
 -- `dead` is the limit that this state has met. From then on every hook, pcall and resume raises it again: nothing that
--- the program does can outlive it, and every thread of the state ends with it.
-local dead = false
+-- the program does can outlive it, and every thread of the state ends with it. A program sees it in __close, as the error
+-- that closes: it is an empty table there, and what is told of the limit stands beside it.
+local dead, dead_limit, dead_message = false, nil, nil
 local slice_until, attempt_left = 0, limits.attempt_cpu_s
 local operations, charged = 0, 0
 
@@ -37,7 +38,9 @@ end
 local function die(name, text)
   if not dead then
     local function say() return text end
-    dead = setmetatable({ limit = name, message = text }, { __metatable = false, __tostring = say })
+    local function keep() error("the error of a limit has no fields", 2) end
+    dead_limit, dead_message = name, text
+    dead = setmetatable({}, { __metatable = false, __tostring = say, __newindex = keep })
   end
   -- The program gets no further instruction in this coroutine, not in __close either; the loop below does.
   local _, is_loop = raw_running()
@@ -208,6 +211,7 @@ end
 local host = { null = codec.null, array = codec.array, is_array = codec.is_array, env = env, here = here, warn = warn }
 
 function host.call(request)
+  if dead then die() end -- in __close, in what is left of a program that has met its limit
   operations = operations + 1
   if operations > limits.operations then
     die("OPERATIONS", format("expected at most %d operations in one attempt, found more", limits.operations))
@@ -221,6 +225,7 @@ function host.call(request)
 end
 
 function host.spawn(f, ...)
+  if dead then die() end
   local id = #free > 0 and raw.table.remove(free) or #threads + 1
   if id > limits.threads then
     die("THREADS", format("expected at most %d branches at once, found more", limits.threads))
@@ -253,6 +258,13 @@ local function printable(text)
 end
 
 local function fail(problem, co)
+  local value_text
+  if not dead and type(problem) == "table" then
+    -- An error object may be so large, or share so much, that writing it down meets a limit: then that is the end.
+    local ok, text = raw_pcall(encode, problem, "the error")
+    if not ok and text == OUT_OF_MEMORY then raw_pcall(clean, text) end
+    value_text = ok and text or nil
+  end
   problem = dead or problem
   local failure = { message = "", traceback = "" }
   if co then
@@ -261,13 +273,12 @@ local function fail(problem, co)
     failure.chunk, failure.line = position(co, 0)
   end
   if problem == dead then
-    failure.limit, failure.message = dead.limit, dead.message
+    failure.limit, failure.message = dead_limit, dead_message
+    value_text = nil
   elseif type(problem) == "table" then
-    local ok, text = raw_pcall(encode, problem, "the error")
     failure.message = "the program raised a table"
-    failure.value_text = ok and text or nil
     local message = raw.rawget(problem, "message")
-    if type(message) == "string" then failure.message = message end
+    if type(message) == "string" then failure.message = sub(message, 1, 4000) end
   elseif type(problem) == "string" then
     failure.message = sub(problem, 1, 4000)
   else
@@ -275,8 +286,6 @@ local function fail(problem, co)
       ((type(problem) == "number" or type(problem) == "boolean") and " (" .. tostring(problem) .. ")" or "")
   end
   failure.message, failure.traceback = printable(failure.message), printable(failure.traceback)
-  local value_text = failure.value_text
-  failure.value_text = nil
   local text = encode(failure)
   if value_text then text = sub(text, 1, -2) .. ',"value":' .. value_text .. "}" end
   return "F", text

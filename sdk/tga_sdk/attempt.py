@@ -88,6 +88,8 @@ class Attempt:
         self.over: Over | None = None
         self.log = logging.LoggerAdapter(logger, {"run_id": self.run_id, "attempt": self.number})
         self._leased = leased
+        # Said by the run's start, or by this worker; a gateway that is older than the field does not say it.
+        self.is_strict: bool = host.is_strict or leased.get("strict_determinism", False)
         self._draw_salt = bytes.fromhex(leased["draw_salt"])
         self._drawers: Drawers | None = None
         self._leased_to: int = leased["sequence_number"]
@@ -168,7 +170,7 @@ class Attempt:
         if makes_defaults(procedure.state_type):
             await ctx.checkpoint(name="state", defer=True)  # before anything can depend on what was made
         watched = frozenset({getattr(procedure.fn, "__module__", "")})
-        with guard.watch(watched, strict=self.host.is_strict, warn=self._warn):
+        with guard.watch(watched, strict=self.is_strict, warn=self._warn):
             if procedure.is_async:
                 return await procedure.fn(ctx, *given)
             return await self.in_thread(functools.partial(procedure.fn, SyncContext(ctx), *given))
@@ -446,7 +448,7 @@ class Attempt:
         """A default that is made anew each time was filled in: the program sees another one in each attempt."""
         fix = "give the field a value where it comes from; or make it in the program: ctx.uuid(), await ctx.now()"
         finding = guard.Finding(self.procedure.source, f"a default of {where}, made anew each time,", fix)
-        if self.host.is_strict:
+        if self.is_strict:
             raise NotDeterministic(str(finding))
         if where not in self._told:
             self._told.add(where)

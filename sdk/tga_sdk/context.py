@@ -339,14 +339,17 @@ class Context(Generic[S]):
         escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "approve",
         webhooks: Sequence[str] = (),
+        callback: str | None = None,
     ) -> bool:
         """Ask a person to approve. Waits for days if it takes days, and holds nothing meanwhile.
 
         After `timeout` seconds the answer is `default`; without one TimedOut is raised. `escalate`: whom to tell before
-        that. The first answer counts.
+        that. The first answer counts. `webhooks`: of the gateway's, by name, all if none is named; `callback`: a URL
+        that is told of this question too, at least once, at a host that the gateway's operator allows; elsewhere the
+        run fails with RUN_CALLBACK_REFUSED. It stands in the journal: put no secret into it.
         """
         said = await self._ask(
-            "approve", name, message, {"type": "boolean"}, context, timeout, default, escalate, webhooks
+            "approve", name, message, {"type": "boolean"}, context, timeout, default, escalate, webhooks, callback
         )
         return bool(said)
 
@@ -361,10 +364,11 @@ class Context(Generic[S]):
         escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "input",
         webhooks: Sequence[str] = (),
+        callback: str | None = None,
     ) -> Any:
         """Ask a person for a value of this type; an answer of another type is refused, and the question stays open."""
         schema = TypeAdapter(type).json_schema()
-        said = await self._ask("input", name, message, schema, context, timeout, default, escalate, webhooks)
+        said = await self._ask("input", name, message, schema, context, timeout, default, escalate, webhooks, callback)
         return decode({"tier": "inline", "value": said}, type, where=f"the answer to {name}")
 
     async def select(
@@ -378,10 +382,11 @@ class Context(Generic[S]):
         escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "select",
         webhooks: Sequence[str] = (),
+        callback: str | None = None,
     ) -> str:
         """Ask a person to choose one of the options."""
         schema = {"type": "string", "enum": list(options)}
-        said = await self._ask("select", name, message, schema, context, timeout, default, escalate, webhooks)
+        said = await self._ask("select", name, message, schema, context, timeout, default, escalate, webhooks, callback)
         return str(said)
 
     async def review(
@@ -394,11 +399,12 @@ class Context(Generic[S]):
         escalate: Escalation | Sequence[Escalation] | None = None,
         name: str = "review",
         webhooks: Sequence[str] = (),
+        callback: str | None = None,
     ) -> Review:
         """Ask a person to look at something and approve it, have it revised, or reject it."""
         schema = Review.model_json_schema()
         plain = None if default is None else default.model_dump(mode="json")
-        said = await self._ask("review", name, message, schema, artifact, timeout, plain, escalate, webhooks)
+        said = await self._ask("review", name, message, schema, artifact, timeout, plain, escalate, webhooks, callback)
         return Review.model_validate(said)
 
     async def sleep(self, seconds: float, *, name: str = "sleep") -> None:
@@ -556,6 +562,7 @@ class Context(Generic[S]):
         default: Any,
         escalate: Escalation | Sequence[Escalation] | None,
         webhooks: Sequence[str],
+        callback: str | None,
     ) -> Any:
         attempt = self._attempt
         where = f"the context of {name}"  # people read it, and no program: its type need not be known
@@ -582,6 +589,8 @@ class Context(Generic[S]):
                 request["escalations"] = [
                     {"at": time_text(now + level.after), "webhooks": list(level.webhooks)} for level in levels
                 ]
+            if callback is not None:
+                request["callback"] = callback
             return {"request": request}
 
         given = {"form": form, "message": message, "context": shown}
@@ -656,7 +665,7 @@ async def _run_inline(ctx: Context[Any], called: Procedure[Any, Any], given: Any
             await ctx.checkpoint(name="state", defer=True)
     watched = frozenset({getattr(called.fn, "__module__", "")})
     try:
-        with guard.watch(watched, strict=attempt.host.is_strict, warn=attempt._warn):
+        with guard.watch(watched, strict=attempt.is_strict, warn=attempt._warn):
             if called.is_async:
                 return await called.fn(ctx, *arguments)
             return await attempt.in_thread(lambda: called.fn(SyncContext(ctx), *arguments))

@@ -1,4 +1,4 @@
-"""The hostile programs of attempts.lua, each with the ends that it may meet."""
+"""The hostile programs of attempts.lua and attempts_again.lua, each with the ends that it may meet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Attempt(NamedTuple):
     source: str
 
 
-def _attempts() -> list[Attempt]:
-    _, *parts = _TITLE.split((Path(__file__).parent / "attempts.lua").read_text())
+def _attempts(file: str) -> list[Attempt]:
+    _, *parts = _TITLE.split((Path(__file__).parent / file).read_text())
     return [
         Attempt(name, tuple(ends.split()), source.strip())
         for name, ends, source in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     ]
 
 
-ATTEMPTS: Final = _attempts()
+ATTEMPTS: Final = [*_attempts("attempts.lua"), *_attempts("attempts_again.lua")]

@@ -14,8 +14,10 @@ import pytest
 from app.domain.identity import Principal
 from app.edge.services import IN_PROCESS
 from app.gateway.in_process import InProcessTransport
+from tests.connectors.servers import raw_server
 from tests.lua.hosting import Person, config
 from tests.runs.world import RunsWorld, until, worlds
+from tests.webhooks.sending import OK, Delivery
 
 CHARGES = """
 input { amount = field.number{required = true} }
@@ -84,6 +86,26 @@ async def test_a_disabled_host_says_so(world: RunsWorld) -> None:
     status, problem = await Person(gateway.url, world.keys["agent"]).submit("off", "return {}")
     assert (status, problem["code"]) == (409, "LUA_UNAVAILABLE")
     await gateway.kill()
+
+
+async def test_a_question_has_its_own_url_told_where_that_is_allowed(world: RunsWorld) -> None:
+    async with raw_server(OK) as server:
+        host = server.url.removeprefix("http://")
+        allowed = f'[callbacks]\nallowed_hosts = ["{host}"]\nprivate_hosts = ["127.0.0.1"]'
+        gateway = await world.gateway(config=config(world, allowed))
+        agent, supervisor = (Person(gateway.url, world.keys[role]) for role in ("agent", "supervisor"))
+        await agent.submitted("told", "return {ok = Human.approve({message = 'Go on?', callback = input.url})}")
+        run_id = await agent.start("told", {"url": f"{server.url}/q"})
+        await until(lambda: bool(server.requests))
+        told = Delivery.of(server.requests[0]).document
+        (question,) = told["questions"]
+        answer = {"path": question["path"], "answer": True, "intent_digest": question["intent_digest"]}
+        assert (await supervisor.ask("POST", told["callback"], answer))[0] == 200
+        assert (await agent.rested(run_id))["output"]["value"] == {"ok": True}
+        elsewhere = await agent.rested(await agent.start("told", {"url": "http://169.254.169.254/latest"}))
+        assert (elsewhere["state"], elsewhere["error"]["type"]) == ("FAILED", "RUN_CALLBACK_REFUSED")
+        assert "169.254.169.254" in elsewhere["error"]["message"]
+        await gateway.kill()
 
 
 async def test_strict_determinism_refuses_what_lint_finds(world: RunsWorld) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.lua.limits import Limits
 from app.lua.pool import Chunk, Failed, Pool, Returned, Yielded
 from tests.lua.states import LANGUAGE, failure_of, run, value_of
@@ -96,3 +98,31 @@ async def test_a_pool_spreads_its_states_and_says_what_confines_them() -> None:
         for state in states:
             await state.close()
         assert [child.load() for child in pool._children if child is not None] == [(0, 0), (0, 0)]
+
+
+AFTER_THE_LIMIT = {
+    "an operation": "call('after')",
+    "an operation in a coroutine": "coroutine.wrap(function() call('after') end)()",
+    "a branch": "spawn(function() return call('after') end)",
+    "one that was caught": "pcall(call, 'after')",
+}
+
+
+@pytest.mark.parametrize("what", AFTER_THE_LIMIT)
+async def test_what_is_left_of_a_program_performs_nothing_after_its_limit(what: str) -> None:
+    """The coroutine that meets the limit gets no further instruction; the one around it closes its values first."""
+    source = f"""
+      pcall(function()
+        local x <close> = setmetatable({{}}, {{__close = function() {AFTER_THE_LIMIT[what]} end}})
+        coroutine.wrap(function() while true do end end)()
+      end)
+    """
+    asked: list[object] = []
+
+    def answer(request: object) -> object:
+        asked.append(request)
+        return request
+
+    async with Pool(Limits(slice_cpu_s=0.1), children=1, language=LANGUAGE) as pool:
+        failure = await failure_of(pool, source, answer=answer)
+        assert (failure.code, asked) == ("LUA_LIMIT_CPU", [])

@@ -207,3 +207,17 @@ async def test_the_record_is_sound_and_collection_takes_no_source(world: RunsWor
 async def test_findings_come_with_the_answer(agent: Person) -> None:
     said = await agent.submitted("found", "local x = os.time()\nreturn {x = x}")
     assert [(one["code"], one["line"]) for one in said["findings"]] == [("TGL101", 1)]
+
+
+async def test_a_strict_start_stops_its_own_run_and_no_other(agent: Person, admin: Person) -> None:
+    await agent.submitted("draws", "Human.approve({message = 'Go on?'})\nreturn {drawn = math.random(10)}")
+    strict, plain = [await agent.start("draws", strict_determinism=is_strict) for is_strict in (True, False)]
+    for run_id in (strict, plain):
+        await agent.rested(run_id, "waiting_for_human")  # a later attempt meets the line: the record says that it stops
+        status, said = await admin.ask("POST", f"/v1/runs/{run_id}/signals", {"path": "1", "answer": True})
+        assert status == 200, said
+    stopped, completed = await agent.rested(strict), await agent.rested(plain)
+    assert (stopped["state"], stopped["strict_determinism"]) == ("FAILED", True)
+    assert stopped["error"]["type"] == "RUN_NOT_DETERMINISTIC"
+    assert "draws.lua:2: math.random stands outside a checkpoint" in stopped["error"]["message"]
+    assert (completed["state"], completed["strict_determinism"]) == ("COMPLETED", False)

@@ -19,7 +19,7 @@ from app.domain.ledger.plans import Ledger
 from app.domain.runs.blobs import Blobs
 from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.messages import LeasedRun, LeaseRequest, PutAnswer, PutRequest
-from app.domain.runs.engine.ports import RunPorts
+from app.domain.runs.engine.ports import RunPorts, refuse_callback
 from app.domain.runs.engine.starting import Started, StartRequest
 from app.domain.runs.procedures import Procedures, ProcedureSaid
 from app.domain.runs.values import InlineValue
@@ -95,6 +95,7 @@ async def open_engine(
     lease_ms: int = 30_000,
     folder: Path = Path("/nowhere"),
     ask_webhooks: Sequence[str] = (),
+    verify_callback: Callable[[str], None] = refuse_callback,
 ) -> AsyncIterator[Engine]:
     """`folder`: where blobs are kept, for those who need any."""
     async with await Sessions.open(url) as sessions, await PostgresTraces.open(sessions, url) as traces:
@@ -121,6 +122,7 @@ async def open_engine(
                 new_lease=partial(secrets.token_urlsafe, 24),
                 lease_ms=lease_ms,
                 ask_webhooks=ask_webhooks,
+                verify_callback=verify_callback,
             ),
             EndedTracesOf(traces),
         )

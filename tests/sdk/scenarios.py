@@ -433,6 +433,23 @@ async def forking(d: Driver) -> None:
     await d.look("forking-1")
 
 
+async def strict(d: Driver) -> None:
+    """What a start said of determinism every lease says again, of a fork too; a repeat does not change it."""
+    await d.register("strict")
+    await d.start("strict", "strict-0", strict_determinism="yes")
+    await d.start("strict", "strict-1", strict_determinism=True)
+    await d.start("strict", "strict-1")
+    (run,) = await d.lease("strict")
+    await d.put(run, ask("1"), after=2, then=suspend("1"))
+    await d.journal("strict-1")
+    await d.answer("strict-1", "1", True)
+    await d.lease("strict")
+    await d.ask("POST", "/v1/runs/strict-1/fork", {"at": 2, "run_id": "strict-fork"})
+    await d.lease("strict")
+    await d.start("strict", "strict-2", strict_determinism=False)
+    await d.lease("strict")
+
+
 async def heartbeats(d: Driver) -> None:
     run = await d.begin("beating")
 
@@ -577,6 +594,7 @@ SCENARIOS: list[Scenario] = [
     failing,
     diverging,
     forking,
+    strict,
     heartbeats,
     running_out,
     calling,

@@ -190,6 +190,18 @@ async def test_a_strict_worker_fails_the_run_at_the_line(gateways: Gateways, pro
             assert shown.status == "failed"
 
 
+async def test_a_strict_start_fails_its_run_at_the_line_whatever_the_worker_is_set_to(
+    gateways: Gateways, programs: Any
+) -> None:
+    async with asking(gateways) as client, serving(gateways, *all_of(programs)):
+        run = await client.start(programs.asks.name, {}, new_id(), strict_determinism=True)
+        with pytest.raises(errors.TgaError) as failed:
+            await client.result(run.run_id, timeout=HANG_S)
+        assert f"{programs.__file__}:13: time.time() outside a recorded operation" in str(failed.value)
+        other = await client.start(programs.asks.name, {}, new_id())
+        assert await client.result(other.run_id, timeout=HANG_S) is True
+
+
 async def test_a_program_that_only_uses_ctx_is_never_told_anything(
     gateways: Gateways, programs: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,11 +5,11 @@ Every field is stated: one that has nothing to say is null. `try_number` counts 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from app.core.canonical import canonical_bytes
+from app.core.canonical import JsonValue, canonical_bytes
 from app.core.limits import (
     RUN_AWAITS_MAX,
     RUN_ENTRIES_MAX,
@@ -31,6 +31,7 @@ from app.domain.ledger.documents import (
     StreamArtifact,
     Text,
     Time,
+    require_no_stated_null,
 )
 from app.domain.runs.requests import REQUEST_OF_KIND, Request, ToolRequest
 from app.domain.runs.state import StateChanges
@@ -114,6 +115,9 @@ class AllowedBy(Part):
 
 
 class RunStart(RunDocument):
+    """`strict_determinism`: what a replay would not repeat stops this run, in whichever attempt and at whichever
+    gateway; left out where the start did not say so, and the program or its host decides."""
+
     artifact_type: ClassVar[RunArtifactType] = "run_start"
     schema_id: Literal["tga/v1/run_start"] = "tga/v1/run_start"
     principal: Principal
@@ -128,14 +132,31 @@ class RunStart(RunDocument):
     policy: RunPolicy
     allowed_by: AllowedBy
     tags: Annotated[list[Name], Field(max_length=RUN_TAGS_MAX)]
+    strict_determinism: Literal[True] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        require_no_stated_null(self, "strict_determinism")
         if (self.trigger.type == "child") != (self.parent is not None):
             raise ValueError("a child names its parent, always and only")
         if (self.trigger.type == "fork") != (self.forked_from is not None):
             raise ValueError("a fork names its source, always and only")
         return self
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether whoever started it wanted what a replay would not repeat to stop it."""
+        return self.strict_determinism is True
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        return members if self.is_strict else {n: v for n, v in members.items() if n != "strict_determinism"}
+
+    def to_json(self) -> dict[str, JsonValue]:
+        body = super().to_json()
+        if not self.is_strict:
+            del body["strict_determinism"]
+        return body
 
 
 class WorkerName(Part):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
-from app.core.limits import RUN_ESCALATIONS_MAX
+from app.core.limits import RUN_ESCALATIONS_MAX, URL_CHARS_MAX
 from app.domain.ledger.documents import IdempotencyKey, Name, Part, Text, Time, Uuid7, require_no_stated_null
 from app.domain.runs.values import RunId, Value
 
@@ -28,36 +28,43 @@ class StepRequest(_Request):
     """A step that is performed at most once: after a crash nobody performs it again."""
 
 
-class ToolRequest(_Request):
+class _LeavesOut(_Request):
+    """A request with a field that came later: left out where there is nothing to say, never null (ADR 13)."""
+
+    _later: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require_no_stated_null(self, self._later)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stated: dict[str, Any] = serialize(self)
+        if stated[self._later] is None:
+            del stated[self._later]
+        return stated
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        if getattr(self, self._later) is None:
+            members = {name: value for name, value in members.items() if name != self._later}
+        return members
+
+
+class ToolRequest(_LeavesOut):
     """`retries`: how often it is tried again, under a new key, after the tool said for certain that it failed.
     `waits_until`: when the run does not wait for it any more; left out where it waits for as long as it takes."""
 
+    _later = "waits_until"
     trace_id: Uuid7
     idempotency_key: IdempotencyKey
     retries: Annotated[int, Field(ge=0, le=1_000)]
     waits_until: Time | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        require_no_stated_null(self, "waits_until")
-        return self
-
     @property
     def due_at(self) -> str | None:
         return self.waits_until
-
-    @model_serializer(mode="wrap")
-    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        stated: dict[str, Any] = serialize(self)
-        if stated["waits_until"] is None:
-            del stated["waits_until"]
-        return stated
-
-    def _members(self) -> dict[str, Any]:
-        members = super()._members()
-        if self.waits_until is None:
-            members = {name: value for name, value in members.items() if name != "waits_until"}
-        return members
 
 
 class Escalation(Part):
@@ -70,10 +77,17 @@ class Escalation(Part):
 Escalations = Annotated[list[Escalation], Field(max_length=RUN_ESCALATIONS_MAX)]
 
 
-class AskRequest(_Request):
-    """A question to a person. `default` is the answer when nobody gives one in time; `escalations`: who is told before
-    that, one after the other."""
+# The webhook by which the outbox knows that a question names a URL of its own. No webhook of the configuration is
+# called so: their names have no spaces.
+CALLBACK: Final = "callback URL"
+CallbackUrl = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", max_length=URL_CHARS_MAX)]
 
+
+class AskRequest(_LeavesOut):
+    """A question to a person. `default` is the answer when nobody gives one in time; `escalations`: who is told before
+    that, one after the other; `callback`: a URL that is told of this question when it is asked, left out if none is."""
+
+    _later = "callback"
     form: Literal["approve", "input", "select", "review"]
     message: Text
     context: Value | None
@@ -82,6 +96,7 @@ class AskRequest(_Request):
     default: Value | None
     webhooks: Annotated[list[Name], Field(max_length=16)]
     escalations: Escalations
+    callback: CallbackUrl | None = None
 
     @property
     def due_at(self) -> str | None:

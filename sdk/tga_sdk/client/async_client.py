@@ -161,13 +161,24 @@ class AsyncClient(Connection):
         *,
         policy: Mapping[str, Any] | None = None,
         tags: Sequence[str] = (),
+        strict_determinism: bool = False,
     ) -> Run:
         """Start a run. The same id with the same input is the same run, however often it is started (`replayed`).
 
         `procedure`: its name, or what @procedure or Flow made. Without `run_id` one is made; it is in every error.
+        `strict_determinism`: what a replay would not repeat stops this run, whatever its worker is set to.
         """
         return await self._perform(
-            runs.start(self._tries(), procedure, input, run_id=run_id, version=version, policy=policy, tags=tags)
+            runs.start(
+                self._tries(),
+                procedure,
+                input,
+                run_id=run_id,
+                version=version,
+                policy=policy,
+                tags=tags,
+                strict_determinism=strict_determinism,
+            )
         )
 
     async def status(self, run_id: str) -> Run:

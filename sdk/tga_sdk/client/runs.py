@@ -51,6 +51,7 @@ def start(
     version: str | None,
     policy: Mapping[str, Any] | None,
     tags: Sequence[str],
+    strict_determinism: bool,
 ) -> Script[Run]:
     """Once for its id, which is made here if none is given: a repeat finds the run that the first one started."""
     name, own_version = _named(procedure)
@@ -62,6 +63,8 @@ def start(
         body["policy"] = dict(policy)
     if tags:
         body["tags"] = list(tags)
+    if strict_determinism:
+        body["strict_determinism"] = True
     with naming(chosen):
         return model(Run, document((yield from asked("POST", "/v1/runs", body, tries=tries))))
 

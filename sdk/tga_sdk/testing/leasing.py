@@ -68,6 +68,7 @@ class Leasing(Starting):
             "policy": copy.deepcopy(start["policy"]),
             "tenant": "default",
             "started_at": start["started_at"],
+            "strict_determinism": start.get("strict_determinism", False),
             "lease_ms": self.lease_ms,
         }
 

@@ -153,6 +153,7 @@ class AskedOfAPerson(Part):
     default: Value | None = None
     webhooks: Annotated[list[Name], Field(max_length=16, default_factory=list)]
     escalations: Annotated[list[Escalation], Field(max_length=8, default_factory=list)]
+    callback: Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", max_length=2048)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> AskedOfAPerson:
@@ -359,6 +360,7 @@ class StartBody(Part):
     run_id: RunId | None = None
     policy: PolicySaid | None = None
     tags: Annotated[Tags, Field(default_factory=list)]
+    strict_determinism: bool = False
 
 
 class SignalBody(Part):

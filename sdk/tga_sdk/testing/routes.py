@@ -152,7 +152,13 @@ async def start_run(asked: Asked) -> Reply:
         given = engine.value_of(body.input)
         program = engine.judged(body.procedure, body.version, given)
         run, was_there = engine.start(
-            program, given, asked.principal, run_id=body.run_id or engine.new_id(), policy=policy, tags=body.tags
+            program,
+            given,
+            asked.principal,
+            run_id=body.run_id or engine.new_id(),
+            policy=policy,
+            tags=body.tags,
+            is_strict=body.strict_determinism,
         )
         return _json({**views.run_document(engine, run), "replayed": was_there})
 

@@ -73,9 +73,10 @@ class Starting(Store):
         policy: dict[str, Any] | None = None,
         tags: Sequence[str] = (),
         parent: dict[str, Any] | None = None,
+        is_strict: bool = False,
     ) -> tuple[MemoryRun, bool]:
         """The run, and whether it was there already. Problem when the id is another run's."""
-        said = {
+        said: dict[str, Any] = {
             "run_id": run_id,
             "principal": {"principal_id": principal, "tenant": "default", "roles": ["admin"]},
             "procedure": program.said["name"],
@@ -90,6 +91,8 @@ class Starting(Store):
             "tags": list(tags),
             "allowed_by": {"policy_digest": None, "policy_ids": []},
         }
+        if is_strict:
+            said["strict_determinism"] = True
         return self._born(said, None)
 
     def _born(self, said: dict[str, Any], source: MemoryRun | None) -> tuple[MemoryRun, bool]:

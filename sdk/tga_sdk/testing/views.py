@@ -71,6 +71,7 @@ def run_document(engine: Engine, run: MemoryRun) -> dict[str, Any]:
             "forked_from": start["forked_from"],
             "policy": start["policy"],
             "tags": start["tags"],
+            "strict_determinism": start.get("strict_determinism", False),
         }
     )
 

@@ -51,7 +51,7 @@ def document_of(put: Put, run_id: str, attempt: int) -> RunCheckpoint | RunInten
     if isinstance(put, AskPut):
         verify_given(put.request.context, put.path)
         verify_given(put.request.default, put.path)
-        request = dict(put.request.__dict__)
+        request = {name: value for name, value in put.request.__dict__.items() if (name, value) != ("callback", None)}
     elif isinstance(put, SleepPut):
         request = {"wakes_at": put.wakes_at}
     elif isinstance(put, SignalPut):

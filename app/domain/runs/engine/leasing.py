@@ -315,6 +315,7 @@ class Leasing:
             policy=start.policy,
             tenant=loaded.tenant,
             started_at=start.started_at,
+            strict_determinism=start.is_strict,
             lease_ms=self._ports.lease_ms,
         )
 

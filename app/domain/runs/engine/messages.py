@@ -26,7 +26,7 @@ from app.domain.runs.documents import (
     RunPolicy,
 )
 from app.domain.runs.replay import RunRecord
-from app.domain.runs.requests import Escalations
+from app.domain.runs.requests import CallbackUrl, Escalations
 from app.domain.runs.state import StateChanges
 from app.domain.runs.values import (
     ArtifactValue,
@@ -81,7 +81,8 @@ class CheckpointPut(Part):
 
 class AskedOfAPerson(Part):
     """A question. Without `expires_at` it stays open until somebody answers; `default` is the answer after that.
-    `escalations`: when others are told that nobody has answered yet, the earliest first, all before it expires."""
+    `escalations`: when others are told that nobody has answered yet, the earliest first, all before it expires.
+    `callback`: a URL that is told of it, at a host that the gateway allows."""
 
     form: Literal["approve", "input", "select", "review"]
     message: Text
@@ -91,6 +92,7 @@ class AskedOfAPerson(Part):
     default: Value | None = None
     webhooks: Annotated[list[Name], Field(max_length=16)] = Field(default_factory=list)
     escalations: Escalations = Field(default_factory=list)
+    callback: CallbackUrl | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -281,6 +283,7 @@ class LeasedRun:
     policy: RunPolicy
     tenant: str
     started_at: str
+    strict_determinism: bool
     lease_ms: int
 
 

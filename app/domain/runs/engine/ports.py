@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from app.core.errors import RunCallbackRefused
 from app.core.instruments import Instruments
 from app.domain.clock import Clock
 from app.domain.identity import Principal
@@ -201,13 +202,19 @@ class RunObserver(Protocol):
     def changed(self, loaded: LoadedRun, state_before: str | None, added: Sequence[RunDocument]) -> None: ...
 
 
+def refuse_callback(url: str) -> None:
+    """Where no operator allows any."""
+    raise RunCallbackRefused("a question names a callback, and this gateway calls none")
+
+
 @dataclass(frozen=True, slots=True)
 class RunPorts:
     """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs that nobody owns.
     `new_lease`: a secret, between a worker and the gateways.
 
     `lease_ms`: how long a worker may be silent before its runs are taken from it. `stopping`: set when the gateway
-    takes nothing new; nobody is kept waiting then.
+    takes nothing new; nobody is kept waiting then. `verify_callback` raises RunCallbackRefused for a URL that
+    a question may not name.
     """
 
     ledger: Ledger
@@ -225,5 +232,6 @@ class RunPorts:
     new_lease: Callable[[], str]
     lease_ms: int
     ask_webhooks: Sequence[str] = ()
+    verify_callback: Callable[[str], None] = refuse_callback
     instruments: Instruments = field(default_factory=Instruments)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

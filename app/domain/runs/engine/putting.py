@@ -47,7 +47,7 @@ from app.domain.runs.engine.table import RunTable, Watchers, first_of
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
 from app.domain.runs.replay import Run, RunRecord
-from app.domain.runs.requests import AskRequest
+from app.domain.runs.requests import CALLBACK, AskRequest
 from app.domain.runs.schedule import AT_WORK
 from app.domain.runs.transitions import RUN
 
@@ -155,6 +155,9 @@ class Putting:
         if isinstance(document, RunIntent) and isinstance(document.request, AskRequest):
             self._ports.schemas.verify(document.request.answer_schema)
             told = document.request.told_to(self._ports.ask_webhooks)
+            if document.request.callback is not None:
+                self._ports.verify_callback(document.request.callback)
+                told.append(CALLBACK)
             work.announce_to = list(dict.fromkeys([*work.announce_to, *told]))
         work.add(document)
         if isinstance(document, RunIntent) and document.kind == "signal":

@@ -49,6 +49,7 @@ class StartRequest:
     tags: list[str] = field(default_factory=list)
     parent: Parent | None = None
     program_digest: str | None = None  # this very program, not the newest of its version
+    is_strict: bool = False  # what a replay would not repeat stops it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,10 @@ class Starting:
 
     def document(self, request: StartRequest, judged: JudgedStart) -> RunStart:
         program = judged.program
+        strict = {"strict_determinism": True} if request.is_strict else {}  # left out otherwise, never false
         return RunStart.made_of(
             {
+                **strict,
                 "run_id": request.run_id or self._clock.new_id(),
                 "principal": request.principal,
                 "procedure": program.name,
@@ -181,7 +184,7 @@ class Starting:
         is_same_version = version is None
         start = RunStart.made_of(
             {
-                **{name: value for name, value in origin.start.__dict__.items() if not name.startswith("schema")},
+                **_copied(origin.start),
                 "run_id": run_id or self._clock.new_id(),
                 "principal": principal,
                 "version": source.version if is_same_version else program.version,
@@ -223,6 +226,14 @@ class Starting:
             return None
         origin = None if found is None else found.start.forked_from
         return origin.sequence_number if origin is not None and origin.run_id == source_id else None
+
+
+def _copied(start: RunStart) -> dict[str, Any]:
+    """What a fork's start says like its source's; it is strict if that is."""
+    left_out = (
+        {"schema_id", "schema_version"} if start.is_strict else {"schema_id", "schema_version", "strict_determinism"}
+    )
+    return {name: value for name, value in start.__dict__.items() if name not in left_out}
 
 
 def _said_by(verdict: Verdict) -> AllowedBy:
