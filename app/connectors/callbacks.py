@@ -42,6 +42,7 @@ class Callbacks:
         # Which questions were taken by their receivers, the oldest first: a run that asks twice has two rows in the
         # outbox, and each of them would tell both. What is forgotten here is told again, under the same id.
         self._taken: dict[str, None] = {}
+        self._under_way: dict[str, asyncio.Task[str | None]] = {}  # by delivery: two rows of a run share it
 
     def verify(self, url: str) -> None:
         """RunCallbackRefused unless a question may name it."""
@@ -67,6 +68,13 @@ class Callbacks:
             url = self._hosts.verified(asked.url)
         except ValueError as error:  # another gateway allowed it, or the operator has changed their mind
             return str(error)
+        under_way = self._under_way.get(delivery_id)
+        if under_way is None:
+            under_way = self._under_way[delivery_id] = asyncio.create_task(self._told(url, delivery_id, asked, post))
+            under_way.add_done_callback(lambda _: self._under_way.pop(delivery_id, None))
+        return await asyncio.shield(under_way)
+
+    async def _told(self, url: URL, delivery_id: str, asked: CalledBack, post: Post) -> str | None:
         told = asdict(asked.announcement)
         told["answer_url"] = None if self._public_url is None else f"{self._public_url}{told['callback']}"
         failure = await post(url, self._pool, delivery_id, told)

@@ -110,7 +110,7 @@ class Execution:
                 return answer.value.get("value")
             request = answer.request
             self._take(request.get("changes"), request.get("logs"))
-            remember_caller(request.get("source"))
+            remember_caller(request.get("source") or self._source.name)  # a tail call leaves no line behind
             value = await self._reply(thread, request)
 
     async def _resume(self, thread: int, value: JSON) -> Answer:

@@ -357,17 +357,24 @@ local function declaration(this, is_script)
     }
 end
 
+-- The procedure that a run begins with: the one that is called main, or that the file's variable `main` holds. Without
+-- one it is the file itself.
+local function entry()
+    local named = rawget(env, "main")
+    return lang.main or named ~= nil and lang.procedures[named] or nil
+end
+
 local function declared(name)
     local chunk = host.chunk(name)
     local ok, said = pcall(chunk)
     if not ok and said ~= lang.Stopped then error(said, 0) end
     local stopped = lang.stopped_at
-    if stopped and lang.main then
+    local main = entry()
+    if stopped and main then
         error(stopped.place .. "the top of a file with a main procedure declares, and does nothing yet; found "
             .. stopped.what .. ": move it into run = function() ... end", 0)
     end
     local is_stopped = stopped ~= nil
-    local main = lang.main -- the procedure that a run begins with; without one, the file itself
     local subs = host.array({})
     for _, one in ipairs(lang.order) do
         if one ~= main then subs[#subs + 1] = declaration(one, false) end
@@ -388,7 +395,7 @@ local function run(start)
     if start.is_script then
         if start.state ~= null then lang.begin_state(frame, start.state) end
         output = host.chunk(start.chunk)()
-        if lang.main then
+        if entry() then
             lang.fail("PROCEDURE_SOURCE_INVALID", "the file works before it declares main: move main to its top")
         end
         output = lang.checked_output(lang.script.output, output)
@@ -396,7 +403,7 @@ local function run(start)
         lang.mode = "declare" -- the top of the file declares, and does nothing yet
         host.chunk(start.chunk)()
         lang.mode = "run"
-        local main = lang.main
+        local main = entry()
         lang.begin_state(frame, main.state)
         output = lang.execute(main, frame)
     end

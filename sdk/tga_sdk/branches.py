@@ -21,7 +21,12 @@ Branch = Callable[[], Any] | Coroutine[Any, Any, Any]
 
 
 async def gather(
-    frame: Frame, path: str, operation: Operation, branches: Sequence[Branch], types: Sequence[Any]
+    frame: Frame,
+    path: str,
+    operation: Operation,
+    source: str | None,
+    branches: Sequence[Branch],
+    types: Sequence[Any],
 ) -> list[Any]:
     """Run all branches to their end; record their results, or the error of the first that failed, as one operation."""
     attempt = frame.attempt
@@ -50,7 +55,7 @@ async def gather(
     if isinstance(found, Exception):
         log_failure(attempt, path, operation, found)
         said = error_document(found)
-        await attempt.put([checkpoint_put(frame, path, operation, "ERROR", error=said, inner=inner)])
+        await attempt.put([checkpoint_put(frame, path, operation, "ERROR", error=said, inner=inner, source=source)])
         _leave(frame, path)
         raise recorded_failure("gather", said, path)
     plain, made = found
@@ -59,7 +64,7 @@ async def gather(
     for changes in changed:
         frame.state.change(changes, may_be_gone=True)
     taken = frame.state.take()
-    sent = checkpoint_put(frame, path, operation, "OK", value=made.value, inner=inner, changes=taken)
+    sent = checkpoint_put(frame, path, operation, "OK", value=made.value, inner=inner, changes=taken, source=source)
     await attempt.put([sent])
     _leave(frame, path)
     return gathered(plain, types, operation.name)

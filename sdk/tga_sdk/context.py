@@ -283,22 +283,24 @@ class Context(Generic[S]):
         frame, attempt = self._begin()
         operation = self._operation(frame, "checkpoint", name, None)
         path = frame.scope.enter(operation)
-        found = await attempt.match(frame, path, operation, caller())
+        source = caller()
+        found = await attempt.match(frame, path, operation, source)
         if isinstance(found, Ended):
             await self._recorded(frame, path, found)
             return
-        await self._mark(frame, path, operation, {"tier": "inline", "value": None}, defer=defer)
+        await self._mark(frame, path, operation, {"tier": "inline", "value": None}, source, defer=defer)
 
     async def now(self) -> datetime:
         """The time, as it was when the program first asked here; in UTC."""
         frame, attempt = self._begin()
         operation = self._operation(frame, "now", "now", None)
         path = frame.scope.enter(operation)
-        found = await attempt.match(frame, path, operation, caller())
+        source = caller()
+        found = await attempt.match(frame, path, operation, source)
         if isinstance(found, Ended):
             return _time_of(await self._recorded(frame, path, found))
         said = time_text(attempt.host.now())
-        await self._mark(frame, path, operation, {"tier": "inline", "value": said}, defer=True)
+        await self._mark(frame, path, operation, {"tier": "inline", "value": said}, source, defer=True)
         return _time_of(said)
 
     async def emit(self, value: Any, *, name: str = "emit") -> None:
@@ -307,11 +309,12 @@ class Context(Generic[S]):
         frame, attempt = self._begin()
         operation = self._operation(frame, "emit", name, None)
         path = frame.scope.enter(operation)
-        found = await attempt.match(frame, path, operation, caller())
+        source = caller()
+        found = await attempt.match(frame, path, operation, source)
         if isinstance(found, Ended):
             await self._recorded(frame, path, found)
             return
-        await self._mark(frame, path, operation, shown, defer=True)
+        await self._mark(frame, path, operation, shown, source, defer=True)
 
     async def patched(self, name: str) -> bool:
         """Whether the program is to behave as changed by this patch: true, unless this run had passed here before the
@@ -326,7 +329,7 @@ class Context(Generic[S]):
         if isinstance(found, Ended):
             await self._recorded(frame, path, found)
             return True
-        await self._mark(frame, path, operation, {"tier": "inline", "value": True}, defer=True)
+        await self._mark(frame, path, operation, {"tier": "inline", "value": True}, caller(), defer=True)
         return True
 
     async def approve(
@@ -465,7 +468,8 @@ class Context(Generic[S]):
         types = [result_type(branch) if callable(branch) else None for branch in branches]
         operation = self._operation(frame, "gather", name, len(branches))
         path = frame.scope.enter(operation)
-        found = await attempt.match(frame, path, operation, caller())
+        source = caller()
+        found = await attempt.match(frame, path, operation, source)
         if isinstance(found, Ended):
             for branch in branches:
                 if inspect.iscoroutine(branch):
@@ -473,7 +477,7 @@ class Context(Generic[S]):
             return gathered(await self._recorded(frame, path, found), types, name)
         from tga_sdk.branches import gather
 
-        return await gather(frame, path, operation, branches, types)
+        return await gather(frame, path, operation, source, branches, types)
 
     # --------------------------------------------------------------------------------- what needs no record of its own
 
@@ -542,9 +546,18 @@ class Context(Generic[S]):
             return None
         return await self._attempt.decoded(value, type_, where=f"operation {path} ({found.operation})")
 
-    async def _mark(self, frame: Frame, path: str, operation: Operation, value: dict[str, Any], *, defer: bool) -> None:
+    async def _mark(
+        self,
+        frame: Frame,
+        path: str,
+        operation: Operation,
+        value: dict[str, Any],
+        source: str | None,
+        *,
+        defer: bool,
+    ) -> None:
         """Record an operation that has no body."""
-        sent = checkpoint_put(frame, path, operation, "OK", value=value, changes=frame.state.take())
+        sent = checkpoint_put(frame, path, operation, "OK", value=value, changes=frame.state.take(), source=source)
         if defer:
             self._attempt.pipe.defer(sent)
         else:

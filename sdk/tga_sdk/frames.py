@@ -6,6 +6,7 @@ and in the branches of a gather; threads and tasks that a body starts have its f
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Frame:
 
 _source: ContextVar[str | None] = ContextVar("tga_sdk_source", default=None)  # of who asked from a thread
 _SDK: Final = str(Path(__file__).parent)
+_ASYNCIO: Final = str(Path(asyncio.__file__).parent)
 _frame: ContextVar[Frame | None] = ContextVar("tga_sdk_frame", default=None)
 
 
@@ -69,7 +71,7 @@ def enter(frame: Frame | None) -> None:
 
 
 def caller() -> str | None:
-    """The line of the program that asked: the first one outside of the SDK."""
+    """The line of the program that asked: the first one outside of the SDK; None where the SDK itself did."""
     told = _source.get()
     if told is not None:
         return told
@@ -77,6 +79,8 @@ def caller() -> str | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_SDK):
+            if file.startswith(_ASYNCIO):
+                return None
             return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back
     return None

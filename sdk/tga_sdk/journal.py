@@ -61,6 +61,7 @@ class Ended:
     inner: int
     changes: tuple[Mapping[str, Any], ...]
     sequence_number: int = 0
+    source: str | None = None  # the line that performed it, where that was recorded
 
     @property
     def failed(self) -> bool:
@@ -148,6 +149,8 @@ class Journal:
             recorded, performed = str(found.operation), str(operation)
             if recorded == performed:
                 recorded, performed = f"{recorded} with another input", f"{performed} with this one"
+            if isinstance(found, Ended) and found.source:
+                recorded = f"{recorded} ({found.source})"
             raise Diverged(path, recorded=recorded, performed=performed, source=source)
         return found
 
@@ -220,6 +223,7 @@ class Journal:
             inner,
             tuple(changes),
             record["sequence_number"],
+            record.get("source"),
         )
         if not ended.failed and resume == "snapshot":
             self._drop_inside(path)

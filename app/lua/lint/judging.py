@@ -37,6 +37,7 @@ def judged(program: Program) -> list[Found]:
         *judge.bare_checkpoints(),
         *judge.unknown_names(),
         *judge.unknown_members(),
+        *judge.missing_main(),
     ]
     return sorted(set(found))
 
@@ -225,6 +226,22 @@ class _Judge:
             there = ", ".join(f"{binding.name}.{name}" for name in sorted(known))
             fix = f"perhaps {binding.name}.{close[0]} is meant" if close else f"there is {there}"
             yield self._found("TGL402", around, f"{binding.name} has no {path[1]}", fix=fix)
+
+    def missing_main(self) -> Iterator[Found]:
+        """Procedures, of which none is the entry, in a file that does nothing itself. What a function of the program
+        does at the top of the file is not followed: then nothing is said."""
+        top, last = self._program.main, None
+        for call in self._program.calls:
+            name = procedure_name(call.node)
+            if name == "main" or (name is None and call.function is top and (not call.binding or call.binding.values)):
+                return
+            if name is not None and (last is None or call.node.start_byte > last.start_byte):
+                last = call.node
+        entry = self._program.globals.get("main")
+        returns = any(node.type == "return_statement" for node in self._program.root.named_children)
+        if last is None or returns or (entry is not None and entry.values) or self._operations.get(top):
+            return
+        yield self._found("TGL403", last, "procedures, and none of them is main")
 
     def _found(self, code: str, node: Node, what: str, why: str | None = None, *, fix: str | None = None) -> Found:
         rule = RULE_OF[code]

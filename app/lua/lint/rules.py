@@ -75,6 +75,15 @@ RULES: Final = (
         'state.is_fine = Human.aprove{message = "Deploy?"}\nreturn {}',
         'state.is_fine = Human.approve{message = "Deploy?"}\nreturn {}',
     ),
+    Rule(
+        "TGL403",
+        "procedures, and none of them is main",
+        "a run begins with the procedure main, and a submission without one is refused; a file without procedures that "
+        "are called is no script either",
+        'name the entry: main = procedure "main" {run = function() ... end}',
+        'order = procedure "order" {run = function()\n    return tool.crm.sync{}\nend}',
+        'main = procedure "order" {run = function()\n    return tool.crm.sync{}\nend}',
+    ),
 )
 RULE_OF: Final = {rule.code: rule for rule in RULES}
 

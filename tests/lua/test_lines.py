@@ -1,0 +1,110 @@
+"""Operations of a Lua program record their lines, a divergence names both; the entry is main, however it is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.lua.lint import lint_source
+from app.lua.pool import Pool
+from app.lua.programs import LuaSourceInvalid
+from tests.lua.running import main_of, performed, procedure_of, run_lua
+from tga_sdk.journal import Diverged, Journal, Operation
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+BODY = """
+    checkpoint()
+    step("one", function()
+        return 1
+    end)
+    tactus.now()
+    parallel{
+        function() step("left", function() return 1 end) end,
+        function() return step("tail", function() return 1 end) end,
+        function() return 2 end,
+    }
+    tactus.emit({at = 1})
+    return {}
+"""
+
+
+async def test_every_checkpoint_has_the_line_that_performed_it(pool: Pool) -> None:
+    outcome = await run_lua(pool, main_of(BODY))
+    found = [
+        (one["kind"], one["name"], one["source"])
+        for one in outcome.journal
+        if one["artifact_type"] == "run_checkpoint" and one["name"] != "end"
+    ]
+    assert found == [
+        ("checkpoint", "checkpoint", "program.lua:3"),
+        ("step", "one", "program.lua:4"),
+        ("now", "now", "program.lua:7"),
+        ("step", "left", "program.lua:9"),
+        ("step", "tail", "program.lua"),  # a tail call leaves no line behind
+        ("gather", "gather", "program.lua:8"),
+        ("emit", "emit", "program.lua:13"),
+    ]
+
+
+async def test_a_divergence_names_the_line_of_both_sides() -> None:
+    journal = Journal()
+    record = {
+        "artifact_type": "run_checkpoint",
+        "sequence_number": 3,
+        "path": "1",
+        "kind": "step",
+        "name": "plan",
+        "input_digest": "0" * 64,
+        "outcome": "OK",
+        "value": None,
+        "error": None,
+        "resume": "snapshot",
+        "inner": 0,
+        "source": "order.lua:7",
+    }
+    journal.add(record)
+    with pytest.raises(Diverged) as found:
+        journal.match("1", Operation("step", "pay", "0" * 64), source="order.lua:9")
+    assert (found.value.recorded, found.value.source) == ("step plan (order.lua:7)", "order.lua:9")
+    assert "at 1 (order.lua:9) the journal has step plan (order.lua:7), the program performs step pay" in str(
+        found.value
+    )
+
+
+async def test_the_entry_is_what_the_variable_main_holds(pool: Pool) -> None:
+    helper = 'helper = procedure "helper" {run = function() return {x = 2} end}\n'
+    source = helper + 'main = procedure "order" {run = function() return helper({}) end}'
+    program = await procedure_of(pool, source)
+    assert program.name == "order"
+    assert (await performed(program)).output == {"tier": "inline", "value": {"x": 2}}
+    assert [one.code for one in lint_source(source.encode()).findings] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'order = procedure "order" {run = function() return {} end}',
+        'local main = procedure "order" {run = function() return {} end}',
+        'procedure("a", {}, function() end)\nprocedure("b", {}, function() end)',
+    ],
+)
+async def test_lint_says_that_main_is_missing_where_a_submission_is_refused(pool: Pool, source: str) -> None:
+    with pytest.raises(LuaSourceInvalid, match="Name the entry point main"):
+        await procedure_of(pool, source)
+    (found,) = lint_source(source.encode()).findings
+    assert (found.code, found.line) == ("TGL403", len(source.splitlines()))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'main = procedure "main" {run = function() return {} end}',
+        "procedure {run = function() return {} end}",
+        'one = procedure "one" {run = function() return {} end}\nreturn one({})',
+        'one = procedure "one" {run = function() return {} end}\none({})',
+        'one = procedure "one" {run = function() return {} end}\nlocal function work() return one({}) end\nwork()',
+        "return {}",
+    ],
+)
+async def test_lint_says_nothing_of_it_where_a_submission_is_taken(pool: Pool, source: str) -> None:
+    await procedure_of(pool, source)
+    assert "TGL403" not in [one.code for one in lint_source(source.encode()).findings]
