@@ -408,12 +408,6 @@ def _sha256(asked: Asked) -> str:
 # Calls, and what waits for people.
 
 
-@route("GET", "/v1/tools")
-async def list_tools(asked: Asked) -> Reply:
-    given = parameters(asked.query, "server_id")
-    return _json({"items": asked.gateway.tools.described(given.get("server_id")), "next": None})
-
-
 @route("POST", "/v1/tool-calls")
 async def call_tool(asked: Asked) -> Reply:
     body = body_of(m.ToolCallBody, asked.raw)

@@ -187,22 +187,6 @@ class Tools:
         call.effect = effect
         self.by_trace[trace_id] = call
 
-    def described(self, server_id: str | None) -> list[dict[str, Any]]:
-        """The tools, of one server or of all, as the gateway lists them: what their functions take is their schema."""
-        return [
-            {
-                "server_id": name.partition(".")[0],
-                "tool_name": name.partition(".")[2],
-                "tool_class": "read" if tool.read_only else "write",
-                "description": inspect.getdoc(tool.function),
-                "tags": [],
-                "input_schema": _schema_of(tool.function),
-                "pin": None,
-            }
-            for name, tool in sorted(self.tools.items())
-            if server_id in (None, name.partition(".")[0])
-        ]
-
     def find(self, server_id: str, tool_name: str) -> Tool:
         tool = self.tools.get(f"{server_id}.{tool_name}")
         if tool is None:
@@ -288,14 +272,3 @@ class Tools:
 
 def _decision(decision: str, kind: str, by: str, rationale: str | None) -> dict[str, Any]:
     return {"decision": decision, "decided_by": {"type": kind, "id": by}, "rationale": rationale, "policy_ids": []}
-
-
-def _schema_of(function: ToolFunction) -> dict[str, Any]:
-    taken = inspect.signature(function).parameters.values()
-    named = [one for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    return {
-        "type": "object",
-        "properties": {one.name: {} for one in named},
-        "required": [one.name for one in named if one.default is one.empty],
-        "additionalProperties": any(one.kind is one.VAR_KEYWORD for one in taken),
-    }
