@@ -126,7 +126,7 @@ async def test_an_agent_has_no_tool_that_it_was_not_given(pool: Pool) -> None:
         return W.output
     """
     taken: list[int] = []
-    tools = {"bank.charge": lambda amount: {}, "bank.steal": lambda amount: taken.append(amount)}
+    tools: dict[str, Any] = {"bank.charge": lambda amount: {}, "bank.steal": lambda amount: taken.append(amount)}
     outcome = await performed(await procedure_of(pool, main_of(body)), {}, tools=tools)
     assert taken == []
     assert outcome.state in ("COMPLETED", "FAILED")
