@@ -7,7 +7,7 @@ export TGA_HOME ?= $(CURDIR)/.tga
 # Processes are started by the hundred. Where this is set each of them compiles all that it imports, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test soak lowest check generate bench lock wheel clean
+.PHONY: run test soak lowest check generate bench bench-peers lock wheel clean
 
 run: $(READY)
 	@$(BIN)/tga demo
@@ -47,7 +47,13 @@ check: $(READY)
 generate: $(READY)
 	$(BIN)/python tools/generate.py
 
+# Peers are optional: `make bench-peers` looks for them. Those that are not there are left out, and the report says so.
+PEERS ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/tga-bench-peers
+bench-peers: $(READY)
+	$(BIN)/python -m bench.comparison --install --peers $(PEERS)
+
 bench: $(READY)
+	$(BIN)/python -m bench.comparison --peers $(PEERS)
 	$(BIN)/python -m bench.append
 	$(BIN)/python -m bench.lean
 	$(BIN)/python -m bench.tool_call
@@ -61,6 +67,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.mcp
 	$(BIN)/python -m bench.sequencer
 	$(BIN)/python -m bench.verify
+	$(BIN)/python -m bench.flat
 	$(BIN)/python -m bench.load --minutes 10
 
 # Both distributions, as sdist and as wheel.

@@ -16,6 +16,11 @@ HANG_S: Final = 600  # a guard against waiting for ever, not a bound on speed
 # What each prints besides its heading: the ratios it is there for, whatever they are.
 RATIO: Final = r"\d+\.\d+"
 PRINTS: Final = {
+    "comparison": (
+        r"tga over HTTP +│ +8 │ +[\d,]+ │",
+        r"tga, a run +│ +8 │",
+        rf"tga over HTTP +│ +{RATIO} │ +[\d,]+ │",
+    ),
     "append": (rf"writer +│ +128 │ +{RATIO}", "Flatness", r"100 │ +64 │ +1\.00"),
     "lean": (rf"of a call │ +30 │ +[\d,]+ │ +[\d,]+ │ +{RATIO}", "HOT updates of heads"),
     "tool_call": (rf"at least 1\.5 of the same transactions, unbatched; found {RATIO}",),
@@ -28,6 +33,7 @@ PRINTS: Final = {
     "shares": (r"fresh +│ +32 │ +this │ +[\d,]+", r"repeat +│ +32 │ +this │ +[\d,]+"),
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
     "sequencer": (rf"while sequencing +│ +[\d,]+ │ +{RATIO}", rf"when catching up +│ +[\d,]+ │ +{RATIO}"),
+    "flat": (rf"8 │ +buffers │ +{RATIO} │ +{RATIO} │ +{RATIO} │",),
     "verify": (rf"tga +1,600 +[\d,]+ +{RATIO} +{RATIO} +{RATIO}", rf"tools/verify\.py +1,600 +[\d,]+ +{RATIO}"),
     "load": ("requests: .* a second", "SIGKILL", "\n0 findings"),
 }
@@ -38,7 +44,7 @@ def _benches() -> list[str]:
 
 
 def test_make_bench_runs_every_benchmark() -> None:
-    in_makefile = re.findall(r"-m bench\.(\w+)", (ROOT / "Makefile").read_text())
+    in_makefile = set(re.findall(r"-m bench\.(\w+)", (ROOT / "Makefile").read_text()))
     assert sorted(in_makefile) == _benches() == sorted(PRINTS)
 
 

@@ -1,0 +1,455 @@
+"""Ours beside pgbench and the peers, in one run: `python -m bench.comparison [--quick] [--peers FOLDER]`.
+
+Calls, repeats of finished calls and runs of one step, at 1, 8, 32 and 128 at once. All take turns in every round, on
+the same machine and the same PostgreSQL (synchronous commit on), each in a database of its own. Ours is the whole
+gateway as `tga serve` runs it, called over HTTP, with a tool server of its own behind HTTP; the tools of peers are
+functions in their own process, which is their advantage. For a peer a call and a run of one step are the same thing.
+
+Peers are optional: `--install` looks for them and puts them into the folder that `--peers` names. Those that are not
+there are left out, and the report says why. It says also where a peer is better than ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.baseline import Baseline
+from bench.comparison_chart import draw
+from bench.cost import measuring_session
+from bench.http_roles import Load
+from bench.measure import AT_ONCE, WARMUP_STEPS, Server, Timing, arguments_of, measure_sync, run_bench, run_on_fast_loop
+from bench.peer_processes import (
+    ARGUMENTS,
+    PEERS,
+    PeerMissing,
+    Running,
+    default_folder,
+    install,
+    measure_http,
+    started,
+)
+from bench.runs import run_whole
+from bench.tool_call import run_calls, step_of_real_call
+
+OURS, IN_PROCESS, RUN, PGBENCH = "tga over HTTP", "tga in process", "tga, a run", "pgbench, bare inserts"
+WHATS: Final = ("call", "repeat", "run")
+COUNTED_AT_ONCE: Final = 8
+STATISTICS_S: Final = 1.5  # after so long PostgreSQL's counters have what was done
+DOCS: Final = Path(__file__).parents[1] / "docs"
+CONFIG: Final = """
+[servers.crm]
+transport = "http"
+base_url = "{tool}"
+max_concurrency = 256
+max_in_flight = 1000
+[servers.crm.tools.create_ticket]
+class = "write"
+input_schema = {{ type = "object", required = ["title"], properties = {{ title = {{ type = "string" }} }} }}
+[limits]
+requests_per_second = 1000000
+burst = 1000000
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    rounds: int
+    seconds: float
+    at_once: tuple[int, ...]
+
+    @classmethod
+    def full(cls) -> Scale:
+        return cls(rounds=3, seconds=3.0, at_once=AT_ONCE)
+
+    @classmethod
+    def quick(cls) -> Scale:
+        return cls(rounds=1, seconds=0.2, at_once=(1, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One stretch. CPU is of all who answer: gateway or peer, its tool, PostgreSQL; of pgbench's rows, the server's."""
+
+    name: str
+    what: str
+    at_once: int
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a call leaves, at 8 at once: commits and WAL of PostgreSQL, bytes of the database or of a peer's files."""
+
+    name: str
+    commits: float | None
+    database_bytes: float
+    wal_bytes: float | None
+
+
+def _measured(name: str, what: str, at_once: int, found: dict[str, Any], cpu_s: float) -> Measured | None:
+    if not found["steps"]:
+        return None
+    timing = Timing(found["steps"], found["seconds"], cpu_s, 0.0, found["latencies_s"])
+    p50, p99 = timing.percentile_ms(50), timing.percentile_ms(99)
+    return Measured(name, what, at_once, timing.per_second, p50, p99, timing.client_us)
+
+
+class CallLoad(Load):
+    """Calls of the gateway's HTTP API, each with a key of its own; or the same ones again."""
+
+    _runs: Final = itertools.count()
+
+    def __init__(self, key: str, what: str, at_once: int) -> None:
+        super().__init__(key, "", at_once)
+        self._what = what
+        self._run = next(self._runs)
+
+    def request(self, connection: int, count: int) -> bytes:
+        name = f"repeated-{connection}" if self._what == "repeat" else f"{self._run}-{connection}-{count}"
+        call = {"server_id": "crm", "tool_name": "create_ticket", "idempotency_key": name, "arguments": ARGUMENTS}
+        body = json.dumps(call).encode()
+        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+
+
+@contextlib.contextmanager
+def _answering(role: str, home: Path) -> Iterator[tuple[str, int]]:
+    """The address and process of our gateway, or of its tool server."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TGA_")}
+    environment = {**inherited, "TGA_HOME": str(home), "TGA_PORT": "0"}
+    command = [sys.executable, "-m", "bench.comparison", "--role", role]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # it writes a line for each call
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            url = next((line.strip() for line in process.stdout if line.startswith("http://")), "")
+            if not url:
+                raise RuntimeError(f"the process {role} did not start")
+            yield url, process.pid
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def _our_gateway(home: Path) -> Iterator[Running]:
+    with _answering("tool", home) as (tool, tool_pid):
+        (home / "tga.toml").write_text(CONFIG.format(tool=tool))
+        with _answering("gateway", home) as (url, pid):
+            key = (home / "admin.key").read_text("ascii").strip()
+            port = int(url.rpartition(":")[2].rstrip("/"))
+
+            def measure(what: str, at_once: int, seconds: float) -> Any:
+                load = CallLoad(key, what, at_once)
+                return run_on_fast_loop(measure_http(load, port, at_once, seconds))
+
+            yield Running(PEERS[0], [pid, tool_pid], measure)
+
+
+async def run_tool_server() -> None:
+    """Answers every call with 200 and a few bytes, as cheaply as it can be done."""
+    answer = b'{"ticket_id":"T-1"}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
+
+    class Answering(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self._transport: Any = transport
+            self._buffer = b""
+
+        def data_received(self, data: bytes) -> None:
+            self._buffer += data
+            while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+                lower = self._buffer[:end].lower()
+                at = lower.find(b"content-length:")
+                length = int(lower[at + 15 :].partition(b"\r")[0]) if at >= 0 else 0
+                if len(self._buffer) < end + 4 + length:
+                    return
+                self._buffer = self._buffer[end + 4 + length :]
+                self._transport.write(head + answer)
+
+    server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", 0)
+    sys.stdout.write(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+async def run_gateway() -> None:
+    """As `tga serve` runs it."""
+    from app.gateway.serving import serve
+    from app.main import open_gateway
+    from app.settings import Settings
+
+    async def listening(url: str) -> None:
+        sys.stdout.write(url + "\n")
+        sys.stdout.flush()
+
+    settings = Settings.from_environment()
+    async with open_gateway(settings) as gateway:
+        await serve(gateway, settings, on_listening=listening)
+
+
+@dataclass
+class Comparison:
+    """All who take part, and what was found."""
+
+    server: Server
+    scale: Scale
+    baseline: Baseline
+    running: dict[str, Running]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.rounds: list[Measured] = []
+        self.counted: list[Counted] = []
+        self.left_out: dict[str, str] = {}
+
+    async def measure(self) -> None:
+        for number in range(self.scale.rounds):
+            for at_once in self.scale.at_once:
+                self.say(f"round {number + 1} of {self.scale.rounds}, {at_once} at once")
+                await self._ours_in_process(number, at_once)
+                for name, running in list(self.running.items()):
+                    for what in ("call", "repeat"):
+                        await self._ask(name, running, what, at_once)
+        for name, running in list(self.running.items()):
+            await self._count(name, running)
+
+    def _keep(self, name: str, what: str, at_once: int, timing: Timing) -> None:
+        found = {"steps": timing.steps, "seconds": timing.seconds, "latencies_s": timing.latencies_s}
+        measured = _measured(name, what, at_once, found, timing.client_cpu_s + timing.server_cpu_s)
+        self.rounds += [] if measured is None else [measured]
+
+    async def _ours_in_process(self, number: int, at_once: int) -> None:
+        clients = min(at_once, 32)
+        if clients == at_once:
+            self._keep(PGBENCH, "call", at_once, await self.baseline.run(clients, max(1.0, self.scale.seconds)))
+        timing, _ = await run_calls(self.server, f"compared-{number}", at_once, self.scale.seconds)
+        self._keep(IN_PROCESS, "call", at_once, timing)
+        self._keep(RUN, "run", at_once, await run_whole(self.server, at_once, self.scale.seconds))
+
+    async def _ask(self, name: str, running: Running, what: str, at_once: int) -> None:
+        await self._settle()
+        before = running.cpu_s() + self.server.cpu_s()
+        try:
+            found = await asyncio.to_thread(running.measure, what, at_once, self.scale.seconds)
+        except (PeerMissing, OSError, RuntimeError, ValueError) as error:
+            if name == OURS:
+                raise
+            self.left_out[name] = f"it failed at {what}, {at_once} at once: {error}"
+            self.say(f"{name} is left out from here on: {self.left_out[name]}")
+            del self.running[name]
+            return
+        if found is not None:
+            warmed = found["steps"] / (found["steps"] + WARMUP_STEPS * at_once)  # the rest of the CPU is the warm-up's
+            used = (running.cpu_s() + self.server.cpu_s() - before) * warmed
+            measured = _measured(name, what, at_once, found, used)
+            self.rounds += [] if measured is None else [measured]
+
+    async def _settle(self) -> None:
+        async with measuring_session(self.server.admin_url) as session:
+            await session.execute("CHECKPOINT")
+
+    async def _count(self, name: str, running: Running) -> None:
+        await self._settle()
+        await asyncio.sleep(STATISTICS_S)
+        before, files_before = await self._facts(), running.stored_bytes()
+        try:
+            found = await asyncio.to_thread(running.measure, "call", COUNTED_AT_ONCE, max(1.0, self.scale.seconds))
+        except (PeerMissing, OSError, RuntimeError, ValueError):
+            return
+        await asyncio.sleep(STATISTICS_S)
+        after, files = await self._facts(), running.stored_bytes()
+        steps = found["steps"] + WARMUP_STEPS * COUNTED_AT_ONCE  # the warm-up's too
+        commits, stored, wal = ((b - a) / steps for a, b in zip(before, after, strict=True))
+        if running.files is None:
+            self.counted.append(Counted(name, commits, stored, wal))
+        else:
+            self.counted.append(Counted(name, None, (files - files_before) / steps, None))
+
+    async def _facts(self) -> tuple[float, float, float]:
+        async with measuring_session(self.server.observer_url) as session:
+            row = await session.fetchrow(
+                "SELECT (SELECT sum(xact_commit) FROM pg_stat_database)::float AS commits,"
+                " (SELECT sum(pg_database_size(oid)) FROM pg_database)::float AS stored,"
+                " pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float AS wal"
+            )
+            assert row is not None
+            return row["commits"], row["stored"], row["wal"]
+
+    def medians(self) -> list[Measured]:
+        """Of each line, the round with the median rate."""
+        lines: dict[tuple[str, str, int], list[Measured]] = {}
+        for measured in self.rounds:
+            lines.setdefault((measured.what, measured.name, measured.at_once), []).append(measured)
+        ordered = sorted(lines.items(), key=lambda item: (WHATS.index(item[0][0]), item[0][2]))
+        return [sorted(found, key=lambda one: one.per_second)[len(found) // 2] for _, found in ordered]
+
+
+def where_peers_are_better(medians: list[Measured], counted: list[Counted]) -> list[str]:
+    """In words: every line in which a peer has the better figure."""
+    peers = {peer.name for peer in PEERS}
+    found = {(one.what, one.name, one.at_once): one for one in medians}
+    lines = []
+    for one in medians:
+        if one.name not in peers:
+            continue
+        ours = {"call": [OURS], "repeat": [OURS]}[one.what]
+        if one.what == "call":
+            ours = [OURS, RUN]
+        for name in ours:
+            what = "run" if name == RUN else one.what
+            mine = found.get((what, name, one.at_once))
+            if mine is None:
+                continue
+            better = [
+                f"{words} {theirs:,.1f} against {own:,.1f}"
+                for words, theirs, own, is_better in (
+                    ("a second", one.per_second, mine.per_second, one.per_second > mine.per_second),
+                    ("p50 ms", one.p50_ms, mine.p50_ms, one.p50_ms < mine.p50_ms),
+                    ("p99 ms", one.p99_ms, mine.p99_ms, one.p99_ms < mine.p99_ms),
+                    ("CPU us", one.cpu_us, mine.cpu_us, one.cpu_us < mine.cpu_us),
+                )
+                if is_better
+            ]
+            if better:
+                lines.append(f"{one.name} is better than {name} at {one.at_once} ({what}): {', '.join(better)}")
+    own = next((one for one in counted if one.name == OURS), None)
+    for other in counted:
+        if own is None or other.name not in peers:
+            continue
+        if other.commits is not None and own.commits is not None and other.commits < own.commits:
+            lines.append(f"{other.name} commits less often: {other.commits:.1f} against {own.commits:.1f}")
+        if other.database_bytes < own.database_bytes:
+            lines.append(
+                f"{other.name} stores less: {other.database_bytes:,.0f} bytes against {own.database_bytes:,.0f}"
+            )
+        if other.wal_bytes is not None and own.wal_bytes is not None and other.wal_bytes < own.wal_bytes:
+            lines.append(f"{other.name} writes less WAL: {other.wal_bytes:,.0f} bytes against {own.wal_bytes:,.0f}")
+    return lines
+
+
+def tables(medians: list[Measured], counted: list[Counted]) -> Iterator[Table]:
+    titles = {"call": "Calls", "repeat": "Repeats of finished calls", "run": "Runs of one step (for peers: calls)"}
+    for what in WHATS:
+        table = Table(title=f"{titles[what]}: medians of the rounds")
+        for heading in ("", "at once", "a second", "p50 ms", "p99 ms", "CPU us"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for one in (one for one in medians if one.what == what):
+            figures = f"{one.per_second:,.0f}", f"{one.p50_ms:.2f}", f"{one.p99_ms:.2f}", f"{one.cpu_us:,.0f}"
+            table.add_row(one.name, str(one.at_once), *figures)
+        yield table
+    table = Table(title=f"What a call leaves, at {COUNTED_AT_ONCE} at once")
+    for heading in ("", "commits", "database or files, bytes", "WAL, bytes"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for left in counted:
+        commits = "-" if left.commits is None else f"{left.commits:.2f}"
+        wal = "-" if left.wal_bytes is None else f"{left.wal_bytes:,.0f}"
+        table.add_row(left.name, commits, f"{left.database_bytes:,.0f}", wal)
+    yield table
+
+
+@contextlib.asynccontextmanager
+async def _peers(server: Server, folder: Path, left_out: dict[str, str]) -> AsyncIterator[dict[str, Running]]:
+    home = server.embedded.data_dir.parents[1]
+    with contextlib.ExitStack() as stack:
+        running = {OURS: stack.enter_context(_our_gateway(home))}
+        for peer in PEERS:
+            database = f"peer_{peer.name.lower()}"
+            async with measuring_session(server.observer_url) as session:
+                await session.execute(f"CREATE DATABASE {database}")
+            url = server.embedded.url("postgres", database)
+            try:
+                running[peer.name] = await asyncio.to_thread(
+                    stack.enter_context, started(peer, folder, url, home / database)
+                )
+            except PeerMissing as error:
+                left_out[peer.name] = str(error)
+        yield running
+
+
+async def bench(server: Server, machine: str, console: Console, scale: Scale, folder: Path, out: Path | None) -> None:
+    baseline = Baseline(server, await step_of_real_call(server))
+    await baseline.prepare()
+    left_out: dict[str, str] = {}
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    async with _peers(server, folder, left_out) as running:
+        for name, why in left_out.items():
+            console.print(f"LEFT OUT: {name}: {why}", markup=False)
+        here = [peer for peer in PEERS if peer.name in running]
+        console.print(f"{machine}; {scale.rounds} rounds of {scale.seconds:g} s; synchronous commit on", markup=False)
+        for peer in here:
+            console.print(f"{peer.name}: {peer.settings}", markup=False)
+        sync_ms = measure_sync(server.embedded.data_dir)
+        comparison = Comparison(server, scale, baseline, running, lambda line: console.print(line, markup=False))
+        await comparison.measure()
+    medians, counted = comparison.medians(), comparison.counted
+    for table in tables(medians, counted):
+        console.print(table)
+    better = where_peers_are_better(medians, counted)
+    console.print("Where a peer is better:" if better else "No peer that ran here is better in any figure.")
+    for line in better:
+        console.print(f"  {line}", markup=False)
+    if out is not None:
+        report = {
+            "began_at": began,
+            "machine": machine,
+            "disk_sync_ms": round(sync_ms, 3),
+            "rounds": scale.rounds,
+            "seconds": scale.seconds,
+            "settings": {peer.name: peer.settings for peer in here},
+            "left_out": {**left_out, **comparison.left_out},
+            "medians": [asdict(one) for one in medians],
+            "all_rounds": [asdict(one) for one in comparison.rounds],
+            "counted": [asdict(one) for one in counted],
+            "where_a_peer_is_better": better,
+        }
+        console.print(_write(out, report), markup=False)
+
+
+def _write(out: Path, report: dict[str, Any]) -> str:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "comparison.json").write_text(json.dumps(report, indent=2) + "\n")
+    (out / "comparison.svg").write_text(draw(report["medians"], f"{report['machine']}, {report['began_at'][:10]}"))
+    return f"Written: {out / 'comparison.json'}, {out / 'comparison.svg'}"
+
+
+def main() -> None:
+    parser = arguments_of("comparison", __doc__)
+    parser.add_argument(
+        "--peers", type=Path, default=default_folder(), help="where the peers are (default: %(default)s)"
+    )
+    parser.add_argument("--install", action="store_true", help="look for the peers, put them there, and end")
+    parser.add_argument("--out", type=Path, help="where report and chart go (default: docs; with --quick: nowhere)")
+    parser.add_argument("--role", choices=("gateway", "tool"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.role is not None:
+        with contextlib.suppress(KeyboardInterrupt):
+            run_on_fast_loop(run_gateway() if given.role == "gateway" else run_tool_server())
+        return
+    if given.install:
+        install(given.peers, lambda line: print(line, flush=True))
+        return
+    scale = Scale.quick() if given.quick else Scale.full()
+    out = given.out or (None if given.quick else DOCS)
+    run_bench(lambda server, machine, console: bench(server, machine, console, scale, given.peers, out))
+
+
+if __name__ == "__main__":
+    main()
