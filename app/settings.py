@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from app.core.errors import SettingInvalid
+from app.core.limits import PROCESSES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Settings:
     `TGA_CONFIG`: servers and tools; None means `tga.toml` in the home directory, else the packaged demonstration.
     `TGA_KEYS`: the folder of signing and sealing keys; None means `keys` in the home directory. `TGA_HOST` and
     `TGA_PORT`: where the gateway listens. `TGA_URL` and `TGA_API_KEY`: which gateway commands talk to, and as whom;
-    without them the one on this machine, with the key in `admin.key` of the home directory."""
+    without them the one on this machine, with the key in `admin.key` of the home directory. `TGA_PROCESSES`: how many
+    processes serve the port."""
 
     home: Path
     database_url: str | None
@@ -27,6 +29,7 @@ class Settings:
     port: int
     url: str
     api_key: str | None
+    processes: int = 1
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -44,6 +47,7 @@ class Settings:
             port=port,
             url=(values.get("TGA_URL") or f"http://{f'[{host}]' if ':' in host else host}:{port}").rstrip("/"),
             api_key=values.get("TGA_API_KEY") or None,
+            processes=_processes(values.get("TGA_PROCESSES") or "1"),
         )
 
     @property
@@ -69,4 +73,10 @@ def _path(name: str, value: str) -> Path:
 def _port(value: str) -> int:
     if not value.isascii() or not value.isdigit() or not 0 <= int(value[:6]) <= 65535:
         raise SettingInvalid("TGA_PORT is no port", expected="0 to 65535", found=value)
+    return int(value)
+
+
+def _processes(value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:6]) <= PROCESSES_MAX:
+        raise SettingInvalid("TGA_PROCESSES is no number of processes", expected=f"1 to {PROCESSES_MAX}", found=value)
     return int(value)

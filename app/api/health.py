@@ -106,7 +106,8 @@ def router(services: Services) -> APIRouter:
                 "gateway can sign or follow no head, `unlogged` when entries were put into the tables behind its back. "
                 "`reason` says why; the gateway's own log says more. `servers` are the tool servers that cannot be "
                 "called now, if there are any: those that are still starting and those that are down, since when and "
-                "why. Others can be called, so this is no reason not to be ready.",
+                "why. Others can be called, so this is no reason not to be ready. `processes`, where several serve the "
+                "port: which one has answered, of how many, and how many of them take requests.",
                 "content": {_JSON: {"example": _READY_EXAMPLE}},
             },
             **documented_alone(*broken, errors.StoreUnavailable, errors.ShuttingDown, errors.LogForked),
@@ -121,6 +122,8 @@ def router(services: Services) -> APIRouter:
         said: dict[str, Any] = {"status": "ok", "log": log.state}
         if log.reason is not None:
             said["reason"] = log.reason
+        if processes := services.processes.shown():
+            said["processes"] = processes
         if missing := _servers_missing(services):
             said["servers"] = missing
         return Response(orjson.dumps(said), media_type=_JSON)

@@ -31,8 +31,9 @@ def router(services: Services) -> APIRouter:
         response_class=Response,
         responses={
             200: {
-                "description": "Prometheus's text format, version 0.0.4; docs/metrics.md lists the metrics. They are "
-                "of the whole installation, and name the servers and tools of every tenant: so they are shown to "
+                "description": "Prometheus's text format, version 0.0.4; docs/metrics.md lists the metrics. Where "
+                "several processes serve the port all of them are shown, each series with the label `process`. They "
+                "are of the whole installation, and name the servers and tools of every tenant: so they are shown to "
                 "operators, auditors and admins of the default tenant, or, where `[telemetry]` says so, to anyone.",
                 "content": {"text/plain": {"example": _EXAMPLE}},
             },
@@ -53,6 +54,6 @@ def router(services: Services) -> APIRouter:
                     expected=f"a key of the tenant {DEFAULT_TENANT}",
                     found="another tenant's",
                 )
-        return Response(await shown.render(), media_type=_TYPE)
+        return Response(await services.processes.with_others(await shown.render()), media_type=_TYPE)
 
     return made

@@ -257,10 +257,20 @@ async def _gateway(settings: Settings) -> AsyncIterator[Finding]:
             ready = await client.get("/readyz")
             await client.get("/v1/traces", limit=1)
             yield _log_standing(what, ready)
+            if processes := ready.get("processes"):
+                yield _processes(processes)
             async for finding in server_findings(client, ready):
                 yield finding
     except TgaError as error:
         yield _wrong(what, error)
+
+
+def _processes(standing: dict[str, int]) -> Finding:
+    found = f"{standing['ready']} of {standing['of']} take requests"
+    if standing["ready"] >= standing["of"]:
+        return Finding("processes", True, found)
+    remedy = "The others are starting, or end again and again: the gateway's log says which, and how they ended."
+    return Finding("processes", True, found, remedy, warning=True)
 
 
 def _log_standing(what: str, ready: dict[str, Any]) -> Finding:

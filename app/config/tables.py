@@ -39,6 +39,9 @@ from app.core.limits import (
     CALL_ATTEMPTS_MAX,
     CALL_TIMEOUT_MS_MAX,
     CREDENTIALS_PER_SERVER_MAX,
+    DATABASE_CONNECTIONS,
+    DATABASE_CONNECTIONS_MAX,
+    DATABASE_CONNECTIONS_MIN,
     LUA_CHILDREN_MAX,
     LUA_CPU_MS_MAX,
     LUA_HTTP_BYTES,
@@ -175,7 +178,7 @@ class TenantConfig(_Table):
 
 
 class LimitsConfig(_Table):
-    """`[limits]`: where back-pressure begins. Rate and burst are of one principal."""
+    """`[limits]`: where back-pressure begins. Rate and burst are of one principal. Each process has its own."""
 
     requests_per_second: Limit = 200
     burst: Limit = 400
@@ -183,6 +186,12 @@ class LimitsConfig(_Table):
     in_flight: Limit = 2048
     event_subscribers: Limit = 256
     waiting_workers: Limit = 256
+
+
+class DatabaseConfig(_Table):
+    """`[database]`. `connections`: to PostgreSQL, of all processes of one `tga serve` together."""
+
+    connections: Annotated[int, Field(ge=DATABASE_CONNECTIONS_MIN, le=DATABASE_CONNECTIONS_MAX)] = DATABASE_CONNECTIONS
 
 
 class LogConfig(_Table):
@@ -258,6 +267,7 @@ class Config(_Table):
     tenants: dict[SegmentName, TenantConfig] = {}
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
+    database: DatabaseConfig = DatabaseConfig()
     log: LogConfig = LogConfig()
     mcp: McpConfig = McpConfig()
     runs: RunsConfig = RunsConfig()

@@ -232,6 +232,24 @@ CALL_WAIT_MS: Final = 30_000
 CALL_WAIT_MS_MAX: Final = 120_000
 SHUTDOWN_GRACE_MS: Final = 10_000
 SHUTDOWN_LAST_MS: Final = 5_000
+
+# Sessions to PostgreSQL: a pool, and a few besides (the executor's, two that listen, the sequencer's, one at start).
+POOL_SESSIONS_MAX: Final = 8
+POOL_SESSIONS_MIN: Final = 2
+SESSIONS_BESIDE_POOL: Final = 5
+DATABASE_CONNECTIONS_MAX: Final = 10_000
+DATABASE_CONNECTIONS_MIN: Final = POOL_SESSIONS_MIN + SESSIONS_BESIDE_POOL
+DATABASE_CONNECTIONS: Final = 90  # of the 100 that PostgreSQL usually admits; commands need some
+
+# Several processes on one port.
+PROCESSES_MAX: Final = 64
+PROCESS_START_MS: Final = 120_000  # until it takes requests; what takes longer is ended
+PROCESS_STOP_MS: Final = SHUTDOWN_GRACE_MS + SHUTDOWN_LAST_MS + CLOSE_WAIT_MS + 15_000  # after that it is killed
+# One that ends is replaced: at once if it had served for the steady time, else after pauses that double.
+PROCESS_PAUSE_FIRST_MS: Final = 500
+PROCESS_PAUSE_MAX_MS: Final = 30_000
+PROCESS_METRICS_WAIT_MS: Final = 3_000  # for what other processes show; one that does not answer is left out
+PROCESS_STEADY_MS: Final = 60_000
 READY_CHECK_MS: Final = 2_000
 READY_BELIEVED_MS: Final = 500
 PRINCIPALS_REMEMBERED: Final = 1_024

@@ -8,6 +8,7 @@ after the answers to what came before it on the same connection.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -103,6 +104,10 @@ class BoundedProtocol(HttpToolsProtocol):
     linger_ms = LINGER_MS
     linger_ms_max = LINGER_MS_MAX
     connections_max = CONNECTIONS_MAX
+    # Of one process of several. `on_lost` is told of every connection that is gone; `take_over`, while it is set, takes
+    # connections between two requests: the descriptor, and whether there was a request before.
+    on_lost: Callable[[], None] | None = None
+    take_over: Callable[[int, bool], None] | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -117,6 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: TgaError | None = None
         self._last_words: bytes | None = None
         self._is_over = False  # whatever still comes is not looked at
+        self._goes_on = False  # set by `go_on`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -134,6 +140,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unwatch()
         self._is_over = True
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -208,6 +216,38 @@ class BoundedProtocol(HttpToolsProtocol):
             self._say_last_words()
             return
         super().on_response_complete()
+        if self.take_over is not None:
+            # Not here: the answer that has just been completed may still be in the transport's buffer.
+            self.loop.call_soon(self.hand_over_if_idle)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to be done here for a new request: an answer is under way, or it was the last one."""
+        return self._is_over or self._is_answering()
+
+    def go_on(self) -> None:
+        """Of a connection that another process has served: the client may take its time until its next request."""
+        self._goes_on = True
+        if self.cycle is None and not self._is_arriving and not self._head_bytes and not self._is_over:
+            self._unwatch()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def hand_over_if_idle(self) -> None:
+        """Give the connection to `take_over`, if not a byte of a request has been read and every answer is sent. What
+        the client sends meanwhile stays in the kernel, for whoever reads next."""
+        if self.take_over is None or self._is_over or self.transport.is_closing() or self._is_answering():
+            return
+        if self._is_arriving or self._head_bytes or self.pipeline or self.transport.get_write_buffer_size():
+            return
+        self._unwatch()
+        self._unset_keepalive_if_required()
+        self._is_over = True
+        self.transport.pause_reading()
+        had_requests = self.cycle is not None or self._goes_on
+        self.take_over(os.dup(self.transport.get_extra_info("socket").fileno()), had_requests)
+        self.transport.abort()  # closes this descriptor alone: the connection has the other
 
     def shutdown(self) -> None:
         if self._is_answering() and self.cycle.more_body and not self._is_over:

@@ -33,6 +33,7 @@ from app.edge.admission import Admission
 from app.edge.handover import Handover
 from app.edge.log_verification import LogVerifications
 from app.edge.observing import CallObserver
+from app.edge.processes import Processes
 from app.edge.read_scheduler import ReadingSessions, ReadScheduler, reader
 from app.edge.replays import ReplayCounts
 from app.postgres.feed import PostgresFeed
@@ -132,6 +133,7 @@ class Services:
     read_scheduler: ReadScheduler = field(default_factory=ReadScheduler)
     replays: ReplayCounts = field(default_factory=ReplayCounts)
     log_verifications: LogVerifications = field(default_factory=LogVerifications)
+    processes: Processes = field(default_factory=Processes)
 
     @property
     def queries(self) -> StreamQueries:

@@ -39,11 +39,12 @@ from app.api import (
     worker,
 )
 from app.api.openapi import TITLE, document_of, tool_call_operation
-from app.core.errors import SettingInvalid
 from app.core.limits import KEEP_ALIVE_S, SHUTDOWN_GRACE_MS, SHUTDOWN_LAST_MS
 from app.edge.middleware import GatewayMiddleware, add_exception_handlers
 from app.edge.protocol import BoundedProtocol
 from app.edge.services import Services
+from app.gateway.serving_process import ServingProcess
+from app.gateway.sockets import bind
 
 logger = logging.getLogger("tga")
 
@@ -123,10 +124,32 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listens = asyncio.Event()
+        self._receiving: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listens.set()
+
+    def receive(self, descriptor: int, had_requests: bool) -> None:
+        """Serve a connection that another process has accepted."""
+        task = asyncio.get_running_loop().create_task(self._receive(socket.socket(fileno=descriptor), had_requests))
+        self._receiving.add(task)
+        task.add_done_callback(self._receiving.discard)
+
+    async def _receive(self, connection: socket.socket, had_requests: bool) -> None:
+        connection.setblocking(False)
+        try:
+            _, protocol = await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+        except OSError:  # the client is gone already
+            connection.close()
+        else:
+            if had_requests and isinstance(protocol, BoundedProtocol):
+                protocol.go_on()
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -142,13 +165,15 @@ async def serve_http(
     grace_ms: int = SHUTDOWN_GRACE_MS,
     protocol: type[BoundedProtocol] = BoundedProtocol,
     mounted: Mapping[str, ASGIApp] | None = None,
+    process: ServingProcess | None = None,
 ) -> None:
     """Serve until `services.stopping` is set, then end well: nothing new is taken, what is in flight is answered,
     what is still being executed after `grace_ms` is answered with 202, since it is durable. Returns when all are gone.
 
-    `on_ready` is told where it listens. The runtime must be closed after this, not before.
+    `on_ready` is told where it listens. The runtime must be closed after this, not before. One process of several
+    listens nowhere: its supervisor hands it connections, and takes back the idle ones before it stops.
     """
-    sockets = _bind(host, port)
+    sockets = bind(host, port) if process is None else []
     config = uvicorn.Config(
         Router(services, mounted),
         http=protocol,
@@ -169,7 +194,15 @@ async def serve_http(
     try:
         await _either(server.listens, serving)
         if not serving.done():
-            on_ready(host, sockets[0].getsockname()[1])
+            if process is None:
+                on_ready(host, sockets[0].getsockname()[1])
+            else:
+                process.take_connections(server.receive)
+                on_ready(host, port)
+                await _either(process.leaving, serving)
+                if not process.is_told_to_stop:
+                    await _hand_over(services, process, server, protocol, grace_ms)
+                services.stopping.set()
             await _either(services.stopping, serving)
             await _drain(services, grace_ms)
     finally:
@@ -186,6 +219,27 @@ async def _either(event: asyncio.Event, task: asyncio.Task[None]) -> None:
         waiting.cancel()
 
 
+async def _hand_over(
+    services: Services, process: ServingProcess, server: _Server, protocol: type[BoundedProtocol], grace_ms: int
+) -> None:
+    """Give every connection back between two requests, so that no client notices: until only those are left whose
+    answers do not end by themselves (streams of events, workers that wait), or the time is over. Requests that are
+    here, or arriving, are served as ever."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_ms / 1000
+    process.give_back_connections()
+    protocol.take_over = process.give_back
+    while loop.time() < deadline and not process.is_told_to_stop:
+        connections = [one for one in server.server_state.connections if isinstance(one, BoundedProtocol)]
+        for connection in connections:
+            connection.hand_over_if_idle()
+        if not services.admission.in_flight and all(one.is_settled for one in connections):
+            return
+        await asyncio.sleep(_POLL_S)
+    if process.is_told_to_stop:
+        protocol.take_over = None  # there is nobody to go on with them
+
+
 async def _drain(services: Services, grace_ms: int) -> None:
     """Until nothing is in flight; meanwhile whoever comes is told to come back later. Streams of events end by
     themselves."""
@@ -197,28 +251,3 @@ async def _drain(services: Services, grace_ms: int) -> None:
     if services.admission.in_flight:
         logger.info("%d requests are answered before their calls have ended", services.admission.in_flight)
         services.handover.break_off()
-
-
-def _bind(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of the host; port 0 takes any, the same for all."""
-    bound: list[socket.socket] = []
-    try:
-        addresses = dict.fromkeys(socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE))
-        for family, kind, protocol, _, address in addresses:
-            # With its protocol: asyncio turns Nagle's delay off only where it sees that this is TCP.
-            one = socket.socket(family, kind, protocol)
-            bound.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind((address[0], bound[0].getsockname()[1] or address[1], *address[2:]))
-    except OSError as error:
-        for one in bound:
-            one.close()
-        raise SettingInvalid(
-            f"the gateway cannot listen on port {port} of {host}",
-            expected="a free port of this machine",
-            found=error.strerror,
-            remedy="End what listens there, or choose another with TGA_PORT (and TGA_HOST).",
-        ) from None
-    return bound

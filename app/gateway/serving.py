@@ -25,6 +25,7 @@ from app.edge.protocol import BoundedProtocol
 from app.gateway.background import BackgroundWork
 from app.gateway.http_server import build_app, serve_http
 from app.gateway.memory import spare_what_is_loaded
+from app.gateway.serving_process import ServingProcess
 from app.gateway.telemetry import telling
 from app.gateway.wiring import Gateway
 from app.mcp_server.server import PATH as MCP_PATH
@@ -37,18 +38,32 @@ OnListening = Callable[[str], Awaitable[None]]
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListening | None = None) -> bool:
-    """Until a signal. `on_listening` is told the address once requests are taken; what it raises ends the gateway."""
+async def serve(
+    gateway: Gateway,
+    settings: Settings,
+    *,
+    on_listening: OnListening | None = None,
+    process: ServingProcess | None = None,
+) -> bool:
+    """Until a signal. `on_listening` is told the address once requests are taken; what it raises ends the gateway.
+    `process`: this is one of several, which its supervisor starts, greets for, and ends."""
     spare_what_is_loaded()
     descriptors = _raise_descriptors()
     stopping = gateway.services.stopping
     background = BackgroundWork(gateway)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    with telling(gateway.services, gateway.telemetry), _stopped_by_signals(stopping):
-        serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors))
+    ending = _stopped_by_signals(stopping) if process is None else _retired_by_signals(process)
+    if process is not None:
+        metrics = gateway.services.metrics
+        process.join(gateway.services.processes, None if metrics is None else metrics.render)
+    with telling(gateway.services, gateway.telemetry), ending:
+        serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors, process))
         tasks = [asyncio.create_task(work) for work in background.all()]
         hosting = [asyncio.create_task(gateway.lua.host.run(stopping))] if gateway.lua.host is not None else []
-        tasks.append(asyncio.create_task(_greet(gateway, listening, settings, on_listening)))
+        if process is None:
+            tasks.append(asyncio.create_task(_greet(gateway, listening, settings, on_listening)))
+        else:
+            tasks.append(asyncio.create_task(_tell_ready(process, listening)))
         try:
             await _until_the_end(serving, tasks[-1])
         finally:
@@ -60,15 +75,25 @@ async def serve(gateway: Gateway, settings: Settings, *, on_listening: OnListeni
             await asyncio.gather(*tasks, return_exceptions=True)
     if isinstance(ended[0], BaseException):
         raise ended[0]
-    output.print("Stopped taking requests; finishing what is under way.")
+    if process is None:
+        output.print("Stopped taking requests; finishing what is under way.")
     return True
 
 
-async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.Future[str], descriptors: int) -> None:
+async def _serve_http(
+    gateway: Gateway,
+    settings: Settings,
+    listening: asyncio.Future[str],
+    descriptors: int,
+    process: ServingProcess | None,
+) -> None:
     class Protocol(BoundedProtocol):
         connections_max = connections_within(
             descriptors, dispatching=sum(server.max_concurrency for server in gateway.registry.servers())
         )
+
+    if process is not None:
+        Protocol.on_lost = process.connection_lost
 
     def on_ready(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
@@ -77,7 +102,13 @@ async def _serve_http(gateway: Gateway, settings: Settings, listening: asyncio.F
     console = ConsoleSite(gateway.services, gateway.console_sessions, build_app, gateway.provider)
     mounted: dict[str, ASGIApp] = {MCP_PATH: gateway.mcp, CONSOLE_PATH: console}
     await serve_http(
-        gateway.services, host=settings.host, port=settings.port, on_ready=on_ready, protocol=Protocol, mounted=mounted
+        gateway.services,
+        host=settings.host,
+        port=settings.port,
+        on_ready=on_ready,
+        protocol=Protocol,
+        mounted=mounted,
+        process=process,
     )
 
 
@@ -110,6 +141,11 @@ async def _until_the_end(serving: asyncio.Task[None], greeting: asyncio.Task[Non
         await asyncio.wait({serving})
 
 
+async def _tell_ready(process: ServingProcess, listening: asyncio.Future[str]) -> None:
+    await listening
+    process.tell_ready()
+
+
 async def _greet(
     gateway: Gateway, listening: asyncio.Future[str], settings: Settings, on_listening: OnListening | None
 ) -> None:
@@ -131,19 +167,36 @@ def _tell_of_starting(gateway: Gateway) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_signals(stopping: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
     def stop() -> None:
         output.print("\nStopping; once more to stop at once.")
         stopping.set()
+
+    with _once_by_signals(stop):
+        yield
+
+
+@contextlib.contextmanager
+def _retired_by_signals(process: ServingProcess) -> Iterator[None]:
+    """The supervisor uses no signals: this one is meant for this process alone, and the others go on."""
+    with _once_by_signals(process.retire):
+        yield
+
+
+@contextlib.contextmanager
+def _once_by_signals(act: Callable[[], None]) -> Iterator[None]:
+    """The first signal acts; the second does what it does to any process."""
+    loop = asyncio.get_running_loop()
+
+    def once() -> None:
         remove()
+        act()
 
     def remove() -> None:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, once)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from app.connectors.registry import Registry
 from app.connectors.webhook_notices import WebhookNotices
 from app.connectors.webhooks import APPROVAL_REQUESTED, Webhooks
 from app.console.sessions import Sessions as ConsoleSessions
-from app.core.errors import SettingInvalid, StoreUnfit
+from app.core.errors import SettingInvalid
 from app.core.instruments import Instruments
 from app.domain.clock import Clock
 from app.domain.identity import DEFAULT_TENANT
@@ -64,6 +64,7 @@ from app.gateway.runs import (
 )
 from app.gateway.schedules import EngineStart, ScheduleRounds
 from app.gateway.standing import WhatStands
+from app.gateway.store import open_store, pool_sessions
 from app.keys.keyring import Keyring
 from app.keys.log_signer import LogSigner
 from app.mcp_server.origins import Origins
@@ -71,11 +72,9 @@ from app.mcp_server.server import McpEndpoint
 from app.mcp_server.tool_visibility import ToolVisibility
 from app.postgres.api_keys import PostgresAccess
 from app.postgres.blobs import PostgresBlobRows
-from app.postgres.database import Database, open_database
-from app.postgres.guards import verify_guards
+from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.mcp_key_reservations import PostgresIntents
-from app.postgres.migrate import load_status, migrate
 from app.postgres.outbox import PostgresOutbox
 from app.postgres.run_salts import PostgresRunSalts
 from app.postgres.runs import PostgresRuns
@@ -117,21 +116,10 @@ class Gateway:
 
 
 @asynccontextmanager
-async def open_store(settings: Settings) -> AsyncIterator[Database]:
-    """The database, migrated if it is ours, and fit; or the error that says why not."""
-    async with open_database(settings.home, settings.database_url) as database:
-        if database.is_embedded:
-            await migrate(database.admin_url)
-        elif (await load_status(database.admin_url)).pending:
-            raise StoreUnfit("the database's schema is not up to date", remedy="Run `tga db migrate` first.")
-        await verify_guards(database.admin_url)
-        yield database
-
-
-@asynccontextmanager
 async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway on its database, fit or refused; closed in the order that loses nothing."""
     config = load_config(settings.config_file)
+    pool = pool_sessions(config, settings.processes)
     policy = PolicyFile.open(config.policy.file if config.policy else None)
     _verify_home(settings)
     keyring = Keyring.open(settings.keys)
@@ -143,7 +131,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         stack.push_async_callback(registry.close)
         database = await stack.enter_async_context(open_store(settings))
         url = database.gateway_url
-        sessions = await stack.enter_async_context(await Sessions.open(url))
+        sessions = await stack.enter_async_context(await Sessions.open(url, sessions_max=pool))
         traces = await stack.enter_async_context(await PostgresTraces.open(sessions, url))
         access = await stack.enter_async_context(await PostgresAccess.open(sessions, url))
         writer = Writer(PostgresLedger(sessions), instruments)
