@@ -15,7 +15,7 @@ from app.api.traces import json_answer
 from app.api.verification_documents import LogVerificationDocument, LogVerificationPage
 from app.core import errors
 from app.domain.identity import DEFAULT_TENANT, Principal
-from app.edge.log_verification import LogVerification, followed
+from app.edge.log_verification import SharedVerifications
 from app.edge.parameters import documented_parameters, parameters
 from app.edge.permissions import require
 from app.edge.problems import documented
@@ -36,7 +36,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 
 
 def router(services: Services) -> APIRouter:
-    routes, known = APIRouter(tags=["log"]), services.log_verifications
+    routes, known = APIRouter(tags=["log"]), SharedVerifications(services)
     one = documented_parameters(in_path=("verification_id",))
 
     @routes.post(
@@ -51,7 +51,7 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             _require(principal)
             parameters(request)
-            answer = json_answer(known.start(services, principal).told())
+            answer = json_answer(await known.start(principal))
             answer.status_code = 202
             return answer
 
@@ -66,7 +66,7 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             _require(principal)
             parameters(request)
-            return json_answer({"items": [run.told() for run in known.newest_first], "next": None})
+            return json_answer({"items": await known.newest_first(), "next": None})
 
     @routes.get(
         "/v1/log/verifications/{verification_id}",
@@ -78,9 +78,9 @@ def router(services: Services) -> APIRouter:
     )
     async def shown(request: Request) -> Response:
         async with services.admitted(request) as principal:
-            run = found(principal, request)
+            told = await found(principal, request)
             parameters(request)
-            return json_answer(run.told())
+            return json_answer(told)
 
     @routes.get(
         "/v1/log/verifications/{verification_id}/events",
@@ -93,9 +93,9 @@ def router(services: Services) -> APIRouter:
     )
     async def events(request: Request) -> Response:
         async def opens(principal: Principal) -> Events | None:
-            run = found(principal, request)
+            told = await found(principal, request)
             parameters(request)
-            return _events(run)
+            return _events(known.followed(told["verification_id"]))
 
         return EventStream(services, request, opens)
 
@@ -109,23 +109,22 @@ def router(services: Services) -> APIRouter:
     )
     async def stop(request: Request) -> Response:
         async with services.admitted(request) as principal:
-            run = found(principal, request)
+            told = await found(principal, request)
             parameters(request)
-            await known.stop(run)
-            return json_answer(run.told())
+            await known.stop(told["verification_id"])
+            return json_answer(await found(principal, request))
 
-    def found(principal: Principal, request: Request) -> LogVerification:
+    async def found(principal: Principal, request: Request) -> dict[str, Any]:
         _require(principal)
-        run = known.find(request.path_params["verification_id"])
-        if run is None:
+        told = await known.find(request.path_params["verification_id"])
+        if told is None:
             raise errors.VerificationNotFound("no such verification")
-        return run
+        return told
 
     return routes
 
 
-async def _events(run: LogVerification) -> Events:
-    steps: AsyncIterator[dict[str, Any]] = followed(run)
+async def _events(steps: AsyncIterator[dict[str, Any]]) -> Events:
     async with aclosing(steps):  # type: ignore[type-var]
         async for told in steps:
             yield event("progress" if told["state"] == "running" else "end", told)

@@ -248,7 +248,7 @@ PROCESS_STOP_MS: Final = SHUTDOWN_GRACE_MS + SHUTDOWN_LAST_MS + CLOSE_WAIT_MS + 
 # One that ends is replaced: at once if it had served for the steady time, else after pauses that double.
 PROCESS_PAUSE_FIRST_MS: Final = 500
 PROCESS_PAUSE_MAX_MS: Final = 30_000
-PROCESS_METRICS_WAIT_MS: Final = 3_000  # for what other processes show; one that does not answer is left out
+PROCESS_ANSWER_MS: Final = 3_000  # for what other processes show; one that does not answer is left out
 PROCESS_STEADY_MS: Final = 60_000
 READY_CHECK_MS: Final = 2_000
 READY_BELIEVED_MS: Final = 500

@@ -2,7 +2,8 @@
 
 It is the walk of `tga verify --all`, without what only the machine has: the signer's memory, kept heads, sealing keys.
 It takes one database session, and while calls are being answered it pauses after each stream for several times as long
-as it worked. The last results are kept in this process; a restart forgets them.
+as it worked. The last results are kept in the process that has made them; a restart forgets them. Where several
+processes serve the port, each asks the others for theirs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import orjson
 
 from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import LOG_VERIFICATIONS_KEPT, VERIFICATION_FINDINGS_MAX, VERIFICATION_PAUSE_TIMES
@@ -37,6 +40,7 @@ logger = logging.getLogger("tga")
 
 State = Literal["running", "sound", "wrong", "stopped", "failed"]
 _TELL_EVERY_S: Final = 0.25
+_SHOWN: Final = "verifications"
 
 
 @dataclass(slots=True)
@@ -87,6 +91,10 @@ _TOLD: Final = (
 )
 
 
+def running() -> ConcurrentExecution:
+    return ConcurrentExecution("a verification of the log is running", remedy="Follow it, or stop it, and start again.")
+
+
 class LogVerifications:
     """Those of this gateway: the one that runs, and the last ones that ended."""
 
@@ -104,9 +112,7 @@ class LogVerifications:
     def start(self, services: Services, by: Principal) -> LogVerification:
         """ConcurrentExecution while another one runs here."""
         if self._task is not None and not self._task.done():
-            raise ConcurrentExecution(
-                "a verification of the log is running", remedy="Follow it, or stop it, and start again."
-            )
+            raise running()
         run = LogVerification(services.clock.new_id(), by.principal_id, services.clock.now())
         self._kept.append(run)
         self._task = asyncio.create_task(_verify(services, run))
@@ -118,6 +124,67 @@ class LogVerifications:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+
+class SharedVerifications:
+    """Those of every process that serves the port: who asks need not know which of them has one."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._own = services.log_verifications
+        self._processes = services.processes
+        self._processes.shows[_SHOWN] = self._show
+        self._processes.hears[_SHOWN] = self._stop_own
+
+    async def start(self, by: Principal) -> dict[str, Any]:
+        """ConcurrentExecution while another one runs."""
+        if any(told["state"] == "running" for told in await self._of_others()):
+            raise running()
+        return self._own.start(self._services, by).told()
+
+    async def newest_first(self) -> list[dict[str, Any]]:
+        told = [run.told() for run in self._own.newest_first] + await self._of_others()
+        return sorted(told, key=lambda one: str(one["started_at"]), reverse=True)[:LOG_VERIFICATIONS_KEPT]
+
+    async def find(self, verification_id: str) -> dict[str, Any] | None:
+        if (run := self._own.find(verification_id)) is not None:
+            return run.told()
+        told = await self._of_others()
+        return next((one for one in told if one["verification_id"] == verification_id), None)
+
+    async def stop(self, verification_id: str) -> None:
+        """It is over, here or in the process that has it, when this returns."""
+        if self._own.find(verification_id) is not None:
+            await self._stop_own(verification_id)
+            return
+        self._processes.tell_others(_SHOWN, verification_id)
+        async for _ in self.followed(verification_id):
+            pass
+
+    async def followed(self, verification_id: str) -> AsyncIterator[dict[str, Any]]:
+        """Where it stands, again and again as it goes on, the end last. If its process ends, so does this."""
+        if (run := self._own.find(verification_id)) is not None:
+            async for told in followed(run):
+                yield told
+            return
+        while (found := await self.find(verification_id)) is not None:
+            yield found
+            if found["state"] != "running":
+                return
+            await asyncio.sleep(_TELL_EVERY_S)
+
+    async def _of_others(self) -> list[dict[str, Any]]:
+        if self._processes.ask_others is None:
+            return []
+        shown = await self._processes.ask_others(_SHOWN)
+        return [told for raw in shown.values() if raw for told in orjson.loads(raw)]
+
+    async def _show(self) -> bytes:
+        return orjson.dumps([run.told() for run in self._own.newest_first])
+
+    async def _stop_own(self, verification_id: str) -> None:
+        if (run := self._own.find(verification_id)) is not None:
+            await self._own.stop(run)
 
 
 async def followed(run: LogVerification) -> AsyncIterator[dict[str, Any]]:

@@ -8,22 +8,27 @@ counter that began anew, which Prometheus understands.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+METRICS: Final = "metrics"
 _LABELLED: Final = re.compile(rb"^([A-Za-z_:][A-Za-z0-9_:]*)(\{)?")
 
 
 @dataclass(slots=True)
 class Processes:
-    """Alone unless `serve` says otherwise. `ready`: how many take requests, as the supervisor said last.
-    `other_metrics`: what the others show, by their numbers; one that does not answer in time is left out."""
+    """Alone unless `serve` says otherwise. `ready`: how many take requests, as the supervisor said last. `shows`: what
+    this process shows the others when they ask, and `hears` what it does when one of them says something, both by
+    name. `ask_others`: what the others show, by their numbers; one that does not answer in time is left out."""
 
     number: int = 1
     of: int = 1
     ready: int = 1
-    other_metrics: Callable[[], Awaitable[dict[int, bytes]]] | None = None
+    shows: dict[str, Callable[[], Awaitable[bytes]]] = field(default_factory=dict)
+    hears: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = field(default_factory=dict)
+    ask_others: Callable[[str], Awaitable[dict[int, bytes]]] | None = None
+    tell_others: Callable[[str, str], None] = lambda *_: None
 
     def shown(self) -> dict[str, Any] | None:
         """For /readyz; nothing of one that is alone."""
@@ -31,9 +36,9 @@ class Processes:
 
     async def with_others(self, own: bytes) -> bytes:
         """These metrics together with those of the other processes."""
-        if self.other_metrics is None:
+        if self.ask_others is None:
             return own
-        return merged({**await self.other_metrics(), self.number: own})
+        return merged({**await self.ask_others(METRICS), self.number: own})
 
 
 def merged(shown: Mapping[int, bytes]) -> bytes:

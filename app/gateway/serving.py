@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from app.console.rendering import PATH as CONSOLE_PATH
 from app.console.site import ConsoleSite
 from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
+from app.edge.processes import METRICS
 from app.edge.protocol import BoundedProtocol
 from app.gateway.background import BackgroundWork
 from app.gateway.http_server import build_app, serve_http
@@ -54,8 +55,9 @@ async def serve(
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     ending = _stopped_by_signals(stopping) if process is None else _retired_by_signals(process)
     if process is not None:
-        metrics = gateway.services.metrics
-        process.join(gateway.services.processes, None if metrics is None else metrics.render)
+        if gateway.services.metrics is not None:
+            gateway.services.processes.shows[METRICS] = gateway.services.metrics.render
+        process.join(gateway.services.processes)
     with telling(gateway.services, gateway.telemetry), ending:
         serving = asyncio.create_task(_serve_http(gateway, settings, listening, descriptors, process))
         tasks = [asyncio.create_task(work) for work in background.all()]

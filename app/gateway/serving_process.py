@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Self
 
-from app.core.limits import PROCESS_METRICS_WAIT_MS
+from app.core.limits import PROCESS_ANSWER_MS
 from app.edge.processes import Processes
 from app.gateway.channel import Channel, Message, close_files, file_with, read_file
 
-ShowMetrics = Callable[[], Awaitable[bytes]]
 Take = Callable[[int, bool], None]  # a connection, and whether there was a request on it before
 
 
@@ -48,9 +47,8 @@ class ServingProcess:
         self._gives_back = False
         # Set by `join`, and what the supervisor said last.
         self._processes: Processes | None = None
-        self._show_metrics: ShowMetrics | None = None
         self._ready = 1
-        # Questions for the metrics of others, by their numbers.
+        # Questions for what others show, by their numbers.
         self._questions = 0
         self._asked: dict[int, asyncio.Future[dict[int, bytes]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,11 +90,11 @@ class ServingProcess:
     def tell_ready(self) -> None:
         self._channel.send({"ready": True})
 
-    def join(self, processes: Processes, show_metrics: ShowMetrics | None) -> None:
-        """Keep `processes` up to date; `show_metrics` is what this process shows of itself."""
+    def join(self, processes: Processes) -> None:
+        """Keep `processes` up to date, and let it reach the others."""
         processes.number, processes.of, processes.ready = self.share.number, self.share.processes, self._ready
-        processes.other_metrics = self._other_metrics
-        self._processes, self._show_metrics = processes, show_metrics
+        processes.ask_others, processes.tell_others = self._ask_others, self._tell_others
+        self._processes = processes
 
     def retire(self) -> None:
         """Leave, and let others go on with the connections."""
@@ -140,10 +138,12 @@ class ServingProcess:
                 self._ready = ready
                 if self._processes is not None:
                     self._processes.ready = ready
-            case {"show_metrics": int(question)}:
-                self._tasks.add(task := asyncio.create_task(self._show(question)))
-                task.add_done_callback(self._tasks.discard)
-            case {"metrics": int(question), "numbers": list(numbers)}:
+            case {"show": str(name), "question": int(question)}:
+                self._begin(self._show(name, question))
+            case {"told": str(name), "what": str(what)}:
+                if self._processes is not None and (hear := self._processes.hears.get(name)) is not None:
+                    self._begin(hear(what))
+            case {"shown": int(question), "numbers": list(numbers)}:
                 if (asked := self._asked.pop(question, None)) is not None and not asked.done():
                     asked.set_result(dict(zip(numbers, map(read_file, files), strict=True)))
                 close_files(files)
@@ -156,17 +156,25 @@ class ServingProcess:
         self._stopping.set()
         self.leaving.set()
 
-    async def _show(self, question: int) -> None:
-        shown = b"" if self._show_metrics is None else await self._show_metrics()
-        self._channel.send({"metrics": question}, [file_with(shown)])
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._tasks.discard)
 
-    async def _other_metrics(self) -> dict[int, bytes]:
+    async def _show(self, name: str, question: int) -> None:
+        show = None if self._processes is None else self._processes.shows.get(name)
+        shown = b"" if show is None else await show()
+        self._channel.send({"shown": question}, [file_with(shown)])
+
+    def _tell_others(self, name: str, what: str) -> None:
+        self._channel.send({"tell": name, "what": what})
+
+    async def _ask_others(self, name: str) -> dict[int, bytes]:
         self._questions = question = self._questions + 1
         asked: asyncio.Future[dict[int, bytes]] = asyncio.get_running_loop().create_future()
         self._asked[question] = asked
-        self._channel.send({"ask_metrics": question})
+        self._channel.send({"ask": name, "question": question})
         try:
-            async with asyncio.timeout(2 * PROCESS_METRICS_WAIT_MS / 1000):
+            async with asyncio.timeout(2 * PROCESS_ANSWER_MS / 1000):
                 return await asked
         except TimeoutError:  # the supervisor is frozen, or gone
             return {}

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol, Self
 
-from app.core.limits import PROCESS_METRICS_WAIT_MS, PROCESS_START_MS, PROCESS_STOP_MS
+from app.core.limits import PROCESS_ANSWER_MS, PROCESS_START_MS, PROCESS_STOP_MS
 from app.gateway.channel import Channel, Message, close_files, open_pair
 from app.gateway.serving_process import Share
 
@@ -31,8 +31,11 @@ class Supervises(Protocol):
     def on_change(self) -> None:
         """It takes requests now, or does no longer."""
 
-    def on_question(self, process: SupervisedProcess, question: int) -> None:
-        """It wants to know what the others show as metrics; see `answer`."""
+    def on_question(self, process: SupervisedProcess, name: str, question: int) -> None:
+        """It wants to know what the others show under this name; see `answer`."""
+
+    def on_told(self, process: SupervisedProcess, name: str, what: str) -> None:
+        """It says something to all others."""
 
 
 class SupervisedProcess:
@@ -48,7 +51,7 @@ class SupervisedProcess:
         self._waiting: asyncio.Task[None]
         self._ready = asyncio.Event()
         self.ended = asyncio.Event()
-        # Questions for its metrics, by their numbers.
+        # Questions for what it shows, by their numbers.
         self._questions = 0
         self._shown: dict[int, asyncio.Future[int]] = {}
         # Changed by what the process says.
@@ -133,23 +136,26 @@ class SupervisedProcess:
         """How many processes take requests."""
         self._channel.send({"standing": ready})
 
-    async def metrics(self) -> int | None:
-        """What it shows of itself, as an open file; None if it does not answer in time."""
+    async def shown(self, name: str) -> int | None:
+        """What it shows under this name, as an open file; None if it does not answer in time."""
         self._questions = question = self._questions + 1
         waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._shown[question] = waiting
-        self._channel.send({"show_metrics": question})
+        self._channel.send({"show": name, "question": question})
         try:
-            async with asyncio.timeout(PROCESS_METRICS_WAIT_MS / 1000):
+            async with asyncio.timeout(PROCESS_ANSWER_MS / 1000):
                 return await waiting
         except TimeoutError:
             return None
         finally:
             self._shown.pop(question, None)
 
+    def tell(self, name: str, what: str) -> None:
+        self._channel.send({"told": name, "what": what})
+
     def answer(self, question: int, shown: Mapping[int, int]) -> None:
-        """The metrics that it asked for: files, by the numbers of their processes."""
-        self._channel.send({"metrics": question, "numbers": list(shown)}, list(shown.values()))
+        """What it asked for: files, by the numbers of their processes."""
+        self._channel.send({"shown": question, "numbers": list(shown)}, list(shown.values()))
 
     def retire(self) -> None:
         """Ask it to give its connections back, finish what it has begun, and end."""
@@ -188,9 +194,11 @@ class SupervisedProcess:
             case {"returned": bool(had_requests)}:
                 for connection in files:
                     self._supervisor.give(connection, had_requests)
-            case {"ask_metrics": int(question)}:
-                self._supervisor.on_question(self, question)
-            case {"metrics": int(question)}:
+            case {"ask": str(name), "question": int(question)}:
+                self._supervisor.on_question(self, name, question)
+            case {"tell": str(name), "what": str(what)}:
+                self._supervisor.on_told(self, name, what)
+            case {"shown": int(question)}:
                 waiting = self._shown.pop(question, None)
                 if waiting is not None and not waiting.done() and files:
                     waiting.set_result(files.pop())

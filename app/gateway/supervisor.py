@@ -216,15 +216,20 @@ class Supervisor:
         for process in self._alive:
             process.tell_standing(ready)
 
-    def on_question(self, process: SupervisedProcess, question: int) -> None:
-        self._tasks.add(task := asyncio.create_task(self._answer(process, question)))
+    def on_told(self, process: SupervisedProcess, name: str, what: str) -> None:
+        for other in self._alive:
+            if other is not process:
+                other.tell(name, what)
+
+    def on_question(self, process: SupervisedProcess, name: str, question: int) -> None:
+        self._tasks.add(task := asyncio.create_task(self._answer(process, name, question)))
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, asking: SupervisedProcess, question: int) -> None:
-        """All others that serve show their metrics. While a process is being replaced, only the one that stays."""
+    async def _answer(self, asking: SupervisedProcess, name: str, question: int) -> None:
+        """All others that serve show what they have. While a process is being replaced, only the one that stays."""
         others = {one.share.number: one for one in self._alive if one.is_ready and one is not asking}
         others.pop(asking.share.number, None)
-        shown = await asyncio.gather(*(one.metrics() for one in others.values()))
+        shown = await asyncio.gather(*(one.shown(name) for one in others.values()))
         asking.answer(question, {number: file for number, file in zip(others, shown, strict=True) if file is not None})
 
     async def _keep(self, slot: Slot) -> None:

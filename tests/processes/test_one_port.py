@@ -83,6 +83,25 @@ def leaders(serving: Serving[World]) -> int:
     return sum(int(line.rpartition(" ")[2]) for line in shown.splitlines() if line.startswith("tga_log_leading{"))
 
 
+def test_a_verification_that_one_process_makes_is_shown_and_stopped_by_any(serving: Serving[World]) -> None:
+    clients = [Client(serving) for _ in range(PROCESSES)]
+    assert {client.process() for client in clients} == {1, 2}
+    one, other = clients
+    status, content = one.ask("POST", "/v1/log/verifications")
+    assert status == 202, content
+    path = f"/v1/log/verifications/{json.loads(content)['verification_id']}"
+    wait_for(lambda: json.loads(other.ask("GET", path)[1])["state"] == "sound")
+    assert [client.ask("GET", path)[1] for client in clients] == [one.ask("GET", path)[1]] * PROCESSES
+    assert [json.loads(client.ask("GET", "/v1/log/verifications")[1])["items"] for client in clients] == [
+        [json.loads(one.ask("GET", path)[1])]
+    ] * PROCESSES
+    status, content = other.ask("POST", f"{path}/stop")
+    assert (status, json.loads(content)["state"]) == (200, "sound")  # it was over; what it found stays
+    assert other.ask("GET", "/v1/log/verifications/unknown")[0] == 404
+    for client in clients:
+        client.close()
+
+
 def test_started_anew_one_by_one_no_call_is_refused_or_lost_and_connections_stay(serving: Serving[World]) -> None:
     before = serving.processes()
     callers = Callers(serving, 6, prefix="anew")
