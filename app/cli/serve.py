@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from typing import Annotated
 
 import typer
@@ -67,5 +68,7 @@ def serve_command(
             await own.close()
 
     if process is not None and channel is not None:
+        # The supervisor's: whoever sends it to all processes by their name means that one.
+        signal.signal(signal.SIGHUP, lambda *_: None)
         run(cancelled_by_signals(one_of_several(process, channel)))
     run(cancelled_by_signals(work() if settings.processes == 1 else supervised()))

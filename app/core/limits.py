@@ -244,10 +244,12 @@ DATABASE_CONNECTIONS: Final = 90  # of the 100 that PostgreSQL usually admits; c
 # Several processes on one port.
 PROCESSES_MAX: Final = 64
 PROCESS_START_MS: Final = 120_000  # until it takes requests; what takes longer is ended
-PROCESS_STOP_MS: Final = SHUTDOWN_GRACE_MS + SHUTDOWN_LAST_MS + CLOSE_WAIT_MS + 15_000  # after that it is killed
+PROCESS_STOP_MS: Final = 2 * SHUTDOWN_GRACE_MS + SHUTDOWN_LAST_MS + CLOSE_WAIT_MS + 15_000  # after that it is killed
 # One that ends is replaced: at once if it had served for the steady time, else after pauses that double.
 PROCESS_PAUSE_FIRST_MS: Final = 500
 PROCESS_PAUSE_MAX_MS: Final = 30_000
+PROCESS_BEAT_MS: Final = 2_000  # how often each is asked for a sign of life
+PROCESS_SILENT_MS: Final = 20_000  # one that gives none for so long is given no connections while another does
 PROCESS_ANSWER_MS: Final = 3_000  # for what other processes show; one that does not answer is left out
 PROCESS_STEADY_MS: Final = 60_000
 READY_CHECK_MS: Final = 2_000

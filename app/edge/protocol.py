@@ -241,12 +241,15 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._is_arriving or self._head_bytes or self.pipeline or self.transport.get_write_buffer_size():
             return
+        try:
+            descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        except OSError:  # there is none to be had now; it is tried again
+            return
         self._unwatch()
         self._unset_keepalive_if_required()
         self._is_over = True
         self.transport.pause_reading()
-        had_requests = self.cycle is not None or self._goes_on
-        self.take_over(os.dup(self.transport.get_extra_info("socket").fileno()), had_requests)
+        self.take_over(descriptor, self.cycle is not None or self._goes_on)
         self.transport.abort()  # closes this descriptor alone: the connection has the other
 
     def shutdown(self) -> None:

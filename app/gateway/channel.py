@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import tempfile
@@ -26,6 +27,8 @@ OnMessage = Callable[[Message, list[int]], None]
 FILES_PER_MESSAGE_MAX: Final = 64
 _MESSAGE_BYTES_MAX: Final = 16_384
 _BUFFER_BYTES: Final = 1 << 20
+_GONE: Final = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+_PAUSE_S: Final = 0.05
 _TAKEN_AT_ONCE: Final = 64  # messages, before the loop does something else
 
 
@@ -93,8 +96,11 @@ class Channel:
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._socket.fileno(), self._go_on)
                 return
-            except OSError:  # the other side is gone; the reader has not noticed yet
-                self._end()
+            except OSError as error:
+                if error.errno in _GONE:  # the reader has not noticed yet
+                    self._end()
+                else:  # no memory, or too many files are on their way: that passes
+                    self._loop.call_later(_PAUSE_S, self._flush)
                 return
             self._unsent.popleft()
             close_files(files)

@@ -147,6 +147,8 @@ class ServingProcess:
                 if (asked := self._asked.pop(question, None)) is not None and not asked.done():
                     asked.set_result(dict(zip(numbers, map(read_file, files), strict=True)))
                 close_files(files)
+            case {"beat": _}:
+                self._channel.send({"alive": True})
             case {"retire": _}:
                 self.retire()
             case {"stop": _}:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from typing import Protocol, Self
 
-from app.core.limits import PROCESS_ANSWER_MS, PROCESS_START_MS, PROCESS_STOP_MS
+from app.core.limits import PROCESS_ANSWER_MS, PROCESS_SILENT_MS, PROCESS_START_MS, PROCESS_STOP_MS
 from app.gateway.channel import Channel, Message, close_files, open_pair
 from app.gateway.serving_process import Share
 
@@ -58,6 +59,8 @@ class SupervisedProcess:
         self.load = 0
         self.given_at = 0  # when it was given its last connection, as a number of connections
         self._is_retiring = False
+        self._is_asked = False  # for a sign of life; `_heard_at`: when it gave the last one
+        self._heard_at = time.monotonic()
 
     @classmethod
     async def start(cls, share: Share, supervisor: Supervises) -> Self:
@@ -108,6 +111,19 @@ class SupervisedProcess:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"
         return f"killed by signal {-code}"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it gives no sign of life: it is frozen, or hangs."""
+        return (time.monotonic() - self._heard_at) * 1000 >= PROCESS_SILENT_MS
+
+    def beat(self) -> None:
+        """Ask it for a sign of life, unless it has not yet answered the last time."""
+        if not self._is_asked and self.is_ready:
+            self._is_asked = True
+            self._channel.send({"beat": True})
+        elif not self._is_asked:
+            self._heard_at = time.monotonic()
 
     def __str__(self) -> str:
         return f"process {self.share.number} ({self.pid})"
@@ -189,6 +205,8 @@ class SupervisedProcess:
             case {"ready": _}:
                 self._ready.set()
                 self._supervisor.on_change()
+            case {"alive": _}:
+                self._is_asked, self._heard_at = False, time.monotonic()
             case {"closed": int(count)}:
                 self.load -= count
             case {"returned": bool(had_requests)}:

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from app.config import load_config
 from app.core.limits import (
+    PROCESS_BEAT_MS,
     PROCESS_PAUSE_FIRST_MS,
     PROCESS_PAUSE_MAX_MS,
     PROCESS_STEADY_MS,
@@ -52,10 +53,14 @@ async def supervise(settings: Settings) -> int:
     config = load_config(settings.config_file)
     pool_sessions(config, settings.processes)  # each process looks for itself, too; here it is said once
     log_to_stderr(config.telemetry.log_format)
+    restart = asyncio.Event()
+    if not _has_terminal() and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        # From the first moment on: who asks for a restart while this starts must not end it.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, restart.set)
     sockets = bind(settings.host, settings.port)
     try:
         async with open_store(settings) as database:
-            return await Supervisor(settings, sockets, database).run()
+            return await Supervisor(settings, sockets, database, restart).run()
     finally:
         for one in sockets:
             one.close()
@@ -106,6 +111,7 @@ class Doorway:
         """To the process with the fewest; of several, to the one whose turn is longest ago."""
         taking = [process for process in self._processes() if process.is_open]
         taking = taking or [process for process in self._processes() if process.is_taking]
+        taking = [process for process in taking if not process.is_silent] or taking
         if not taking:
             self._held.append((connection, had_requests))
             return
@@ -151,7 +157,9 @@ class Slot:
 class Supervisor:
     """`run` does everything; signals set `_stop` and `_restart`, and it waits for them."""
 
-    def __init__(self, settings: Settings, sockets: list[socket.socket], database: Database) -> None:
+    def __init__(
+        self, settings: Settings, sockets: list[socket.socket], database: Database, restart: asyncio.Event
+    ) -> None:
         # Set here for good.
         self._settings = settings
         self._database = database
@@ -159,7 +167,7 @@ class Supervisor:
         self._alive: list[SupervisedProcess] = []  # all that run, those that start or leave among them
         self._doorway = Doorway(sockets, lambda: self._alive)
         self._stop = asyncio.Event()
-        self._restart = asyncio.Event()
+        self._restart = restart
         self._has_terminal = _has_terminal()
         self._tasks: set[asyncio.Task[None]] = set()
         # Filled by `run`.
@@ -192,6 +200,7 @@ class Supervisor:
             for slot in self._slots:
                 keeping.create_task(self._keep(slot))
             keeping.create_task(self._restart_when_told())
+            keeping.create_task(self._watch())
 
     async def _start(self, number: int) -> SupervisedProcess:
         """One that takes requests; StartFailed otherwise."""
@@ -212,7 +221,10 @@ class Supervisor:
     def on_change(self) -> None:
         self._alive[:] = [process for process in self._alive if not process.ended.is_set()]
         self._doorway.look()
-        ready = sum(process.is_taking for process in self._alive)
+        self._tell_standing()
+
+    def _tell_standing(self) -> None:
+        ready = sum(process.is_taking and not process.is_silent for process in self._alive)
         for process in self._alive:
             process.tell_standing(ready)
 
@@ -256,6 +268,20 @@ class Supervisor:
                         what = str(failed)
                         failures += 1
                 logger.warning("%s takes requests", slot.current)
+
+    async def _watch(self) -> None:
+        """Ask all of them for a sign of life, again and again, and say which gives none. It is not killed: what it
+        has may be of use to somebody, and a machine that was suspended has frozen them all."""
+        silent: set[int] = set()
+        while True:
+            await asyncio.sleep(PROCESS_BEAT_MS / 1000)
+            for process in self._alive:
+                process.beat()
+                if process.is_silent != (process.pid in silent):
+                    silent ^= {process.pid}
+                    heard = "gives no sign of life, and gets no new connections" if process.is_silent else "is back"
+                    logger.warning("%s %s", process, heard)
+                    self._tell_standing()
 
     async def _restart_when_told(self) -> None:
         while True:

@@ -6,15 +6,14 @@ import os
 import shutil
 import signal
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.world import wait_for
 from tests.conftest import make_home
-from tests.processes.world import Client, Home, Serving, is_gone
+from tests.processes.world import SEVERAL_STARTS_S, Client, Home, Serving, is_gone
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +26,23 @@ def home() -> Iterator[Home]:
         shutil.rmtree(folder)
 
 
+Serve = Callable[..., Serving[Home]]
+
+
+@pytest.fixture
+def serve(home: Home) -> Iterator[Serve]:
+    """Starts them; what a test has not ended is ended after it."""
+    started: list[Serving[Home]] = []
+
+    def start(processes: int = 2, **more: str) -> Serving[Home]:
+        started.append(Serving(home, processes, **more))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
 def kept_open(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -36,8 +52,10 @@ def until_nothing_is_left(home: Home, *pids: int) -> None:
     wait_for(lambda: not home.database_runs())
 
 
-def test_a_killed_supervisor_leaves_neither_processes_nor_a_database_and_the_port_is_free(home: Home) -> None:
-    serving = Serving(home, 2).until_all_serve()
+def test_a_killed_supervisor_leaves_neither_processes_nor_a_database_and_the_port_is_free(
+    home: Home, serve: Serve
+) -> None:
+    serving = serve().until_all_serve()
     processes = serving.processes()
     assert len(processes) == 2
     assert home.database_runs()
@@ -50,9 +68,10 @@ def test_a_killed_supervisor_leaves_neither_processes_nor_a_database_and_the_por
     client.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("moment", ["at once", "the first process", "the others"])
-def test_a_supervisor_that_is_killed_while_it_starts_leaves_nothing(home: Home, moment: str) -> None:
-    serving = Serving(home, 2, name=moment.replace(" ", "-"))
+def test_a_supervisor_that_is_killed_while_it_starts_leaves_nothing(home: Home, serve: Serve, moment: str) -> None:
+    serving = serve(2, name=moment.replace(" ", "-"))
     seen: set[int] = set()
     if moment == "the first process":
         wait_for(lambda: bool(serving.processes()))
@@ -79,8 +98,8 @@ def processes_in(home: Home) -> list[int]:
     return [pid for pid in found if not is_gone(pid)]
 
 
-def test_a_terminal_s_interrupt_is_heard_by_the_supervisor_alone_and_ends_all(home: Home) -> None:
-    serving = Serving(home, 2, name="interrupted").until_all_serve()
+def test_a_terminal_s_interrupt_is_heard_by_the_supervisor_alone_and_ends_all(home: Home, serve: Serve) -> None:
+    serving = serve(2, name="interrupted").until_all_serve()
     processes = serving.processes()
     groups = {os.getpgid(pid) for pid in processes}
     assert os.getpgid(serving.process.pid) not in groups
@@ -91,30 +110,31 @@ def test_a_terminal_s_interrupt_is_heard_by_the_supervisor_alone_and_ends_all(ho
     assert "Traceback" not in serving.text()
 
 
-def test_what_cannot_begin_says_why_once_and_leaves_nothing(home: Home) -> None:
+def test_what_cannot_begin_says_why_once_and_leaves_nothing(home: Home, serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        serving = Serving(home, 2, name="taken", TGA_PORT=str(taken.getsockname()[1]))
+        serving = serve(2, name="taken", TGA_PORT=str(taken.getsockname()[1]))
         assert serving.wait() == 2
     assert serving.text().count("SETTING_INVALID") == 1
     assert "TGA_PORT" in serving.text()
     home.config.write_text('[servers.bad]\ntransport = "pigeon"\n')
-    serving = Serving(home, 2, name="bad")
+    serving = serve(2, name="bad")
     assert serving.wait() == 2
     assert serving.text().count("pigeon") == 1
     home.config.write_text("[database]\nconnections = 20\n")
-    serving = Serving(home, 2, name="few")
+    serving = serve(2, name="few")
     assert serving.wait() == 2
     assert "at least 21" in serving.text()
     home.config.write_text("")
-    serving = Serving(home, 2, name="away", TGA_DATABASE_URL="postgresql://tga@127.0.0.1:1/tga")
+    serving = serve(2, name="away", TGA_DATABASE_URL="postgresql://tga@127.0.0.1:1/tga")
     assert serving.wait() == 3
     assert serving.text().count("STORE_UNAVAILABLE") == 1
     until_nothing_is_left(home)
 
 
-def test_a_first_process_that_cannot_start_ends_all_with_its_code(home: Home) -> None:
+@pytest.mark.one_in(3)
+def test_a_first_process_that_cannot_start_ends_all_with_its_code(home: Home, serve: Serve) -> None:
     """The supervisor finds nothing wrong here: only a process looks at the keys."""
-    serving = Serving(home, 2, name="unfit", TGA_SIGNING_KEY="no key at all")
+    serving = serve(2, name="unfit", TGA_SIGNING_KEY="no key at all")
     code = serving.wait()
     assert code != 0
     assert "process 1" in serving.text()
@@ -122,15 +142,18 @@ def test_a_first_process_that_cannot_start_ends_all_with_its_code(home: Home) ->
     until_nothing_is_left(home)
 
 
-def test_hang_ups_in_a_row_are_served_by_few_rounds_and_no_descriptor_stays_open(home: Home) -> None:
-    serving = Serving(home, 2, name="storm").until_all_serve()
+@pytest.mark.one_in(3)
+def test_hang_ups_in_a_row_are_served_by_few_rounds_and_no_descriptor_stays_open(home: Home, serve: Serve) -> None:
+    serving = serve(2, name="storm").until_all_serve()
     serving.restart()
     before = kept_open(serving.process.pid)
     rounds = serving.text().count("Every process was started anew")
     for _ in range(200):
         serving.send(signal.SIGHUP)
-        time.sleep(0.001)
-    wait_for(lambda: serving.text().count("Starting every") == serving.text().count("was started anew") > rounds)
+    wait_for(
+        lambda: serving.text().count("Starting every") == serving.text().count("was started anew") > rounds,
+        seconds=SEVERAL_STARTS_S,
+    )
     client = Client(serving)
     wait_for(lambda: client.ready()["processes"]["ready"] == 2)
     client.close()
@@ -144,8 +167,9 @@ def test_hang_ups_in_a_row_are_served_by_few_rounds_and_no_descriptor_stays_open
     until_nothing_is_left(home, *processes)
 
 
-def test_a_second_signal_kills_what_still_works_and_leaves_nothing(home: Home) -> None:
-    serving = Serving(home, 2, name="twice").until_all_serve()
+@pytest.mark.one_in(3)
+def test_a_second_signal_kills_what_still_works_and_leaves_nothing(home: Home, serve: Serve) -> None:
+    serving = serve(2, name="twice").until_all_serve()
     processes = serving.processes()
     frozen = min(processes)
     os.kill(frozen, signal.SIGSTOP)  # it will never end by itself

@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,7 @@ def test_started_anew_one_by_one_no_call_is_refused_or_lost_and_connections_stay
     assert {key: executed.get(key) for key in callers.made} == dict.fromkeys(callers.made, 1)
 
 
+@pytest.mark.one_in(3)
 def test_a_slow_call_is_answered_by_the_process_that_has_it_though_it_was_told_to_leave(
     serving: Serving[World],
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_slow_call_is_answered_by_the_process_that_has_it_though_it_was_told_t
     assert serving.processes().isdisjoint(before)
 
 
+@pytest.mark.one_in(3)
 def test_a_configuration_that_cannot_be_used_leaves_the_processes_as_they_are(serving: Serving[World]) -> None:
     before, good = serving.processes(), serving.world.config.read_text()
     callers = Callers(serving, 2, prefix="bad")
@@ -161,6 +164,7 @@ def test_a_configuration_that_cannot_be_used_leaves_the_processes_as_they_are(se
     assert serving.processes().isdisjoint(before)
 
 
+@pytest.mark.one_in(3)
 def test_a_process_that_is_told_to_end_gives_its_connections_to_the_others(serving: Serving[World]) -> None:
     callers = Callers(serving, 4, prefix="told")
     callers.await_more(8)
@@ -184,6 +188,42 @@ def test_a_process_that_is_killed_is_replaced_and_said_so(serving: Serving[World
     client.close()
     assert len(serving.processes()) == PROCESSES
     assert killed not in serving.processes()
+
+
+@pytest.mark.one_in(3)
+def test_a_process_that_is_frozen_gets_no_new_connections_and_is_there_again_when_it_wakes(
+    serving: Serving[World],
+) -> None:
+    clients = [Client(serving) for _ in range(PROCESSES)]
+    awake, frozen = sorted(clients, key=Client.process)
+    pid = next(pid for pid in serving.processes() if f"--process\0{frozen.process()}\0" in command_of(pid))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        serving.await_line(f"({pid}) gives no sign of life")
+        wait_for(lambda: awake.ready()["processes"]["ready"] == PROCESSES - 1)
+        more = [Client(serving) for _ in range(6)]  # more than the other has
+        assert {client.process() for client in more} == {awake.process()}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    serving.await_line(f"({pid}) is back")
+    assert frozen.call("charge", "after-a-freeze", amount=1)["state"] == "COMPLETED"
+    for client in (*clients, *more):
+        client.close()
+
+
+@pytest.mark.one_in(3)
+def test_a_hang_up_that_reaches_every_process_is_the_supervisor_s(serving: Serving[World]) -> None:
+    before = serving.processes()
+    rounds = serving.text().count("Every process was started anew")
+    for pid in (*before, serving.process.pid):
+        os.kill(pid, signal.SIGHUP)
+    serving.await_line("Every process was started anew", count=rounds + 1)
+    assert serving.processes().isdisjoint(before)
+    assert not any(f"({pid}) ended: " in serving.text() for pid in before)
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_told_to_stop_all_of_them_answer_what_they_have_and_end(serving: Serving[World]) -> None:

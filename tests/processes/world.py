@@ -21,6 +21,7 @@ from tests.cli.world import World, wait_for
 from tests.conftest import make_home
 from tests.patience import HANG_S
 
+SEVERAL_STARTS_S = 5 * HANG_S  # each process that starts may take as long as a test waits elsewhere
 LIMITS = "\n[limits]\nrequests_per_second = 100000\nburst = 100000\n"
 
 
@@ -90,7 +91,7 @@ class Serving(Generic[Where]):
         return self.told.read_text()
 
     def await_line(self, text: str, *, count: int = 1) -> None:
-        wait_for(lambda: self.text().count(text) >= count or self.process.poll() is not None)
+        wait_for(lambda: self.text().count(text) >= count or self.process.poll() is not None, seconds=SEVERAL_STARTS_S)
         assert self.text().count(text) >= count, self.text()
 
     @property
