@@ -22,8 +22,10 @@ def serve_command(
         int | None,
         typer.Option(min=1, max=PROCESSES_MAX, help="So many processes serve the port; else TGA_PROCESSES, else one."),
     ] = None,
-    process: Annotated[int | None, typer.Option(hidden=True)] = None,
-    channel: Annotated[int | None, typer.Option(hidden=True)] = None,
+    process: Annotated[
+        int | None, typer.Option(hidden=True, help="Which of them this is; a supervisor says so.")
+    ] = None,
+    channel: Annotated[int | None, typer.Option(hidden=True, help="The way to its supervisor.")] = None,
 ) -> None:
     """Run the gateway on TGA_HOST and TGA_PORT until SIGINT or SIGTERM.
 
