@@ -28,7 +28,7 @@ from tests.sampling import IS_SOAK, share
 from tests.traces import PATHS, completed_trace, failed_trace, traces, uuid7
 
 Row = tuple[bytes, bytes | None]
-EXAMPLES = 5_000 if IS_SOAK else share(300, 60)
+EXAMPLES = 5_000 if IS_SOAK else share(300, 30)
 QUIET = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ACTED: dict[str, Any] = {
     "arguments": {"amount": 12, "note": "caf\u00e9 at 10:30 for 16.5", "list": [{"a": None}, -1, True]}
