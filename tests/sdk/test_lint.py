@@ -331,6 +331,14 @@ def test_labels_hold_nothing_that_mermaid_would_read() -> None:
         verify_mermaid(lint_source(text.encode()).diagram())
 
 
+def test_no_label_is_a_statement_of_mermaid() -> None:
+    """Seen refused by mermaid 11: tests/sdk/test_mermaid.py asks the real parser."""
+    text = "from tga_sdk import procedure\n@procedure\nasync def p(ctx):\n    await ctx.step('in direction LR', len)\n"
+    drawing = lint_source(text.encode()).diagram()
+    assert "direction LR" not in drawing
+    assert "in #100;irection LR" in drawing
+
+
 # The command.
 
 

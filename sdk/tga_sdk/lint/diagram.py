@@ -7,6 +7,7 @@ drawn where they are called.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -51,7 +52,9 @@ def label(text: str) -> str:
     shown = " ".join(text.split())
     shown = shown if len(shown) <= _LABEL_MAX else shown[: _LABEL_MAX - 1] + "…"
     shown = "".join(c if c.isprintable() else "?" for c in shown)
-    return "".join(f"#{ord(c)};" if c in '"#;&<>`{}[]()|\\%~' else c for c in shown) or " "
+    shown = "".join(f"#{ord(c)};" if c in '"#;&<>`{}[]()|\\%~' else c for c in shown) or " "
+    # Mermaid's lexer takes `direction LR` for a statement wherever it stands in a line, also between quotes.
+    return re.sub(r"[dD](?=irection )", lambda found: f"#{ord(found[0])};", shown)
 
 
 class Chart:
