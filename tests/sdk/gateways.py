@@ -141,7 +141,7 @@ class Gateways:
         text = bank_tables(self.world.bank.url, settings, tools)
         held = {"flaky": 'on_unknown_outcome = "hold"'}
         text += bank_tables(self.world.bank.url, settings, held, server="careful")
-        text += '[policy]\nfile = "sdk.cedar"\n\n[runs]\nlease_ms = 1000\n'
+        text += '[policy]\nfile = "sdk.cedar"\n\n[runs]\nlease_ms = 5000\n'
         text += "\n[limits]\nrequests_per_second = 100000\nburst = 100000\n"
         path.write_text(text)
         return path

@@ -98,7 +98,7 @@ async def _waiting(person: Subject, amount: int) -> Any:
 
 
 async def test_what_a_model_cannot_act_on_is_raised(client: AsyncClient, gateways: Gateways) -> None:
-    toolset = GatewayToolset(client, only=["bank/charge"], timeout=0.2)
+    toolset = GatewayToolset(client, only=["bank/charge"], timeout=HANG_S)
     gateways.relay.lead_to(None)
     model = saying(calling("charge", 1))
     try:

@@ -325,19 +325,19 @@ async def test_a_request_that_takes_too_long_is_sent_again(agents: World) -> Non
         async def request(self, *args: Any, **options: Any) -> ModelResponse:
             answer = await super().request(*args, **options)
             if len(self.requests) == 1:
-                await asyncio.sleep(30)
+                await asyncio.Event().wait()
             return answer
 
     model = Slow("done")
 
     @procedure
     async def research(ctx: Context[None], question: str) -> str:
-        agent = ctx.agent("researcher", model=model, timeout=0.05, retries=1)
+        agent = ctx.agent("researcher", model=model, timeout=3, retries=1)
         return str(await agent.run(question))
 
     ended = await agents.run(research, "what?")
     assert (ended.output, len(model.requests)) == ("done", 2), ended.error
-    assert "no answer within 0.05 s" in (await agents.records())[0]["logs"][0]["text"]
+    assert "no answer within 3 s" in (await agents.records())[0]["logs"][0]["text"]
 
 
 class Report(BaseModel):

@@ -36,7 +36,7 @@ def answers() -> dict[str, list[Any]]:
 async def test_each_form_is_answered_by_its_type_and_a_wrong_one_leaves_it_open(
     world: RunsWorld, answers: dict[str, list[Any]]
 ) -> None:
-    config = world.config(lease_ms=1_000)
+    config = world.config(lease_ms=60_000)
     config.write_text(config.read_text() + '\n[webhooks.on-call]\nurl = "http://127.0.0.1:9/"\n')
     gateway = await world.gateway(config=config)
     run_id = new_id("sdk")

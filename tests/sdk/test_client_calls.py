@@ -123,7 +123,7 @@ async def test_a_call_that_waits_for_a_person_says_so_and_goes_on_with_its_key(
 
 async def test_waiting_for_a_person_outlasts_the_gateway(agent: Subject, person: Subject, gateways: Gateways) -> None:
     key = new_key()
-    calling = asyncio.create_task(agent.call("bank", "refund", {"amount": 6}, key=key, wait="forever", timeout=20))
+    calling = asyncio.create_task(agent.call("bank", "refund", {"amount": 6}, key=key, wait="forever", timeout=HANG_S))
     await waiting_trace(person, key)
     await gateways.restart()
     listed = await waiting_trace(person, key)
@@ -193,8 +193,8 @@ async def test_failures_for_certain_and_unknown_ones_are_told_apart(agent: Subje
 
 async def test_a_call_that_takes_too_long_is_found_again_by_its_key(agent: Subject, gateways: Gateways) -> None:
     key = new_key()
-    slow = {"amount": 3, "ms": 2_000}
-    unfinished = await raised(errors.Unfinished, agent.call("bank", "slow_charge", slow, key=key, timeout=0.3))
+    slow = {"amount": 3, "ms": 4_000}
+    unfinished = await raised(errors.Unfinished, agent.call("bank", "slow_charge", slow, key=key, timeout=1.0))
     assert (unfinished.key, unfinished.retryable, unfinished.may_have_run) == (key, True, True)
     assert unfinished.trace_id
     done = await agent.call("bank", "slow_charge", slow, key=key)

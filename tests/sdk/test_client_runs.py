@@ -14,6 +14,7 @@ from tests.patience import HANG_S
 from tests.runs.world import new_id, working
 from tests.sdk.gateways import KINDS, Gateways, Subject, subject
 from tga_sdk import AsyncClient, Context, Worker, errors, procedure
+from tga_sdk.client import runs
 
 
 @pytest.fixture(params=KINDS, ids=["sync", "async"])
@@ -162,7 +163,7 @@ async def test_a_failed_run_is_retried(agent: Subject, root: Subject, gateways: 
 
 
 async def test_who_waits_for_a_run_asks_seldom(agent: Subject, gateways: Gateways) -> None:
-    """The gateway tells when it is over; a run that takes a second is looked at a handful of times."""
+    """The gateway tells when it is over. Who looked from time to time, here without pauses, would look meanwhile."""
     asked: list[str] = []
     url = agent.client._url
 
@@ -173,12 +174,17 @@ async def test_who_waits_for_a_run_asks_seldom(agent: Subject, gateways: Gateway
     run = await agent.start("paying", {"amount": 3})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agent.client, "_url", counted)
+        patch.setattr(runs, "_WATCHED", HANG_S * 10)
+        for pause in ("_LOOKS_FIRST", "_LOOKS_LAST", "_LOOKS_SHARE"):
+            patch.setattr(runs, pause, 0.0)
         waiting = asyncio.create_task(agent.wait(run.run_id, timeout=HANG_S))
         async with asyncio.timeout(HANG_S):
             while not any(path.endswith("/events") for path in asked):
                 await asyncio.sleep(0.01)
         before = len(asked)
-        await asyncio.sleep(1)  # ten looks and more, if it looked from time to time
+        async with AsyncClient(gateways.url, gateways.world.keys["agent"]) as other:
+            for _ in range(30):
+                await other.status(run.run_id)
         assert len(asked) == before
         async with working(gateways.world, gateways.direct_url):
             assert (await waiting).status == "completed"

@@ -98,7 +98,8 @@ def workers() -> Iterator[list[Served]]:
 
 @pytest.fixture(scope="module")
 def gateway(world: RunsWorld) -> GatewayProcess:
-    return asyncio.run(world.gateway(config=world.config(lease_ms=1_000)))
+    # Workers are killed, and their leases waited for; those of living ones must not be lost on a slow machine.
+    return asyncio.run(world.gateway(config=world.config(lease_ms=5_000)))
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ TGA = Path(sys.executable).with_name("tga")
 
 @pytest.fixture(scope="module")
 def gateway(world: RunsWorld) -> GatewayProcess:
-    return asyncio.run(world.gateway(config=world.config(lease_ms=1_000)))
+    # One worker leaves a run behind, and its lease is waited for; that of a living one must not be lost.
+    return asyncio.run(world.gateway(config=world.config(lease_ms=5_000)))
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ async def test_a_run_without_a_crash(world: RunsWorld) -> None:
 
 
 async def test_a_worker_killed_at_any_boundary(world: RunsWorld) -> None:
-    gateway = await world.gateway(config=world.config(lease_ms=500))
+    gateway = await world.gateway(config=world.config(lease_ms=2_000))
     async with sdk_working(world, gateway.url):
         pass  # its programs are registered
     for cut in sampled(CUTS, 3, is_soak=IS_SOAK):
@@ -92,7 +92,7 @@ async def test_a_worker_killed_at_any_boundary(world: RunsWorld) -> None:
 
 async def test_replay_executes_nothing_recorded(world: RunsWorld) -> None:
     """Two workers are killed one after the other; the bodies that the third runs are those not recorded before."""
-    gateway = await world.gateway(config=world.config(lease_ms=500))
+    gateway = await world.gateway(config=world.config(lease_ms=5_000))
     run_id = new_id("sdk")
     async with Caller(world, gateway.url) as caller:
         first = await world.sdk_worker(gateway.url, die_at=("body.done", 3))
@@ -110,8 +110,8 @@ async def test_replay_executes_nothing_recorded(world: RunsWorld) -> None:
 
 
 async def test_stop_passes_except_exception(world: RunsWorld) -> None:
-    """A worker that was stopped past its lease gets STOP, through a program that catches every Exception."""
-    gateway = await world.gateway(config=world.config(lease_ms=500))
+    """A worker whose run was cancelled meanwhile gets STOP, through a program that catches every Exception."""
+    gateway = await world.gateway(config=world.config(lease_ms=60_000))
     run_id = new_id("sdk")
     async with Caller(world, gateway.url) as caller:
         zombie = await world.sdk_worker(gateway.url, stop_at=("body.before", 3))
@@ -127,7 +127,7 @@ async def test_stop_passes_except_exception(world: RunsWorld) -> None:
 
 
 async def test_a_zombie_runs_no_body_and_its_tool_call_does_not_leave(world: RunsWorld) -> None:
-    gateway = await world.gateway(config=world.config(lease_ms=500))
+    gateway = await world.gateway(config=world.config(lease_ms=2_000))
     run_id = new_id("sdk")
     async with Caller(world, gateway.url) as caller:
         zombie = await world.sdk_worker(gateway.url, stop_at=("tool.before", 0))
