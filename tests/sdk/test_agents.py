@@ -17,7 +17,7 @@ from pydantic_ai import Agent, ModelRetry, RunContext, Tool
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturn, UserPromptPart
 from pydantic_ai.usage import RequestUsage
 
-from tests.crash.world import PATIENCE_S
+from tests.patience import HANG_S as PATIENCE_S
 from tests.runs.world import GatewayProcess, RunsWorld, new_id
 from tga_sdk import AsyncClient, Context, Retry, SyncContext, Worker, durable, procedure
 from tga_sdk.agents import AgentSpecification, agent_specification, cost, provide_model

@@ -27,7 +27,7 @@ from tga_sdk.worker import Worker
 
 RUN_ID: Final = "crash"
 ToolsSaid = Mapping[str, ToolFunction | Tool] | Callable[[], Mapping[str, ToolFunction | Tool]]
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 120.0
 STUCK_AFTER_S: Final = 0.3
 
 _FAULTS: Final = {
