@@ -32,7 +32,17 @@ from bench.baseline import Baseline
 from bench.comparison_chart import draw
 from bench.cost import measuring_session
 from bench.http_roles import Load
-from bench.measure import AT_ONCE, WARMUP_STEPS, Server, Timing, arguments_of, measure_sync, run_bench, run_on_fast_loop
+from bench.measure import (
+    AT_ONCE,
+    DATABASE,
+    WARMUP_STEPS,
+    Server,
+    Timing,
+    arguments_of,
+    measure_sync,
+    run_bench,
+    run_on_fast_loop,
+)
 from bench.peer_processes import (
     ARGUMENTS,
     PEERS,
@@ -269,13 +279,14 @@ class Comparison:
     async def _count(self, name: str, running: Running) -> None:
         await self._settle()
         await asyncio.sleep(STATISTICS_S)
-        before, files_before = await self._facts(), running.stored_bytes()
+        database = DATABASE if name == OURS else f"peer_{name.lower()}"
+        before, files_before = await self._facts(database), running.stored_bytes()
         try:
             found = await asyncio.to_thread(running.measure, "call", COUNTED_AT_ONCE, max(1.0, self.scale.seconds))
         except (PeerMissing, OSError, RuntimeError, ValueError):
             return
         await asyncio.sleep(STATISTICS_S)
-        after, files = await self._facts(), running.stored_bytes()
+        after, files = await self._facts(database), running.stored_bytes()
         steps = found["steps"] + WARMUP_STEPS * COUNTED_AT_ONCE  # the warm-up's too
         commits, stored, wal = ((b - a) / steps for a, b in zip(before, after, strict=True))
         if running.files is None:
@@ -283,12 +294,14 @@ class Comparison:
         else:
             self.counted.append(Counted(name, None, (files - files_before) / steps, None))
 
-    async def _facts(self) -> tuple[float, float, float]:
+    async def _facts(self, database: str) -> tuple[float, float, float]:
+        """Of this database alone: the others are idle, but look for work now and then. WAL is the whole server's."""
         async with measuring_session(self.server.observer_url) as session:
             row = await session.fetchrow(
-                "SELECT (SELECT sum(xact_commit) FROM pg_stat_database)::float AS commits,"
-                " (SELECT sum(pg_database_size(oid)) FROM pg_database)::float AS stored,"
+                "SELECT xact_commit::float AS commits, pg_database_size(datid)::float AS stored,"
                 " pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float AS wal"
+                " FROM pg_stat_database WHERE datname = $1",
+                database,
             )
             assert row is not None
             return row["commits"], row["stored"], row["wal"]
