@@ -27,11 +27,13 @@ A log that lost signed entries begins anew as ORIGIN/epoch-2, with the same key:
  6. Payloads are missing only where a covered erasure says so. A bundle of one tenant may withhold other tenants'
     artifacts on system streams: what is withheld vouches for nothing, and is counted.
  7. Entries without a leaf come last, on system streams only. Whether they hang together is told apart.
+ 8. A bundle that was exported with blobs has, under its digest, every blob that a covered entry refers to. Sealed ones
+    are compared as they are. Of a bundle without them the blobs are counted as not checked.
 
 Left to `tga verify --file`, which does all of this too: that older heads continue one another and those that you kept,
 that JSON of callers and tools is canonical, that no key is of small order, that changes of a run's state fit what is
-there, flat memory (here 1 KB a stream), and what a bundle cannot show. Left to `tga verify --all`, which has the
-database: claims, attempts, execution checkpoints, entries without a leaf.
+there, flat memory (here 1 KB a stream or blob), and what a bundle cannot show. Left to `tga verify --all`, which has
+the database: claims, attempts, execution checkpoints, entries without a leaf.
 """
 
 # fmt: off
@@ -319,6 +321,15 @@ CALL = ("server_id", "tool_name", "idempotency_key", "tool_class", "arguments")
 UNBORN = {"number": 0, "digest": "0" * 64, "state": "", "artifact": None, "payloads": "0" * 64, "present": 0,
           "missing": 0, "broken": False, "erased": False, "tenant": "default", "call": None, "call_id": None,
           "journal": None, "begun_by": None}
+def referred(name: str, artifact: Json) -> list[Json]:
+    """The blobs that an artifact refers to, each with its digest and size."""
+    if name == "procedure_registration":
+        return [source for one in [artifact.get("program_source")] if one for source in (one, *one["files"])]
+    request = artifact["request"] if name == "run_intent" else {}
+    values = [artifact.get(field) for field in ("value", "input", "output")] if name.startswith("run_") else []
+    values += [request.get("context"), request.get("default")]
+    values += [one.get("value") for one in artifact.get("resolves", ())] if name == "run_resumption" else []
+    return [value["ref"] for value in values if type(value) is dict and value.get("tier") in ("artifact", "secret")]
 class Streams:
     """All streams through one another, in the order of the tree. The first wrong entry ends its stream."""
     def __init__(self, schemas: dict[str, Json], complete: bool, tenant: str | None, counts: Counter[str]) -> None:
@@ -331,6 +342,7 @@ class Streams:
         self.epochs: dict[str, list[Json]] = {}  # by stream; the log's are on system:default
         self.origins: dict[tuple[str, int], tuple[str, Journal | None] | None] = {}  # entries that forks go on from
         self.references: list[tuple[str, int, str, str, str]] = []  # where it stands; stream, field, digest there
+        self.blobs: dict[tuple[str, int], tuple[str, int]] = {}  # by digest and size: an entry that refers to it
     def document(self, raw: bytes, schema: str, bytes_max: int, **digest: str) -> Json:
         document, rules = parse(raw, bytes_max), self.schemas[schema]
         need(schema in FOREIGN or written(document) == raw, SCHEMA, f"the {schema} is not in canonical form")
@@ -378,6 +390,8 @@ class Streams:
             self.note(stream, number, name, artifact, known)
             if kind == "run":
                 self.follow(stream, number, name, artifact, payload or b"", entry, known)
+            for ref in referred(name, artifact) if self.is_covered else ():
+                self.blobs.setdefault((ref["sha256"], ref["size_bytes"]), (stream, number))
         else:
             known["call"] = known["call_id"] = known["journal"] = None  # what is missing cannot be compared with
             self.counts["payloads withheld"] += is_system
@@ -527,7 +541,8 @@ class Bundle:
         self.epochs, self.former = list[Json](), list[tuple[str, int, bytes]]()  # breaks; kept heads from before them
     def verify(self) -> None:
         self.attempt(self.findings, self.read_manifest)
-        for step in (self.verify_kept, self.verify_head, self.verify_entries) if not self.findings else ():
+        steps = (self.verify_kept, self.verify_head, self.verify_entries, self.verify_blobs)
+        for step in steps if not self.findings else ():
             self.attempt(self.findings, step)  # without manifest and schemas nothing can be judged
     def attempt(self, findings: list[Wrong], what: Callable[..., None], *arguments: Any) -> None:
         """What is wrong is a finding, at the stream and number that come first, if they do."""
@@ -558,7 +573,8 @@ class Bundle:
         is_known = said["format"] == "tga-bundle/1" and said["complete"] is (set(chosen) == {None})
         types = [type(said["created_at"]), type(said["tree"]["size"])]
         is_typed = types == [str, int] and {type(found) for found in chosen} <= {str, type(None)}
-        need(is_known and is_typed, BUNDLE, "no manifest that is known here")
+        self.has_blobs = said.get("blobs", False)
+        need(is_known and is_typed and type(self.has_blobs) is bool, BUNDLE, "no manifest that is known here")
         self.files, self.origin, self.complete, self.tenant = said["files"], said["origin"], said["complete"], chosen[0]
         self.size, self.root = said["tree"]["size"], base64(said["tree"]["root"], 32)
         self.roots: dict[int, tuple[bytes, str]] = {}  # by size: what was signed, and the code when it is not so
@@ -654,6 +670,22 @@ class Bundle:
             root = reduce(lambda right, left: node(left[1], right), self.services[-2::-1], self.services[-1][1])
             self.is_known = root == self.roots[index + 1][0]
             need(self.is_known, self.roots[index + 1][1], f"an entry up to leaf {index} is not what was signed")
+    def verify_blobs(self) -> None:
+        for (digest, size), place in self.streams.blobs.items():
+            if self.has_blobs:
+                self.attempt(self.findings, self.verify_blob, *place, digest, size)
+            self.counts["blobs" if self.has_blobs else "blobs not checked"] += 1
+            need(len(self.findings) < FINDINGS_MAX, BUNDLE, "stopped: there may be more findings")
+    def verify_blob(self, stream: str, number: int, digest: str, size: int) -> None:
+        """In pieces, and never more of them than there should be."""
+        path, found, left = self.folder / "blobs" / digest[:2] / digest, hashlib.sha256(), size + 1
+        need(path.is_file() or not path.exists(), "BLOB_DAMAGED", f"blob {digest} is no file")
+        need(path.exists(), "BLOB_NOT_FOUND", f"blob {digest} is not in the bundle")
+        with path.open("rb") as file:
+            while left and (piece := file.read(min(left, 1 << 18))):
+                found.update(piece)
+                left -= len(piece)
+        need(left == 1 and found.hexdigest() == digest, "BLOB_DAMAGED", f"the bytes are not those of blob {digest}")
 def main() -> int:
     try:
         folder, key, *heads = [argument for argument in sys.argv[1:] if argument != "--json"]

@@ -12,9 +12,10 @@ from typing import Self
 from app.cli.installation import SCHEMAS
 from app.core.canonical import canonical_bytes, parse_object
 from app.core.errors import BundleInvalid
-from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_STREAMS_IN_MEMORY_MAX
-from app.domain.ledger.checks import EntryPlace, Erased, Kinds, Origin, Reference, Standing
+from app.core.limits import BLOB_PIECE_BYTES, BUNDLE_LINE_BYTES_MAX, BUNDLE_STREAMS_IN_MEMORY_MAX
+from app.domain.ledger.checks import EntryPlace, Erased, Kinds, Origin, Reference, ReferredBlob, Standing
 from app.domain.log.bundle import MANIFEST
+from app.domain.log.bundled_blobs import missing_from_bundle
 
 
 class FolderFiles:
@@ -43,6 +44,18 @@ class FolderFiles:
         except OSError as error:
             raise self._unreadable(name, error) from None
 
+    def pieces(self, name: str, *, bytes_max: int) -> Iterator[bytes]:
+        try:
+            with self._file(name).open("rb") as file:
+                while bytes_max > 0 and (piece := file.read(min(BLOB_PIECE_BYTES, bytes_max))):
+                    self._seen(len(piece))
+                    bytes_max -= len(piece)
+                    yield piece
+        except FileNotFoundError:
+            raise missing_from_bundle(name.rpartition("/")[2]) from None
+        except OSError as error:
+            raise self._unreadable(name, error) from None
+
     def _file(self, name: str) -> Path:
         path = self._folder / name
         if path.exists() and not path.is_file():  # a pipe would never end
@@ -55,6 +68,37 @@ class FolderFiles:
         return BundleInvalid(f"{name} cannot be read", found=error.strerror)
 
 
+class BlobList:
+    """Blobs to which entries refer, each once for every tenant and size that is said of it, on disk."""
+
+    def __init__(self, disk: sqlite3.Connection | None = None) -> None:
+        self._disk = disk or sqlite3.connect("", isolation_level=None)
+        self._disk.executescript(
+            """
+            PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
+            CREATE TABLE blobs (tenant TEXT, sha256 TEXT, size INTEGER, sealed INTEGER, stream TEXT, number INTEGER,
+                                PRIMARY KEY (sha256, size, tenant)) WITHOUT ROWID;
+            """
+        )
+
+    def add(self, place: EntryPlace, blob: ReferredBlob, *, tenant: str = "") -> None:
+        self._disk.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?, ?, ?, ?, ?)", (tenant, *blob, *place))
+
+    def all(self) -> Iterator[tuple[EntryPlace, ReferredBlob]]:
+        for _, place, blob in self.by_tenant():
+            yield place, blob
+
+    def by_tenant(self) -> Iterator[tuple[str, EntryPlace, ReferredBlob]]:
+        for tenant, sha256, size, sealed, stream, number in self._disk.execute("SELECT * FROM blobs"):
+            yield tenant, EntryPlace(stream, number), ReferredBlob(sha256, size, bool(sealed))
+
+    def count(self) -> int:
+        return int(self._disk.execute("SELECT count(*) FROM blobs").fetchone()[0])
+
+    def close(self) -> None:
+        self._disk.close()
+
+
 class DiskMemory:
     """The StreamMemory on disk: a temporary database that vanishes with it, in front of it what was used last."""
 
@@ -65,6 +109,7 @@ class DiskMemory:
         self._has_origins = False  # most bundles have none
         # An empty name: a private file, removed when it is closed; little of it is kept in memory.
         self._disk = sqlite3.connect("", isolation_level=None)
+        self._blobs = BlobList(self._disk)
         self._disk.executescript(
             """
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
@@ -141,6 +186,12 @@ class DiskMemory:
     def references(self) -> Iterator[Reference]:
         for stream, number, referred, what, digest in self._disk.execute("SELECT * FROM refs ORDER BY rowid"):
             yield Reference(EntryPlace(stream, number), referred, what, digest)
+
+    def remember_blob(self, place: EntryPlace, blob: ReferredBlob) -> None:
+        self._blobs.add(place, blob)
+
+    def blobs(self) -> Iterator[tuple[EntryPlace, ReferredBlob]]:
+        return self._blobs.all()
 
     def _spill(self, stream: str, standing: Standing) -> None:
         self._disk.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (stream, standing.to_bytes()))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Protocol, Self
 
 import typer
 from rich.console import Console
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from app.cli.bundle_files import own_schemas
 from app.cli.installation import VERIFIER, own_command
 from app.cli.running import AsJson, checked_run_id, checked_trace_id, context_of, refuse, run
-from app.cli.showing import counted, output, print_json
+from app.cli.showing import counted, output, print_json, printable
 from app.clock import SystemClock
 from app.core.errors import BundleInvalid, SettingInvalid, StoreUnfit, TgaError
 from app.core.limits import BUNDLE_LINE_BYTES_MAX, BUNDLE_MANIFEST_BYTES_MAX
@@ -42,6 +42,9 @@ from app.postgres.export import PostgresExport, open_export, wait_until_erasures
 from app.postgres.migrate import load_status
 from app.postgres.sessions import Sessions
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.cli.stored_blobs import CopiedBlobs, StoredBlobs
 
 UNFINISHED: Final = "unfinished.json"  # what is being exported, until the manifest stands
 _PROGRESS_EVERY: Final = 256
@@ -83,14 +86,22 @@ def export_bundle_command(
             "--run", metavar="ID", help="Only this run, and the traces and runs that it names.", callback=checked_run_id
         ),
     ] = None,
+    with_blobs: Annotated[
+        bool, typer.Option("--blobs", help="With the blobs that runs and programs refer to, as they are stored.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Finish an export that was interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a bundle of the ledger that anyone can verify offline: entries, artifacts, proofs, heads, keys, schemas."""
+    """Write a bundle of the ledger that anyone can verify offline: entries, artifacts, proofs, heads, keys, schemas.
+
+    With --blobs also the bytes beside the ledger to which the entries refer; sealed ones stay sealed. Exit 1 if the
+    store lacks any, or has other bytes under its digest: the bundle then has the others.
+    """
     if trace_id is not None and run_id is not None:
         refuse("name a trace or a run, not both")
     wanted = Filter(since=since, until=until, tenant=tenant, trace_id=trace_id, run_id=run_id)
-    run(export_command(context_of(context).settings, folder, wanted=wanted, resume=resume, as_json=as_json))
+    settings = context_of(context).settings
+    run(export_command(settings, folder, wanted=wanted, with_blobs=with_blobs, resume=resume, as_json=as_json))
 
 
 async def export_command(
@@ -98,16 +109,18 @@ async def export_command(
     folder: Path,
     *,
     wanted: Filter | None = None,
+    with_blobs: bool = False,
     resume: bool = False,
     as_json: bool = False,
 ) -> bool:
     """Write a bundle of the ledger into `folder`; with `resume`, finish an interrupted one, up to its own tree.
 
-    False when payloads are missing from it and the head that it goes up to does not cover their erasure: the bundle is
-    written, and whoever verifies it is told that they are missing.
+    False when payloads are missing from it and the head that it goes up to does not cover their erasure, or when blobs
+    are missing: the bundle is written, and whoever verifies it is told that they are missing.
     """
     with _files_explained(folder):
-        wanted, size = _begin(folder, wanted or Filter(), resume=resume)
+        wanted, size, with_blobs = _begin(folder, wanted or Filter(), with_blobs=with_blobs, resume=resume)
+        blobs = _open_blobs(settings) if with_blobs else None
         async with open_database(settings.home, settings.database_url, make=False) as database:
             if (await load_status(database.admin_url)).pending:
                 raise StoreUnfit("the database's schema is not up to date", remedy="Run `tga db migrate` first.")
@@ -115,21 +128,38 @@ async def export_command(
                 if size is None:
                     await wait_until_erasures_are_covered(sessions)
                 async with open_export(sessions, wanted, size=size) as export:
-                    manifest = await write_bundle(folder, export, wanted)
-    _tell(folder, manifest, unexplained=len(export.unexplained), as_json=as_json)
-    return not export.unexplained
+                    manifest = await write_bundle(folder, export, wanted, blobs)
+    copied = None if blobs is None else blobs.copied
+    _tell(folder, manifest, unexplained=len(export.unexplained), copied=copied, as_json=as_json)
+    return not export.unexplained and (copied is None or not copied.lacking)
 
 
-async def write_bundle(folder: Path, export: PostgresExport, wanted: Filter) -> Manifest:
+class ExportedBlobs(Protocol):
+    """The blobs to which the lines of a bundle refer."""
+
+    def note_line(self, line: EntryLine) -> None: ...
+
+    async def copy_into(self, folder: Path) -> None: ...
+
+
+async def write_bundle(
+    folder: Path, export: PostgresExport, wanted: Filter, blobs: ExportedBlobs | None = None
+) -> Manifest:
     """Everything but the manifest, made durable; then the manifest, at once or not at all."""
     head = export.signed.head
-    unfinished = {"format": FORMAT, "size": head.size, "filter": asdict(wanted)}
+    unfinished = {"format": FORMAT, "size": head.size, "filter": asdict(wanted), "blobs": blobs is not None}
     _write_whole(folder / UNFINISHED, json.dumps(unfinished).encode("utf-8"))
     files: dict[str, FileFacts] = {}
-    with _Written.resumed(folder / ENTRIES, export.note) as entries, _progress(head.size) as advance:
+
+    def note(line: EntryLine) -> None:
+        export.note(line)
+        if blobs is not None:
+            blobs.note_line(line)
+
+    with _Written.resumed(folder / ENTRIES, note) as entries, _progress(head.size) as advance:
         async for line in export.entries(from_index=entries.next_index):
             entries.write(line.to_line())
-            export.note(line)
+            note(line)
             if line.leaf_index is not None and line.leaf_index % _PROGRESS_EVERY == 0:
                 advance(line.leaf_index)
         files[ENTRIES] = entries.finish()
@@ -143,14 +173,23 @@ async def write_bundle(folder: Path, export: PostgresExport, wanted: Filter) -> 
     for name, raw in small.items():
         _write_whole(folder / name, raw)
         files[name] = FileFacts.of(raw)
-    manifest = Manifest(SystemClock().now(), head.origin, head.size, head.root, export.wanted, files)
+    if blobs is not None:
+        await blobs.copy_into(folder)
+    now, has_blobs = SystemClock().now(), blobs is not None
+    manifest = Manifest(now, head.origin, head.size, head.root, export.wanted, files, has_blobs)
     _write_whole(folder / MANIFEST, manifest.to_bytes())
     (folder / UNFINISHED).unlink()
     return manifest
 
 
-def _begin(folder: Path, wanted: Filter, *, resume: bool) -> tuple[Filter, int | None]:
-    """What to export and up to which size; None: up to the newest head."""
+def _open_blobs(settings: Settings) -> StoredBlobs:
+    from app.cli.stored_blobs import StoredBlobs  # with the configuration, and all kinds of documents: few need them
+
+    return StoredBlobs.open(settings)
+
+
+def _begin(folder: Path, wanted: Filter, *, with_blobs: bool, resume: bool) -> tuple[Filter, int | None, bool]:
+    """What to export, up to which size (None: up to the newest head), and whether with blobs."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (folder / MANIFEST).exists():
         raise SettingInvalid(f"{folder} holds a finished bundle", expected="another folder")
@@ -159,18 +198,20 @@ def _begin(folder: Path, wanted: Filter, *, resume: bool) -> tuple[Filter, int |
             raise SettingInvalid(
                 f"{folder} is not empty", remedy="Name another folder, or finish what is there with --resume."
             )
-        return wanted, None
+        return wanted, None, with_blobs
     if not (folder / UNFINISHED).exists():
         raise SettingInvalid(f"{folder} holds no unfinished export", remedy="Start one without --resume.")
     try:
         with (folder / UNFINISHED).open("rb") as file:
             said = json.loads(file.read(BUNDLE_MANIFEST_BYTES_MAX))
-        begun, size = Filter(**said["filter"]), int(said["size"])
+        begun, size, had_blobs = Filter(**said["filter"]), int(said["size"]), said.get("blobs") is True
     except (ValueError, KeyError, TypeError):
         raise BundleInvalid(f"{UNFINISHED} cannot be read", remedy="Start anew in another folder.") from None
     if wanted not in (Filter(), begun):
         raise SettingInvalid("the unfinished export has another filter", expected=begun, found=wanted)
-    return begun, size
+    if with_blobs and not had_blobs:
+        raise SettingInvalid("the unfinished export is one without blobs", remedy="Start anew in another folder.")
+    return begun, size, had_blobs
 
 
 @dataclass(slots=True)
@@ -253,21 +294,27 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda completed: progress.update(task, completed=completed)
 
 
-def _tell(folder: Path, manifest: Manifest, *, unexplained: int, as_json: bool) -> None:
+def _tell(folder: Path, manifest: Manifest, *, unexplained: int, copied: CopiedBlobs | None, as_json: bool) -> None:
     entries = manifest.files[ENTRIES].lines
     if as_json:
-        told = {
+        told: dict[str, Any] = {
             "folder": str(folder),
             "complete": manifest.complete,
             "entries": entries,
             "tree_size": manifest.tree_size,
             "traces_erased_after_head": unexplained,
         }
+        if copied is not None:
+            lacking = [str(error) for error in copied.told]
+            told["blobs"] = {"copied": copied.blobs, "bytes": copied.size_bytes, "lacking": copied.lacking}
+            told["blobs_lacking"] = lacking
         print_json(told)
         return
     kind = "complete" if manifest.complete else "partial"
     wrote = counted(entries, "entry", "entries")
     output.print(f"Wrote {wrote} to {folder}: a {kind} bundle, up to tree size {manifest.tree_size:,}.")
+    if copied is not None:
+        _tell_of_blobs(copied)
     if unexplained:
         erased = counted(unexplained, "stream was", "streams were")
         output.print(
@@ -277,6 +324,18 @@ def _tell(folder: Path, manifest: Manifest, *, unexplained: int, as_json: bool) 
     quoted, python, verifier = (shlex.quote(str(path)) for path in (folder, sys.executable, VERIFIER))
     output.print(f"Verify it anywhere: {own_command()} verify --file {quoted} --key PUB", markup=False)
     output.print(f"Or with one file that has none of our code: {python} {verifier} {quoted} PUB", markup=False)
+
+
+def _tell_of_blobs(copied: CopiedBlobs) -> None:
+    output.print(f"With {counted(copied.blobs, 'blob')}, {copied.size_bytes:,} bytes.")
+    for error in copied.told:
+        output.print(f"[bold red]✗[/] [red]{error.code}[/]", end="  ")
+        output.print(printable(f"{error.stream}, entry {error.sequence_number}: {error.what}"), markup=False)
+    if copied.lacking:
+        output.print(
+            f"[bold red]✗[/] {counted(copied.lacking, 'blob')} could not be copied: the bundle says so to whoever "
+            "verifies it. Restore what the store lacks, and export again into another folder."
+        )
 
 
 @contextmanager

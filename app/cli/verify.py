@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from app.cli.blob_checking import UncheckedBlobs, VerifiedBlobs, blobs_in_words, open_referred_blobs, unchecked_in_words
 from app.cli.concerned_call import ConcernedCall
 from app.cli.held_heads import load_held
 from app.cli.running import AsJson, MaybeStream, context_of, refuse, run, stream_of
@@ -22,6 +23,7 @@ from app.core.errors import RunNotFound, StoreUnfit, TgaError, TraceNotFound
 from app.core.note import VerifierKey, open_note
 from app.domain.ledger.checks import Epoch, Report
 from app.domain.ledger.verification import verify_ledger
+from app.domain.log.bundled_blobs import BlobReport
 from app.domain.log.epochs import is_lost, keys_for, origins_of, verify_former
 from app.domain.log.forensics import Diagnosis, HeldHead, Unlogged, examine_tree, find_unlogged
 from app.domain.log.heads import fits
@@ -43,7 +45,7 @@ from app.settings import Settings
 class _Out(Protocol):
     def finding(self, error: TgaError, call: ConcernedCall | None) -> None: ...
 
-    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch]) -> None: ...
+    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch], blobs: BlobReport) -> None: ...
 
 
 def add_to(application: typer.Typer) -> None:
@@ -64,6 +66,9 @@ def verify_command(
     head: Annotated[
         list[Path] | None, typer.Option("--head", help="A tree head or receipt that was kept; may be repeated.")
     ] = None,
+    with_blobs: Annotated[
+        bool, typer.Option("--blobs", help="Also read and hash the blobs that entries refer to; of a bundle: insist.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong.
@@ -72,21 +77,27 @@ def verify_command(
     names: a truncated, deleted, changed, forked or restored log is told apart, and since when it cannot be trusted.
     With --file an exported bundle, and with --receipt one receipt, is judged by --key alone: the log's public key, as
     `tga keys show log` prints it.
+
+    With --blobs the bytes beside the ledger to which entries refer are read from the store and compared with their
+    digests. A bundle that was exported with blobs is always judged with them; with --blobs one without is refused.
     """
     heads = head or []
     if (trace_id is not None) + everything + (file is not None) + (receipt is not None) != 1:
         refuse("name one trace or run, or say --all, --file or --receipt")
     if receipt is not None:
+        if with_blobs:
+            refuse("--blobs goes with a run, --all or --file")
         if key is None or heads:
             refuse("--receipt needs --key: the log's public key, from somewhere else than the receipt")
         run(verify_receipt_command(receipt, key, as_json=as_json))
     if file is not None:
         if key is None:
             refuse("--file needs --key: the log's public key, from somewhere else than the bundle")
-        run(verify_bundle_command(file, key, heads=heads, as_json=as_json))
+        run(verify_bundle_command(file, key, heads=heads, with_blobs=with_blobs, as_json=as_json))
     if not everything and (heads or key is not None):
         refuse("--head and --key go with --all or --file")
-    run(verify(context_of(context).settings, trace_id, as_json=as_json, heads=heads, key=key))
+    settings = context_of(context).settings
+    run(verify(settings, trace_id, as_json=as_json, heads=heads, key=key, with_blobs=with_blobs))
 
 
 async def verify(
@@ -97,6 +108,7 @@ async def verify(
     heads: Sequence[Path] = (),
     key: str | None = None,
     with_memory: bool = True,
+    with_blobs: bool = False,
 ) -> bool:
     """True when everything that was looked at is sound. Without a trace the tree is compared too: with the heads in
     these files (signed notes or receipts), with what the signer remembers (unless that is not wanted), and with the
@@ -109,6 +121,7 @@ async def verify(
     keys, held = load_held(settings, heads, key) if stream is None else ([], [])
     held = held if with_memory else []
 
+    blobs: VerifiedBlobs = open_referred_blobs(settings) if with_blobs else UncheckedBlobs()
     unlogged: list[TgaError] = []  # of streams that the tree should hold and does not
     async with open_database(settings.home, settings.database_url, make=False) as database:
         if not (await load_status(database.admin_url)).applied:
@@ -118,7 +131,7 @@ async def verify(
             async with open_reader(sessions, stream=stream) as reader:
                 with _progress() as progress:
                     task = progress.add_task("verifying", total=reader.count_streams())
-                    async for error in verify_ledger(reader, kinds, report):
+                    async for error in verify_ledger(reader, kinds, report, on_blob=blobs.note):
                         out.finding(error, await calls.of(error))
                         broken.add(error)
                         progress.update(task, completed=report.streams)
@@ -133,13 +146,15 @@ async def verify(
                     )
                 else:
                     unlogged = [error async for error in find_unlogged(tree, Unlogged(), stream)]
+            async for error in blobs.findings(sessions, stream):
+                unlogged.append(error)
             for error in unlogged:
                 out.finding(error, await calls.of(error))
                 report.findings += 1
                 report.broken_streams += error.stream not in broken.first_entries
     if stream is not None and report.streams == 0:
         raise (RunNotFound if RUN.has(stream) else TraceNotFound)("nothing is stored about it", stream=stream)
-    out.end(report, diagnosis, epochs)
+    out.end(report, diagnosis, epochs, blobs.report)
     return report.findings == 0 and (diagnosis is None or diagnosis.is_sound)
 
 
@@ -236,7 +251,7 @@ class _Words:
             if value is not None:
                 self._console.print(f"    {label:<9}{value}", markup=False)
 
-    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch]) -> None:
+    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch], blobs: BlobReport) -> None:
         looked_at = f"{counted(report.streams, 'stream')}, {counted(report.entries, 'entry', 'entries')}"
         if report.findings == 0:
             self._console.print(f"[green]✓[/] {looked_at}: every digest, link, transition, claim and head is right.")
@@ -250,6 +265,8 @@ class _Words:
                 f"    - {counted(report.seals_unopened, 'sealed salt')} could not be opened: no sealing key is in "
                 "TGA_KEYS. Whether they are the right ones is not known."
             )
+        for sentence in (*blobs_in_words(blobs), *unchecked_in_words(blobs)):
+            self._console.print(sentence)
         if diagnosis is not None:
             self._tell(diagnosis)
         for epoch in epochs:
@@ -291,7 +308,7 @@ class _Json:
         print(self._separator + json.dumps(document), end="")  # noqa: T201
         self._separator = ",\n"
 
-    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch]) -> None:
+    def end(self, report: Report, diagnosis: Diagnosis | None, epochs: Sequence[Epoch], blobs: BlobReport) -> None:
         opening = self._separator if self._separator.startswith("{") else ""
         counts: dict[str, object] = {
             "streams": report.streams,
@@ -300,6 +317,8 @@ class _Json:
         }
         if report.seals_unopened:
             counts["seals_unopened"] = report.seals_unopened
+        if blobs != BlobReport():
+            counts["blobs"] = asdict(blobs)
         if diagnosis is not None:
             counts["tree"] = asdict(diagnosis)
         if epochs:

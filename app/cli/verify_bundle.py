@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from app.cli.blob_checking import blobs_in_words
 from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
 from app.cli.concerned_call import BundledCalls, ConcernedCall
 from app.cli.showing import counted, output, printable
-from app.core.errors import NoteInvalid, SettingInvalid, TgaError
+from app.core.errors import BundleInvalid, NoteInvalid, SettingInvalid, TgaError
 from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import Hash
 from app.core.note import PROOF_HEADER, TlogProof, VerifierKey, open_note
 from app.domain.ledger.checks import Epoch
 from app.domain.log.bundle import ENTRIES, HEADS
 from app.domain.log.bundle_verification import AfterHead, BundleReport, verify_bundle
+from app.domain.log.bundled_blobs import BlobReport
 from app.domain.log.epochs import keys_for
 from app.domain.log.heads import SignedHead, fits
 from app.domain.runs.verification import stream_checks
@@ -29,9 +32,12 @@ from app.domain.tga.transitions import TRACE
 _KEY: Final = "name+id+base64, or a file of them"
 
 
-async def verify_bundle_command(folder: Path, key: str, *, heads: Sequence[Path] = (), as_json: bool = False) -> bool:
-    """True when the bundle is sound. `key`: the log's verifier key, or a file of them, from another source. `heads`:
-    files with heads or receipts that were kept from this log."""
+async def verify_bundle_command(
+    folder: Path, key: str, *, heads: Sequence[Path] = (), with_blobs: bool = False, as_json: bool = False
+) -> bool:
+    """True when the bundle is sound; `with_blobs`: one that was exported without its blobs is not. `key`: the log's
+    verifier key, or a file of them, from another source. `heads`: files with heads or receipts that were kept from this
+    log."""
     keys, report = load_keys(key), BundleReport()
     held = [read_held(path, keys).head for path in heads]
     kinds = stream_checks()
@@ -44,6 +50,9 @@ async def verify_bundle_command(folder: Path, key: str, *, heads: Sequence[Path]
             files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas(), kinds=kinds, held=held
         ):
             out.finding(error, calls.of(error))
+        if with_blobs and report.manifest is not None and not report.manifest.blobs:
+            report.findings += 1
+            out.finding(BundleInvalid("the bundle was exported without blobs", remedy="Export it with --blobs."), None)
     out.end(report, calls)
     return report.is_sound
 
@@ -161,6 +170,8 @@ class _Words:
             )
             named = ", ".join(_counted(count, name) for name, count in checked(report).items() if count)
             output.print(f"Checked: {named}.", markup=False)
+            for sentence in blobs_in_words(report.blobs):
+                output.print(sentence)
             output.print("Schemas, digests, links, transitions, bindings, claims, signatures, inclusion, heads.")
         if report.manifest is None or report.findings:
             output.print(f"[bold red]✗[/] {counted(report.findings, 'finding')}: do not rely on this bundle.")
@@ -213,6 +224,7 @@ class _Json:
                 "findings": [finding_of(error, calls.of(error)) for error in report.after_head.findings],
             },
             "epochs": [epoch.document for epoch in report.streams.epochs],
+            **({} if report.blobs == BlobReport() else {"blobs": asdict(report.blobs)}),
             "unknown": report.unknown,
         }
         print(f"{opening}], " + json.dumps(rest)[1:])  # noqa: T201

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from app.core.digest import Digest
 from app.domain.runs.blobs import FoundBlob, TakenBlob
 from app.postgres.sessions import Sessions
+
+_REFERENCES: Final = """
+SELECT r.stream_no, h.stream, r.sequence_number, r.sha256, b.size_bytes
+  FROM tga.blob_refs r JOIN tga.heads h ON h.stream_no = r.stream_no
+  LEFT JOIN tga.blobs b ON b.tenant = r.tenant AND b.sha256 = r.sha256
+ WHERE (r.stream_no, r.sequence_number, r.sha256) > ($2::bigint, $3::bigint, $4::bytea)
+   AND ($1::text IS NULL OR r.stream_no = (SELECT o.stream_no FROM tga.heads o WHERE o.stream = $1))
+ ORDER BY r.stream_no, r.sequence_number, r.sha256 LIMIT $5
+"""
+_PAGE: Final = 1_000
+
+
+async def load_references(sessions: Sessions, stream: str | None) -> AsyncIterator[tuple[str, int, str, int]]:
+    """What entries and execution checkpoints refer to, as the store keeps it for collection: stream, entry, digest and
+    size. A reference whose blob has no row is left out: its artifact says the size."""
+    after: tuple[int, int, bytes] = (0, 0, b"")
+    while rows := await sessions.fetch(_REFERENCES, stream, *after, _PAGE):
+        for row in rows:
+            if row["size_bytes"] is not None:
+                yield row["stream"], row["sequence_number"], row["sha256"].hex(), row["size_bytes"]
+        after = rows[-1]["stream_no"], rows[-1]["sequence_number"], rows[-1]["sha256"]
 
 
 class PostgresBlobRows:

@@ -16,7 +16,7 @@ from app.core.digest import Digest
 from app.core.errors import RunErased, TgaError
 from app.domain.clock import Clock
 from app.domain.runs.engine.ports import LoadedRun
-from app.domain.runs.engine.work import blobs_of
+from app.domain.runs.referring import blobs_of
 from app.domain.runs.replay import RUN_DOCUMENTS
 from app.domain.runs.schedule import schedule_of
 from app.domain.runs.transitions import RUN

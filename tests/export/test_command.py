@@ -181,9 +181,9 @@ def test_an_export_does_not_write_over_anything(tmp_path: Path) -> None:
 
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SettingInvalid):
-        _begin(tmp_path, Filter(), resume=False)
+        _begin(tmp_path, Filter(), with_blobs=False, resume=False)
     with pytest.raises(SettingInvalid):
-        _begin(tmp_path, Filter(), resume=True)
+        _begin(tmp_path, Filter(), with_blobs=False, resume=True)
 
 
 def _started(world: World, *arguments: str) -> subprocess.Popen[bytes]:

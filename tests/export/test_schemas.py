@@ -154,7 +154,7 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 def test_the_stand_alone_verifier_is_one_short_file_that_begins_with_its_theory() -> None:
     text = TOOL.read_text()
-    assert text.count("\n") < 700
+    assert text.count("\n") < 750
     theory = text.split('"""')[1]
     assert "Theory." in theory
     assert all(f"\n {step}. " in theory for step in range(1, 8))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
-from app.cli.export import write_bundle
+from app.cli.export import ExportedBlobs, write_bundle
 from app.clock import SystemClock
 from app.core.ed25519 import key_id_of
 from app.core.note import VerifierKey
@@ -156,10 +156,17 @@ class World:
             rationale=rationale,
         )
 
-    async def export(self, folder: Path, wanted: Filter | None = None, *, size: int | None = None) -> Manifest:
+    async def export(
+        self,
+        folder: Path,
+        wanted: Filter | None = None,
+        *,
+        size: int | None = None,
+        blobs: ExportedBlobs | None = None,
+    ) -> Manifest:
         folder.mkdir(exist_ok=True)
         async with open_export(self.sessions, wanted or Filter(), size=size) as export:
-            return await write_bundle(folder, export, wanted or Filter())
+            return await write_bundle(folder, export, wanted or Filter(), blobs)
 
 
 async def run_ledger(world: World) -> None:

@@ -6,7 +6,7 @@ app/domain/ledger/verification.py has the theory and the steps; the numbers here
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -73,6 +73,14 @@ class EntryPlace(NamedTuple):
 
     stream: str
     sequence_number: int
+
+
+class ReferredBlob(NamedTuple):
+    """Bytes beside the ledger to which an entry refers by their digest; `is_sealed`: only a key opens them."""
+
+    sha256: str
+    size_bytes: int
+    is_sealed: bool = False
 
 
 class Origin(NamedTuple):
@@ -186,6 +194,10 @@ class KindChecks:
         """Whether the row's place in the tree matters to the checks: if so, the feed looks it up."""
         return False
 
+    def blobs_in(self, record: AnyRecord) -> Iterable[ReferredBlob]:
+        """The bytes beside the ledger to which the record refers."""
+        return ()
+
     def origin_of(self, artifact: bytes) -> EntryPlace | None:
         """The entry of another stream from which a stream that begins with this artifact goes on."""
         return None
@@ -202,6 +214,7 @@ class KindChecks:
 
 
 Kinds = Mapping[str, KindChecks]  # by name
+NoteBlob = Callable[[EntryPlace, ReferredBlob], None]
 
 
 @dataclass(slots=True)

@@ -62,6 +62,7 @@ from app.domain.ledger.checks import (
     EntryPlace,
     Erased,
     Kinds,
+    NoteBlob,
     Origin,
     Reference,
     Report,
@@ -88,6 +89,7 @@ class Walk:
         self.report = report
         self.origins: dict[EntryPlace, Origin] = {}  # on which the next row rests
         self.references: list[Reference] = []  # that the last row made
+        self.on_blob: NoteBlob | None = None  # told of the bytes beside the ledger to which sound entries refer
 
     def begin(self, stream: str, stored: StoredStream | None = None) -> Standing:
         kind = self.kinds.get(kind_name(stream))
@@ -182,6 +184,9 @@ class Walk:
                 if at.is_sound and not at.payloads_missing:
                     at.own.fold(record)
                 at.own.verify(record, row, self)
+                if self.on_blob is not None:
+                    for blob in at.kind.blobs_in(record):
+                        self.on_blob(EntryPlace(at.stream, row.sequence_number), blob)
         except TgaError as error:
             yield at.finding(error, row.sequence_number)
             if at.is_ended:
@@ -327,9 +332,13 @@ def _recovery_errors(at: Standing, stored: StoredStream) -> Iterator[TgaError]:
         )
 
 
-async def verify_ledger(reader: LedgerReader, kinds: Kinds, report: Report) -> AsyncIterator[TgaError]:
-    """Every finding about what a database holds, as it is found; `report` counts along."""
+async def verify_ledger(
+    reader: LedgerReader, kinds: Kinds, report: Report, *, on_blob: NoteBlob | None = None
+) -> AsyncIterator[TgaError]:
+    """Every finding about what a database holds, as it is found; `report` counts along. `on_blob` is told of the bytes
+    beside the ledger to which entries refer: whether they are there is not looked at here."""
     walk = Walk(kinds, report)
+    walk.on_blob = on_blob
     async for stored in reader.streams():
         found = 0
         async for error in verify_stream(stored, walk, reader):

@@ -5,6 +5,7 @@
     heads.jsonl      signed tree heads, the smallest first; the last one is the bundle's tree
     keys.json        the log's verifier keys, for convenience: trust comes from the key that the reader brings
     schemas/         the JSON Schemas of all documents
+    blobs/           with `--blobs`: the bytes to which the entries refer, each under its digest
 
 A complete bundle holds every leaf of its tree, so that a reader rebuilds the tree. A partial one (a tenant, a trace, a
 run, a time) holds whole streams and the system streams they rest on, and every line proves that it is in the tree. The
@@ -192,6 +193,7 @@ class Manifest:
     tree_root: Hash
     filter: Filter = field(default_factory=Filter)
     files: Mapping[str, FileFacts] = field(default_factory=dict)
+    blobs: bool = False  # whether the bytes to which the entries refer go along, in files of their own
 
     @property
     def complete(self) -> bool:
@@ -215,6 +217,7 @@ class Manifest:
                 name: {"sha256": facts.sha256, "bytes": facts.bytes, "lines": facts.lines}
                 for name, facts in sorted(self.files.items())
             },
+            **({"blobs": True} if self.blobs else {}),
         }
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_INDENT_2)
 
@@ -237,6 +240,7 @@ class Manifest:
                 "origin": str(origin),
                 "tree": {"size": size, "root": str(root)},
                 "files": dict(files),
+                **more,
             } if _is_count(size) and len(files) <= BUNDLE_FILES_MAX and _is_text_or_absent(others.get("run_id")):
                 wanted = Filter(since, until, tenant, trace_id, others.get("run_id"))  # type: ignore[arg-type]
                 if wanted.is_everything != complete:
@@ -248,7 +252,10 @@ class Manifest:
                 for name in (ENTRIES, HEADS, KEYS):
                     if name not in facts:
                         raise BundleInvalid("the manifest lacks a file", expected=name)
-                return cls(created_at, origin, size, _hash(root), wanted, facts)  # type: ignore[arg-type]
+                if not isinstance(more.get("blobs", False), bool):
+                    raise BundleInvalid("the manifest says something else about blobs", expected="true or false")
+                has_blobs = more.get("blobs") is True
+                return cls(created_at, origin, size, _hash(root), wanted, facts, has_blobs)  # type: ignore[arg-type]
         raise BundleInvalid("the manifest lacks fields, or they are of the wrong type")
 
 

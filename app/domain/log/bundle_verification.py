@@ -9,7 +9,8 @@ is the only way by which anything in a bundle is vouched for. In this order:
 4. The covered entries come first. Each has its place in the tree, and in its stream: schema, sequence, chain and
    digest, transition, binding, then signature and claim. It rests on covered entries before it, and on nothing else.
 5. A payload is missing only where a covered erasure says so, or where the bundle of one tenant withholds another's.
-6. Entries that the head does not cover come last, and only on system streams. They are judged after all the others,
+6. Blobs to which covered entries refer are what they say, if the bundle was exported with them.
+7. Entries that the head does not cover come last, and only on system streams. They are judged after all the others,
    and what is found about them is told apart: nothing rests on them.
 
 Proves that the covered entries hang together and are exactly those that the log's key signed. What it cannot prove is
@@ -38,13 +39,14 @@ from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verif
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
 from app.domain.ledger.checks import Kinds, Report
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
+from app.domain.log.bundled_blobs import BlobFiles, BlobReport, verify_blobs
 from app.domain.log.epochs import base_of, keys_for, verify_epochs, verify_former
 from app.domain.log.streams import BundleWalk, StreamMemory
 
 _FORK: Final = rb"forked_from\":{"  # as a line writes it, in a text within a text
 
 
-class BundleFiles(Protocol):
+class BundleFiles(BlobFiles, Protocol):
     """The files of a bundle, by the names of its manifest. BundleInvalid where one is missing or no file."""
 
     def read(self, name: str, *, bytes_max: int) -> bytes: ...
@@ -74,6 +76,7 @@ class BundleReport:
     heads_signed: int = 0
     findings: int = 0
     after_head: AfterHead = field(default_factory=AfterHead)
+    blobs: BlobReport = field(default_factory=BlobReport)
     unknown: list[str] = field(default_factory=list)
 
     @property
@@ -135,6 +138,7 @@ def verify_bundle(
         _verify_held(walk),
         _verify_heads(walk),
         _verify_entries(walk),
+        verify_blobs(memory.blobs(), files, report.blobs, has_blobs=manifest.blobs),
     )
     for part in parts:
         for finding in part:
@@ -428,13 +432,26 @@ def _unknown(walk: _Verification) -> Iterator[str]:
             f"What {report.streams.runs_unfolded} forks go on from: their sources are not in the bundle, or erased. "
             "Links and digests of the forks were compared, their journals were not folded."
         )
+    if report.blobs.unchecked:
+        yield (
+            f"Whether {report.blobs.unchecked} blobs to which entries refer are still there, and what they hold: the "
+            "bundle was exported without blobs. Their digests stand in the entries."
+        )
+    if report.blobs.sealed:
+        yield (
+            f"What {report.blobs.sealed} sealed values are: their sealed bytes are those that the entries refer to; "
+            "only the gateway's sealing key opens them."
+        )
     if report.streams.signatures_by_retired_keys:
         yield (
             f"Why {report.streams.signatures_by_retired_keys} decisions are signed by keys that were retired before "
             "them: a gateway takes such a decision only if both happen at the same moment."
         )
     if report.streams.payloads_erased:
-        yield f"{report.streams.payloads_erased} payloads were erased: their digests stand, what they said is gone."
+        yield (
+            f"{report.streams.payloads_erased} payloads were erased: their digests stand, what they said is gone, and "
+            "with it which blobs they alone referred to."
+        )
     if report.heads > report.heads_signed:
         yield (
             f"{report.heads - report.heads_signed} heads are signed by keys that were not given: their roots were "

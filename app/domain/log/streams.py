@@ -15,7 +15,17 @@ from typing import Protocol
 
 from app.core.digest import digest_of_bytes
 from app.core.errors import RecoveryFailed, SchemaViolation, SequenceGap, TgaError
-from app.domain.ledger.checks import EntryPlace, Erased, Kinds, Origin, Reference, Report, Standing, kind_name
+from app.domain.ledger.checks import (
+    EntryPlace,
+    Erased,
+    Kinds,
+    Origin,
+    Reference,
+    ReferredBlob,
+    Report,
+    Standing,
+    kind_name,
+)
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredEntry
 from app.domain.ledger.verification import Walk, missing_reference, reference_errors
@@ -49,6 +59,14 @@ class StreamMemory(Protocol):
 
     def references(self) -> Iterator[Reference]: ...
 
+    def remember_blob(self, place: EntryPlace, blob: ReferredBlob) -> None:
+        """The entry refers to it. Once is enough for each blob."""
+        ...
+
+    def blobs(self) -> Iterator[tuple[EntryPlace, ReferredBlob]]:
+        """Each once, with an entry that refers to it."""
+        ...
+
     def claim(self, key: str, stream: str) -> str:
         """The stream that claimed `key` first: this one, unless another did."""
         ...
@@ -72,6 +90,7 @@ class BundleWalk(Walk):
         self._memory = memory
         self._complete = complete
         self._lines = 0
+        self.on_blob = memory.remember_blob
 
     def claim_holder(self, claim: Claim, stream: str) -> str:
         return self._memory.claim(claim.key_digest(), stream)
@@ -108,6 +127,7 @@ class BundleWalk(Walk):
     def judge_after_head(self, line: EntryLine) -> Iterator[TgaError]:
         """As `judge`, when all covered lines were seen: continues the streams that vouch, and vouches for nothing."""
         self.is_covered = False
+        self.on_blob = None
         kind = self.kinds.get(kind_name(line.stream))
         if kind is not None and kind.vouches_for_others:
             yield from self._judge(line)

@@ -11,7 +11,7 @@ be none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from app.domain.ledger.checks import (
     KindChecks,
     Kinds,
     Reference,
+    ReferredBlob,
     Standing,
     StreamChecks,
     Walking,
@@ -32,6 +33,7 @@ from app.domain.ledger.checks import (
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream, Summary
 from app.domain.runs.checkpoints import SinceCheckpoint, verify_stored_checkpoint
 from app.domain.runs.documents import RunAnswer, RunIntent, RunStart
+from app.domain.runs.referring import referred_by
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, fold_planned
 from app.domain.runs.requests import ChildRequest, ToolRequest
 from app.domain.runs.transitions import RUN
@@ -77,6 +79,10 @@ class RunKind(KindChecks):
 
     def rests_on_order(self, row: StoredEntry) -> bool:
         return row.artifact is not None and SIGNED in row.artifact
+
+    def blobs_in(self, record: AnyRecord) -> Iterable[ReferredBlob]:
+        for ref, is_sealed in () if record.artifact is None else referred_by(record.artifact):
+            yield ReferredBlob(ref.sha256, ref.size_bytes, is_sealed)
 
     def origin_of(self, artifact: bytes) -> EntryPlace | None:
         if _FORKED not in artifact:

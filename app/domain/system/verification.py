@@ -7,15 +7,15 @@ stream that it erased.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from app.core.errors import RecoveryFailed, SignatureInvalid, TgaError
 from app.domain.identity import DEFAULT_TENANT
-from app.domain.ledger.checks import AnyRecord, Erased, KindChecks, Standing, StreamChecks, Walking
+from app.domain.ledger.checks import AnyRecord, Erased, KindChecks, ReferredBlob, Standing, StreamChecks, Walking
 from app.domain.ledger.stored import StoredEntry, StoredErasure, StoredStream
 from app.domain.system.decision_signer import Signed, verify_decision_signature
-from app.domain.system.documents import SYSTEM, Erasure, LogEpoch, SigningKey, SystemDocument
+from app.domain.system.documents import SYSTEM, Erasure, LogEpoch, ProcedureRegistration, SigningKey, SystemDocument
 from app.domain.system.log import SYSTEM_DOCUMENTS, KnownKey, verify_epoch, verify_names
 
 _KEY_TYPE: Final = b'"signing_key"'
@@ -105,6 +105,13 @@ class SystemKind(KindChecks):
 
     def begin(self, stored: StoredStream | None = None) -> StreamChecks:
         return _SystemStream(self._keys, self._epochs)
+
+    def blobs_in(self, record: AnyRecord) -> Iterable[ReferredBlob]:
+        source = record.artifact.program_source if isinstance(record.artifact, ProcedureRegistration) else None
+        if source is not None:
+            yield ReferredBlob(source.sha256, source.size_bytes)
+            for file in source.files:
+                yield ReferredBlob(file.sha256, file.size_bytes)
 
     def rests_on_order(self, row: StoredEntry) -> bool:
         return row.entry is not None and _KEY_TYPE in row.entry

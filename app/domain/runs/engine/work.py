@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from typing import Final, Literal
 
 from app.core.canonical import canonical_bytes
 from app.core.chain import Head
@@ -29,10 +29,11 @@ from app.domain.runs.documents import (
     WorkerName,
 )
 from app.domain.runs.engine.ports import LoadedRun
+from app.domain.runs.referring import blobs_of
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, fold_next, fold_planned
 from app.domain.runs.schedule import schedule_of
 from app.domain.runs.transitions import RUN
-from app.domain.runs.values import ArtifactValue, BlobReference, SecretValue, Value
+from app.domain.runs.values import ArtifactValue, SecretValue, Value
 from app.domain.runs.waiting import waiting_for
 
 _UNBORN: Final = Head.unborn(RUN)
@@ -260,18 +261,3 @@ class Work:
         if isinstance(artifact, RunIntent):
             return artifact.kind == "ask" or (artifact.kind == "tool" and artifact.due_at is not None)
         return artifact.answered_by.type in ("person", "timer")
-
-
-def blobs_of(artifact: RunDocument) -> Iterator[BlobReference]:
-    """What a document refers to in the blob store."""
-    values: list[Any] = [
-        artifact.__dict__.get("value"),
-        artifact.__dict__.get("input"),
-        artifact.__dict__.get("output"),
-    ]
-    if isinstance(artifact, RunIntent):
-        values += [getattr(artifact.request, "context", None), getattr(artifact.request, "default", None)]
-    values += [resolved.value for resolved in artifact.__dict__.get("resolves", ())]
-    for value in values:
-        if isinstance(value, ArtifactValue | SecretValue):
-            yield value.ref
