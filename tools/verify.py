@@ -135,6 +135,7 @@ RUN: dict[tuple[str, str], dict[str, str]] = {
     ("run_resumption", ""): dict.fromkeys(OPEN[3:], "SCHEDULED")}
 ANSWERED_BY = {"tool": ("tool", "operator", "timer"), "ask": ("person", "timer", "operator"), "sleep": ("timer",),
                "signal": ("signal", "timer"), "child": ("child",)}  # all else ends with a checkpoint
+BY_TIME = {"sleep": ("OK",), "ask": ("OK", "TIMEOUT"), "signal": ("TIMEOUT",), "tool": ("TIMEOUT",)}
 TAKEN, AHEAD, UNASKED = "RUN_POSITION_TAKEN", "RUN_POSITION_GAP", "RUN_ANSWER_UNASKED"
 class Journal:
     """What a run folds to: its attempt, what it waits for, and by scope the next position, whether the operation before
@@ -293,8 +294,11 @@ class Journal:
         begun, by = self.begun.get(path, [None, None, None, None, None, 0]), said["answered_by"]
         need(begun[0] == said["intent_digest"], UNASKED, f"nobody waits for this answer at {path}")
         need(by["type"] in ANSWERED_BY.get(begun[1], ()), UNASKED, f"a {begun[1]} is not answered so")
-        is_early = begun[1] == "tool" and by["type"] == "timer" and (begun[4] or "9") > said["answered_at"]
-        need(not is_early, UNASKED, "a tool call is answered by time when its own is over")
+        is_by_time, ends = by["type"] == "timer", BY_TIME.get(begun[1], ())
+        is_early = is_by_time and (begun[4] or "9") > said["answered_at"]
+        need(not is_early, UNASKED, f"a {begun[1]} is answered by time when its own is over")
+        is_fit = said["outcome"] in ends if is_by_time else said["outcome"] != "TIMEOUT"
+        need(is_fit, UNASKED, f"a {begun[1]} does not end so by time, or by anything else")
         wakes = state == "WAITING" and path in self.awaits and (self.wake == "ANY" or len(self.awaits) == 1)
         need(said["wakes"] == ("YES" if wakes else "NO"), CHECKSUM, "`wakes` does not agree with the journal")
         if by["type"] == "signal":

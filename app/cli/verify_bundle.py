@@ -21,7 +21,8 @@ from app.core.merkle import Hash
 from app.core.note import PROOF_HEADER, TlogProof, VerifierKey, open_note
 from app.domain.ledger.checks import Epoch
 from app.domain.log.bundle import ENTRIES, HEADS
-from app.domain.log.bundle_verification import AfterHead, BundleReport, verify_bundle
+from app.domain.log.bundle_report import AfterHead, BundleReport
+from app.domain.log.bundle_verification import verify_bundle
 from app.domain.log.bundled_blobs import BlobReport
 from app.domain.log.epochs import keys_for
 from app.domain.log.heads import SignedHead, fits

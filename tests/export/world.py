@@ -21,7 +21,8 @@ from app.clock import SystemClock
 from app.core.ed25519 import key_id_of
 from app.core.note import VerifierKey
 from app.domain.log.bundle import Filter, Manifest
-from app.domain.log.bundle_verification import BundleReport, verify_bundle
+from app.domain.log.bundle_report import BundleReport
+from app.domain.log.bundle_verification import verify_bundle
 from app.domain.log.heads import SignedHead, fits
 from app.domain.runs.documents import RunAnswer
 from app.domain.runs.verification import stream_checks

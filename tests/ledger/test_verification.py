@@ -25,7 +25,8 @@ from app.domain.ledger.checks import AnyRecord, KindChecks, Kinds, Report, Stand
 from app.domain.ledger.plans import Claim, Plan
 from app.domain.ledger.stored import ClaimedKey, LedgerReader, Referred, StoredCheckpoint, StoredEntry, StoredStream
 from app.domain.ledger.verification import verify_ledger
-from app.domain.log.bundle_verification import BundleReport, verify_bundle
+from app.domain.log.bundle_report import BundleReport
+from app.domain.log.bundle_verification import verify_bundle
 from app.domain.log.heads import fits
 from app.domain.runs.verification import stream_checks
 from app.postgres.database import Database

@@ -142,7 +142,7 @@ def answer(path: str, of: str, by: str = "tool", run_id: str = "r", **changed: A
         "value": inline("answer") if outcome == "OK" else None,
         "error": None if outcome == "OK" else WRONG,
         "answered_by": {"type": by, "id": "who"},
-        "answered_at": time_at(3),
+        "answered_at": time_at(60 if by == "timer" else 3),
         "signature": None,
     }
     return RunAnswer.made_of({**fields, **changed})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
-from app.core.errors import LockAcquireFailed, RunErased, StreamInUse
+from app.core.errors import LockAcquireFailed, RunErased, StreamInUse, TgaError
+from app.domain.ledger.plans import Ledger, Plan
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
 from tests.conftest import Admin
@@ -101,6 +103,62 @@ async def test_a_fork_that_comes_while_its_source_is_being_erased_waits_and_is_r
         await until_waiting(admin, 2)
     assert (await erasing, await forking) == ("erased", "refused")
     assert await admin.fetchval("SELECT count(*) FROM tga.heads WHERE stream = 'run:late'") == 0
+
+
+class ErasingBefore:
+    """A ledger of a gateway that is slow: `erasing` comes between what it has read for a fork and what it stores."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.erasing: Callable[[], Awaitable[None]] | None = None
+
+    async def commit(self, plan: Plan) -> None:
+        await self._erase()
+        await self._ledger.commit(plan)
+
+    async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
+        await self._erase()
+        return await self._ledger.commit_all(plans, needs)
+
+    async def _erase(self) -> None:
+        erasing, self.erasing = self.erasing, None
+        if erasing is not None:
+            await erasing()
+
+
+FENCE_AWAY = """
+CREATE OR REPLACE FUNCTION tga.erased_source(source text) RETURNS text LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, tga, pg_temp SET enable_seqscan = off AS 'BEGIN RETURN NULL; END'
+"""
+
+
+@pytest.mark.parametrize("generations", [1, 2, 3], ids=["source", "source_of_the_source", "its_source"])
+@pytest.mark.parametrize("is_fenced", [True, False], ids=["erased_source", "without_erased_source"])
+async def test_erased_source_refuses_a_fork_whose_source_was_erased_after_it_was_read(
+    database: Database, admin: Admin, generations: int, is_fenced: bool
+) -> None:
+    """No chance is left, and nothing else stands in the way: with the fence away the fork is stored, and rests on
+    nothing. What is compared is the fence alone."""
+    slow: list[ErasingBefore] = []
+
+    def wrap(ledger: Ledger) -> Ledger:
+        slow.append(ErasingBefore(ledger))
+        return slow[0]
+
+    url = database.gateway_url
+    async with open_engine(url, lease_ms=600_000) as first, open_engine(url, wrap=wrap, lease_ms=600_000) as second:
+        await completed(first, "run-1")
+        for n in range(2, generations + 1):  # each goes on from the one before, and has ended
+            assert await fork(first, f"run-{n - 1}", f"run-{n}", at=3 if n == 2 else 1) == "forked"
+            await first.engine.answering.cancel(f"run-{n}", "ada", by_type="person", rationale="enough")
+        if not is_fenced:
+            await admin.execute(FENCE_AWAY)
+        slow[0].erasing = partial(first.erase, "run-1")
+        told = await fork(second, f"run-{generations}", "late", at=3 if generations == 1 else 1)
+    assert slow[0].erasing is None
+    assert await admin.fetchval("SELECT count(*) FROM tga.erasures WHERE stream = 'run:run-1'") == 1
+    stored = await admin.fetchval("SELECT count(*) FROM tga.heads WHERE stream = 'run:late'")
+    assert (told, stored) == (("refused", 0) if is_fenced else ("forked", 1))
 
 
 async def until_waiting(admin: Admin, count: int) -> None:

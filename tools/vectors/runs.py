@@ -32,6 +32,7 @@ _EFFECT: Final[Json] = {
     "trace_id": TOOL_TRACE[0]["entry"]["trace_id"],
     "tool_effect_digest": TOOL_TRACE[-1]["entry"]["artifact_digest"],
 }
+_TIMED_SIGNAL: Final[Json] = {"expires_at": time_at(59000)}
 _TIMED_TOOL: Final[Json] = {
     "trace_id": TOOL_TRACE[0]["entry"]["trace_id"],
     "idempotency_key": "run:r/1",
@@ -132,7 +133,9 @@ def sound_runs() -> Iterator[Json]:
     gather.add("run_suspension", awaits=["1:1.1", "1:2.1"], wake="ALL")
     gather.add("run_answer", path="1:2.1", intent_digest=second, answered_by={"type": "person", "id": "ann"})
     timer = {"type": "timer", "id": "clock"}
-    gather.add("run_answer", path="1:1.1", intent_digest=first, answered_by=timer, wakes="YES")
+    gather.add(
+        "run_answer", path="1:1.1", intent_digest=first, answered_by=timer, answered_at=time_at(59000), wakes="YES"
+    )
     gather.add("run_attempt", attempt=2)
     gather.add("run_checkpoint", kind="gather", name="both", inner=2, attempt=2)
     yield sound("gather_that_waits_for_all", gather)
@@ -150,19 +153,22 @@ def sound_runs() -> Iterator[Json]:
     resolved.add("run_resumption", resolves=[word], frontier_digest=frontier({"": [2, False, False]}))
     yield sound("at_most_once_resolved_by_an_operator", resolved)
 
-    for kind, by in (
-        ("sleep", "timer"),
-        ("ask", "person"),
-        ("ask", "timer"),
-        ("signal", "timer"),
-        ("tool", "operator"),
+    person: Json = {"type": "person", "id": "ann"}
+    for kind, by, outcome in (
+        ("sleep", "timer", "OK"),
+        ("ask", "person", "OK"),
+        ("ask", "timer", "OK"),
+        ("signal", "timer", "TIMEOUT"),
+        ("tool", "operator", "OK"),
     ):
-        log, intent = waiting(kind)
-        log.add("run_answer", intent_digest=intent, answered_by={"type": by, "id": "who"}, wakes="YES")
+        log, intent = waiting(kind, **({"request": _TIMED_SIGNAL} if kind == "signal" else {}))
+        answered: Json = {"answered_by": {"type": by, "id": "who"}, "outcome": outcome}
+        at = time_at(59000 if by == "timer" else 3000)
+        log.add("run_answer", intent_digest=intent, wakes="YES", answered_at=at, **answered)
         yield sound(f"{kind}_answered_by_{by}", log)
     log, intent = waiting("ask")
-    person = {"type": "person", "id": "ann"}
-    log.add("run_answer", intent_digest=intent, answered_by=person, wakes="YES", outcome="TIMEOUT")
+    expired: Json = {"answered_by": {"type": "timer", "id": "expiry"}, "answered_at": time_at(59000)}
+    log.add("run_answer", intent_digest=intent, wakes="YES", outcome="TIMEOUT", **expired)
     yield sound("ask_that_timed_out", log)
 
     late_tool: Json = {"answered_by": {"type": "timer", "id": "expiry"}, "outcome": "TIMEOUT"}
@@ -363,6 +369,7 @@ def broken_folds() -> Iterator[Json]:
     timed, timed_intent = begun("tool", request=_TIMED_TOOL)
     timed_out = {**timed_out, "intent_digest": timed_intent, "answered_at": time_at(58999)}
     yield then("tool_that_times_out_before_its_time", UNASKED, "run_answer", timed, **timed_out)
+    yield from broken_times()
     yield then("awaited_twice", CHECKSUM, "run_suspension", log, awaits=["1", "1"])
     answered = copy.deepcopy(log)
     answered.add("run_answer", intent_digest=intent)
@@ -393,14 +400,14 @@ def broken_folds() -> Iterator[Json]:
     step, intent = begun("step")
     yield then("waits_for_a_step", TRANSITION, "run_suspension", step)
     yield then("step_that_is_answered", UNASKED, "run_answer", step, intent_digest=intent)
-    timer = {"type": "timer", "id": "clock"}
+    woken_by: Json = {"answered_by": {"type": "timer", "id": "clock"}, "answered_at": time_at(59000)}
     slept, intent = waiting()
-    yield then("wakes_nobody_who_waits_for_it", CHECKSUM, "run_answer", slept, intent_digest=intent, answered_by=timer)
+    yield then("wakes_nobody_who_waits_for_it", CHECKSUM, "run_answer", slept, intent_digest=intent, **woken_by)
     both = running()
     nap = both.add("run_intent", path="1:1.1", kind="sleep", name="nap")
     both.add("run_intent", path="1:2.1", kind="sleep", name="rest")
     both.add("run_suspension", awaits=["1:1.1", "1:2.1"], wake="ALL")
-    woken: Json = {"path": "1:1.1", "intent_digest": nap, "answered_by": timer, "wakes": "YES"}
+    woken: Json = {"path": "1:1.1", "intent_digest": nap, **woken_by, "wakes": "YES"}
     yield then("wakes_before_all_is_there", CHECKSUM, "run_answer", both, **woken)
 
     signal = running()
@@ -462,6 +469,36 @@ def sound_signatures() -> Iterator[Json]:
     late = signed_by("ann", answered(), announced="ann")
     late.announce("ann", change="retired")
     yield sound("answer_signed_by_a_key_that_was_retired_later", late)
+
+
+def broken_times() -> Iterator[Json]:
+    """Time answers when an operation's own is over, in its own way; and nobody else says that it is over."""
+    by_time: Json = {"answered_by": {"type": "timer", "id": "clock"}, "wakes": "YES"}
+    for kind, outcome in (("sleep", "OK"), ("ask", "OK"), ("ask", "TIMEOUT"), ("signal", "TIMEOUT")):
+        log, intent = waiting(kind, **({"request": _TIMED_SIGNAL} if kind == "signal" else {}))
+        early: Json = {**by_time, "intent_digest": intent, "outcome": outcome, "answered_at": time_at(58999)}
+        log.add("run_answer", **early)
+        yield refused(f"{kind}_ended_by_time_before_its_time_{outcome.lower()}", UNASKED, log)
+    log, intent = waiting("signal")
+    late: Json = {**by_time, "intent_digest": intent, "answered_at": time_at(59000)}
+    log.add("run_answer", **late, outcome="TIMEOUT")
+    yield refused("signal_that_times_out_without_a_time", UNASKED, log)
+    for kind, outcome in (
+        *(("sleep", outcome) for outcome in ("TIMEOUT", "ERROR", "RETRY")),
+        *(("ask", outcome) for outcome in ("ERROR", "RETRY")),
+        *(("signal", outcome) for outcome in ("OK", "ERROR")),
+        *(("tool", outcome) for outcome in ("OK", "ERROR", "RETRY")),
+    ):
+        timed = {"signal": _TIMED_SIGNAL, "tool": _TIMED_TOOL}
+        log, intent = waiting(kind, **({"request": timed[kind]} if kind in timed else {}))
+        ended: Json = {**late, "intent_digest": intent, "outcome": outcome}
+        log.add("run_answer", **ended)
+        yield refused(f"{kind}_that_time_ends_with_{outcome.lower()}", UNASKED, log)
+    for kind, by in (("ask", "person"), ("ask", "operator"), ("tool", "tool"), ("tool", "operator")):
+        log, intent = waiting(kind)
+        said: Json = {**late, "intent_digest": intent, "answered_by": {"type": by, "id": "who"}, "outcome": "TIMEOUT"}
+        log.add("run_answer", **said)
+        yield refused(f"{kind}_that_times_out_by_{by}", UNASKED, log)
 
 
 def broken_signatures() -> Iterator[Json]:

@@ -67,11 +67,11 @@ from app.domain.ledger.checks import (
     Reference,
     Report,
     Standing,
-    StreamChecks,
     kind_name,
     with_payload,
 )
 from app.domain.ledger.plans import Claim
+from app.domain.ledger.references import missing_reference, reference_errors
 from app.domain.ledger.stored import ClaimedKey, LedgerReader, StoredEntry, StoredErasure, StoredStream
 
 ORIGINS_DEPTH_MAX: Final = 100  # forks of forks
@@ -423,28 +423,6 @@ async def _reference_errors(walk: Walk, reader: LedgerReader) -> AsyncIterator[T
                 own.note(kind.documents.read(first.entry, first.artifact, entry_digest=first.entry_digest))
         for error in reference_errors(reference, referred.head, own, is_erased=referred.is_erased):
             yield error
-
-
-def missing_reference(reference: Reference) -> TgaError:
-    return RecoveryFailed("the stream that the record names is missing", expected=reference.stream).at(
-        stream=reference.place.stream, sequence_number=reference.place.sequence_number
-    )
-
-
-def reference_errors(reference: Reference, head: Head, own: StreamChecks, *, is_erased: bool) -> Iterator[TgaError]:
-    """What a record says of another stream, compared with where that one stands."""
-    if reference.what == "begun_by" and is_erased:
-        return  # what it began with is gone
-    found = {
-        "last_artifact": head.artifact_digest,
-        "last_entry": head.entry_digest,
-        "begun_by": own.begun_by,
-    }[reference.what]
-    if found != reference.digest:
-        words = reference.what.replace("_", " ")
-        yield ChecksumMismatch(
-            f"the record names another {words} of {reference.stream}", expected=found, found=reference.digest
-        ).at(stream=reference.place.stream, sequence_number=reference.place.sequence_number)
 
 
 async def _verify_keys_once(reader: LedgerReader) -> AsyncIterator[TgaError]:

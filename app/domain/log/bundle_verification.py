@@ -37,9 +37,10 @@ from app.core.errors import (
 from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX
 from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
-from app.domain.ledger.checks import Kinds, Report
+from app.domain.ledger.checks import Kinds
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
-from app.domain.log.bundled_blobs import BlobFiles, BlobReport, verify_blobs
+from app.domain.log.bundle_report import BundleReport, unknown_of
+from app.domain.log.bundled_blobs import BlobFiles, verify_blobs
 from app.domain.log.epochs import base_of, keys_for, verify_epochs, verify_former
 from app.domain.log.streams import BundleWalk, StreamMemory
 
@@ -54,35 +55,6 @@ class BundleFiles(BlobFiles, Protocol):
     def lines(self, name: str) -> Iterator[bytes]:
         """Each with its newline, if it has one; none longer than a line may be by more than one byte."""
         ...
-
-
-@dataclass(slots=True)
-class AfterHead:
-    """What stands after the covered entries, and what is wrong with it; at most BUNDLE_FINDINGS_MAX findings."""
-
-    entries: int = 0
-    findings: list[TgaError] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class BundleReport:
-    """What was checked and found. `findings` counts those about the bundle and its covered entries; `after_head` has
-    its own. `unknown`: what this bundle cannot show, in plain words."""
-
-    manifest: Manifest | None = None
-    streams: Report = field(default_factory=Report)
-    leaves: int = 0
-    heads: int = 0
-    heads_signed: int = 0
-    findings: int = 0
-    after_head: AfterHead = field(default_factory=AfterHead)
-    blobs: BlobReport = field(default_factory=BlobReport)
-    unknown: list[str] = field(default_factory=list)
-
-    @property
-    def is_sound(self) -> bool:
-        """Nothing is wrong anywhere. It says nothing about what stands after the head but that it hangs together."""
-        return self.manifest is not None and self.findings == 0 and not self.after_head.findings
 
 
 @dataclass(slots=True)
@@ -147,7 +119,7 @@ def verify_bundle(
             if report.findings >= BUNDLE_FINDINGS_MAX:
                 report.unknown.append("There may be more findings: verification stopped here.")
                 return
-    report.unknown.extend(_unknown(walk))
+    report.unknown.extend(unknown_of(report, manifest))
 
 
 def _verify_small_files(walk: _Verification, schemas: Mapping[str, bytes]) -> Iterator[TgaError]:
@@ -402,59 +374,3 @@ def _verify_root(walk: _Verification, head: TreeHead) -> Iterator[TgaError]:
         expected=Hash(head.root).hex(),
         found=found.hex(),
     )
-
-
-def _unknown(walk: _Verification) -> Iterator[str]:
-    report, manifest = walk.report, walk.manifest
-    yield (
-        f"What was appended after the head of size {manifest.tree_size}, and whether a newer head exists: "
-        "compare with a head from another source."
-    )
-    if not manifest.complete:
-        yield "Whether more traces fit the filter, or a trace has more entries: a partial bundle cannot show that."
-    if report.after_head.entries:
-        yield (
-            f"Whether what stands after the head ({report.after_head.entries} system entries) is genuine: no signature "
-            "covers it, and nothing above rests on it."
-        )
-    if report.streams.payloads_withheld:
-        yield (
-            f"What {report.streams.payloads_withheld} system entries of other tenants than {manifest.filter.tenant} "
-            "say: their digests stand, their artifacts are not in the bundle."
-        )
-    if report.streams.references_unknown:
-        yield (
-            f"Whether {report.streams.references_unknown} answers in runs are what tools and children answered: their "
-            "streams are not in the bundle."
-        )
-    if report.streams.runs_unfolded:
-        yield (
-            f"What {report.streams.runs_unfolded} forks go on from: their sources are not in the bundle, or erased. "
-            "Links and digests of the forks were compared, their journals were not folded."
-        )
-    if report.blobs.unchecked:
-        yield (
-            f"Whether {report.blobs.unchecked} blobs to which entries refer are still there, and what they hold: the "
-            "bundle was exported without blobs. Their digests stand in the entries."
-        )
-    if report.blobs.sealed:
-        yield (
-            f"What {report.blobs.sealed} sealed values are: their sealed bytes are those that the entries refer to; "
-            "only the gateway's sealing key opens them."
-        )
-    if report.streams.signatures_by_retired_keys:
-        yield (
-            f"Why {report.streams.signatures_by_retired_keys} decisions are signed by keys that were retired before "
-            "them: a gateway takes such a decision only if both happen at the same moment."
-        )
-    if report.streams.payloads_erased:
-        yield (
-            f"{report.streams.payloads_erased} payloads were erased: their digests stand, what they said is gone, and "
-            "with it which blobs they alone referred to."
-        )
-    if report.heads > report.heads_signed:
-        yield (
-            f"{report.heads - report.heads_signed} heads are signed by keys that were not given: their roots were "
-            "compared, their signatures were not."
-        )
-    yield "Whether everything that happened was recorded, and whether what tools answered is true."

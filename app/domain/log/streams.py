@@ -27,8 +27,9 @@ from app.domain.ledger.checks import (
     kind_name,
 )
 from app.domain.ledger.plans import Claim
+from app.domain.ledger.references import missing_reference, reference_errors
 from app.domain.ledger.stored import StoredEntry
-from app.domain.ledger.verification import Walk, missing_reference, reference_errors
+from app.domain.ledger.verification import Walk
 from app.domain.log.bundle import EntryLine
 
 
