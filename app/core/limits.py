@@ -272,6 +272,7 @@ POLICY_TOOLS_AT_ONCE: Final = 16  # put to the policy in one go, some 0.2 ms eac
 LIST_ITEMS_DEFAULT: Final = 50
 LIST_ITEMS_MAX: Final = 200
 LIST_ROWS_LOOKED_AT_MAX: Final = 5_000
+LIST_PREFIX_ROWS_MAX: Final = 1_000  # runs whose ids begin so, up to which these alone are looked at
 # The fold of calls: plans in one transaction, how often it looks, and for how long it leaves the store to calls.
 FOLD_ROWS_MAX: Final = 500
 FOLD_EVERY_MS: Final = 1_000

@@ -12,7 +12,7 @@ from typing import Final
 
 import asyncpg
 
-from app.core.limits import LIST_ITEMS_DEFAULT, LIST_ROWS_LOOKED_AT_MAX
+from app.core.limits import LIST_ITEMS_DEFAULT, LIST_PREFIX_ROWS_MAX, LIST_ROWS_LOOKED_AT_MAX
 from app.domain.ledger.queries import Page, Visibility
 from app.domain.runs.transitions import RUN
 from app.postgres.sessions import Sessions
@@ -21,6 +21,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AFTER_ALL: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _TIME: Final = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
 _NEWEST: Final = f"ORDER BY r.created_at DESC, r.stream_no DESC LIMIT {LIST_ROWS_LOOKED_AT_MAX}"
+# The same in other words: where the planner does not know the number it takes it that few rows are wanted, and reads
+# the index in its order; where it does, it sorts all runs of a state if those are fewer.
+_NEWEST_FIRST: Final = _NEWEST.replace("LIMIT ", "LIMIT (SELECT ") + ")"
 
 # The last row that may be looked at comes along whether it fits or not: the next page starts after it.
 _PAGE: Final = f"""
@@ -47,11 +50,29 @@ _RUNS: Final = _PAGE.format(
 # A state each, put together in their order as they are read.
 _IN_STATE: Final = f"""(SELECT r.* FROM tga.runs r
                WHERE r.tenant = $1 AND r.state = {{state}} AND r.created_at <= $2
-                 AND (r.created_at, r.stream_no) < ($2, $3) {_NEWEST})"""  # noqa: S608 - likewise
+                 AND (r.created_at, r.stream_no) < ($2, $3) {_NEWEST_FIRST})"""  # noqa: S608 - likewise
 _RUNS_IN_STATES: Final = {
     1: _PAGE.format(rows=_IN_STATE.format(state="$11")),
     2: _PAGE.format(rows=f"({_IN_STATE.format(state='$11')} UNION ALL {_IN_STATE.format(state='$12')})"),
 }
+
+
+# Where few ids begin so, those are the rows, whatever else there is: `heads` has streams in the order of their bytes.
+_OF_PREFIX: Final = """(SELECT r.*
+                FROM (SELECT o.stream_no FROM tga.heads o
+                       WHERE o.stream >= $7 AND o.stream < $7 || chr(127) OFFSET 0) AS o
+               CROSS JOIN LATERAL (SELECT r.* FROM tga.runs r WHERE r.stream_no = o.stream_no OFFSET 0) AS r
+               WHERE r.tenant = $1 AND (r.created_at, r.stream_no) < ($2, $3) {state})"""
+_RUNS_OF_PREFIX: Final = {
+    0: _PAGE.format(rows=_OF_PREFIX.format(state="")),
+    1: _PAGE.format(rows=_OF_PREFIX.format(state="AND r.state = $11")),
+    2: _PAGE.format(rows=_OF_PREFIX.format(state="AND r.state IN ($11, $12)")),
+}
+_ARE_FEW: Final = f"""
+SELECT count(*) <= {LIST_PREFIX_ROWS_MAX} AS are_few
+  FROM (SELECT FROM tga.heads o WHERE o.stream >= $1 AND o.stream < $1 || chr(127)
+         LIMIT {LIST_PREFIX_ROWS_MAX + 1}) AS o
+"""  # noqa: S608 - only our own numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +105,17 @@ async def list_runs(
     worker_seen_ms: int,
 ) -> Page[ListedRun]:
     """Newest first, of one state, of two, or of all; `before` is the `next` of the page before. `prefix` is that of the
-    id on the log."""
+    id on the log; where few ids begin so, only those are looked at, else the newest runs of all."""
     created_at, stream_no = _AFTER_ALL, 0
     if before is not None:
         micros, _, number = before.partition(".")
         created_at, stream_no = _EPOCH + timedelta(microseconds=int(micros)), int(number)
     given = (scope.tenant, created_at, stream_no, scope.principal_id, principal_id, procedure, RUN.stream(prefix))
     asked = (*given, is_waiting_for_person, worker_seen_ms, limit + 1)
-    query = _RUNS if states is None else _RUNS_IN_STATES[len(states)]
+    if prefix.rpartition("/")[2] and (await sessions.fetch(_ARE_FEW, RUN.stream(prefix)))[0]["are_few"]:
+        query = _RUNS_OF_PREFIX[len(states or ())]
+    else:
+        query = _RUNS if states is None else _RUNS_IN_STATES[len(states)]
     rows = await sessions.fetch(query, *asked, *(states or ()))
     fitting = [row for row in rows if row["fits"]]
     items = [_listed_run(row) for row in fitting[:limit]]
