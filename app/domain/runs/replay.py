@@ -46,6 +46,7 @@ from app.domain.runs.documents import (
 from app.domain.runs.frontier import Begun, Frontier
 from app.domain.runs.paths import is_isolated
 from app.domain.runs.state import apply_changes
+from app.domain.runs.timing import verify_by_time
 from app.domain.runs.transitions import RUN
 
 RunRecord = Record[RunLogEntry, RunDocument]
@@ -58,13 +59,6 @@ _ANSWERED_BY: Final[dict[str, frozenset[str]]] = {
     "sleep": frozenset({"timer"}),
     "signal": frozenset({"signal", "timer"}),
     "child": frozenset({"child"}),
-}
-# How time ends what it may answer.
-_ENDED_BY_TIME: Final[dict[str, frozenset[str]]] = {
-    "sleep": frozenset({"OK"}),
-    "ask": frozenset({"OK", "TIMEOUT"}),
-    "signal": frozenset({"TIMEOUT"}),
-    "tool": frozenset({"TIMEOUT"}),
 }
 
 
@@ -314,7 +308,7 @@ def _answer(run: Run, answer: RunAnswer, entry: Appended) -> None:
             expected=" or ".join(sorted(_ANSWERED_BY.get(begun.kind, frozenset()))) or "a checkpoint",
             found=answer.answered_by.type,
         )
-    _verify_by_time(begun, answer)
+    verify_by_time(begun, answer)
     wakes = entry.from_state == "WAITING" and wakes_with(run, path)
     verify_same("`wakes`", "YES" if wakes else "NO", answer.wakes)
     if answer.answered_by.type == "signal":
@@ -328,26 +322,6 @@ def _answer(run: Run, answer: RunAnswer, entry: Appended) -> None:
     else:
         run.frontier.end(path, failed=answer.outcome != "OK")
     run.awaits = [] if wakes else [awaited for awaited in run.awaits if awaited != path]
-
-
-def _verify_by_time(begun: Begun, answer: RunAnswer) -> None:
-    """Time answers when the operation's own is over and not before, and in its own way: who sleeps is woken, a question
-    gets its default or times out, all else times out. Nobody else says that time is over."""
-    is_by_time = answer.answered_by.type == "timer"
-    if is_by_time and (begun.due_at or "9") > answer.answered_at:
-        raise RunAnswerUnasked(
-            f"a {begun.kind} is answered by time when its own is over",
-            expected="no such answer" if begun.due_at is None else f"not before {begun.due_at}",
-            found=answer.answered_at,
-        )
-    by_others = frozenset({"OK", "ERROR", "RETRY"})
-    admitted = _ENDED_BY_TIME[begun.kind] if is_by_time else by_others
-    if answer.outcome not in admitted:
-        raise RunAnswerUnasked(
-            f"a {begun.kind} does not end so {'by time' if is_by_time else 'before its time is over'}",
-            expected=" or ".join(sorted(admitted)),
-            found=answer.outcome,
-        )
 
 
 def _escalation(run: Run, escalation: RunEscalation, _: Appended) -> None:
