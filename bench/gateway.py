@@ -103,11 +103,6 @@ class Silent:
 class Gateway:
     runtime: TgaRuntime
     ledger: CountingLedger
-    ports: Ports
-
-    def another(self) -> TgaRuntime:
-        """A runtime that remembers nothing of what this one did."""
-        return TgaRuntime(self.ports)
 
 
 @asynccontextmanager
@@ -146,7 +141,7 @@ async def open_gateway(
         )
         runtime = TgaRuntime(ports)
         try:
-            yield Gateway(runtime, ledger, ports)
+            yield Gateway(runtime, ledger)
         finally:
             await runtime.close()
             await writer.close()
@@ -171,23 +166,6 @@ async def completed(runtime: TgaRuntime, call: CheckedCall) -> Answer:
     if answer.state != "COMPLETED" or answer.replayed:
         raise RuntimeError(f"not executed: {answer}")
     return answer
-
-
-async def cost_of_repeats(url: str, observer: Session, name: str, count: int, *, is_here: bool) -> tuple[int, int]:
-    """Transactions and round trips of so many repeats of one finished call, by the gateway that executed it or (not
-    `is_here`) each by one that has not seen it."""
-
-    async def repeat_all(url: str, times: int) -> None:
-        call = next(fresh_calls(f"{name}-{times}"))
-        async with open_gateway(url, Answering(), sessions_max=1) as gateway:
-            await completed(gateway.runtime, call)
-            runtimes = [gateway.runtime] if is_here else [gateway.another() for _ in range(2 + times)]
-            for place in range(2 + times):  # the first two prepare their statements
-                answer = await runtimes[place % len(runtimes)].call(call)
-                if not answer.replayed or answer.state != "COMPLETED":
-                    raise RuntimeError(f"no repeat: {answer}")
-
-    return await cost_of(url, observer, repeat_all, count)
 
 
 async def cost_of_calls(url: str, observer: Session, name: str, count: int) -> tuple[int, int]:
