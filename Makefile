@@ -64,7 +64,6 @@ bench: $(READY)
 	$(BIN)/python -m bench.lua
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.shares
-	$(BIN)/python -m bench.processes
 	$(BIN)/python -m bench.mcp
 	$(BIN)/python -m bench.sequencer
 	$(BIN)/python -m bench.verify

@@ -31,7 +31,6 @@ PRINTS: Final = {
     "recovery": (rf"transactions per trace, one a read +│ +{RATIO}", rf"plans in a commit +│ +{RATIO}"),
     "http": (rf"32 at once: over HTTP {RATIO} of the calls in process", r"admission +│ +\d+", r"database +│ +\d+"),
     "shares": (r"fresh +│ +32 │ +this │ +[\d,]+", r"repeat +│ +32 │ +this │ +[\d,]+"),
-    "processes": (r"As the machine is", r"With cores to spare", rf"rate_ratio_with_cores_to_spare.*{RATIO}"),
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
     "sequencer": (rf"while sequencing +│ +[\d,]+ │ +{RATIO}", rf"when catching up +│ +[\d,]+ │ +{RATIO}"),
     "flat": (rf"8 │ +buffers │ +{RATIO} │ +{RATIO} │ +{RATIO} │",),
