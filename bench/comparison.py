@@ -28,13 +28,13 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from app.postgres.database import EMBEDDED_DATABASE
 from bench.baseline import Baseline
 from bench.comparison_chart import draw
 from bench.cost import measuring_session
 from bench.http_roles import Load
 from bench.measure import (
     AT_ONCE,
-    DATABASE,
     WARMUP_STEPS,
     Server,
     Timing,
@@ -279,7 +279,7 @@ class Comparison:
     async def _count(self, name: str, running: Running) -> None:
         await self._settle()
         await asyncio.sleep(STATISTICS_S)
-        database = DATABASE if name == OURS else f"peer_{name.lower()}"
+        database = EMBEDDED_DATABASE if name == OURS else f"peer_{name.lower()}"
         before, files_before = await self._facts(database), running.stored_bytes()
         try:
             found = await asyncio.to_thread(running.measure, "call", COUNTED_AT_ONCE, max(1.0, self.scale.seconds))
