@@ -59,8 +59,7 @@ class SupervisedProcess:
         self.load = 0
         self.given_at = 0  # when it was given its last connection, as a number of connections
         self._is_retiring = False
-        self._is_asked = False  # for a sign of life; `_heard_at`: when it gave the last one
-        self._heard_at = time.monotonic()
+        self._asked_at: float | None = None  # for a sign of life that it has not given yet
 
     @classmethod
     async def start(cls, share: Share, supervisor: Supervises) -> Self:
@@ -114,16 +113,14 @@ class SupervisedProcess:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it gives no sign of life: it is frozen, or hangs."""
-        return (time.monotonic() - self._heard_at) * 1000 >= PROCESS_SILENT_MS
+        """Whether it was asked for a sign of life long ago and has given none: it is frozen, or hangs."""
+        return self._asked_at is not None and (time.monotonic() - self._asked_at) * 1000 >= PROCESS_SILENT_MS
 
     def beat(self) -> None:
         """Ask it for a sign of life, unless it has not yet answered the last time."""
-        if not self._is_asked and self.is_ready:
-            self._is_asked = True
+        if self._asked_at is None and self.is_ready:
+            self._asked_at = time.monotonic()
             self._channel.send({"beat": True})
-        elif not self._is_asked:
-            self._heard_at = time.monotonic()
 
     def __str__(self) -> str:
         return f"process {self.share.number} ({self.pid})"
@@ -206,7 +203,7 @@ class SupervisedProcess:
                 self._ready.set()
                 self._supervisor.on_change()
             case {"alive": _}:
-                self._is_asked, self._heard_at = False, time.monotonic()
+                self._asked_at = None
             case {"closed": int(count)}:
                 self.load -= count
             case {"returned": bool(had_requests)}:
