@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from app.api.events import EVENT_SCHEMA
 from app.api.traces import json_answer
-from app.api.verification_documents import LogVerificationDocument, LogVerificationPage
+from app.api.verification_documents import LogStanding, LogVerificationDocument, LogVerificationPage
 from app.core import errors
-from app.domain.identity import DEFAULT_TENANT, Principal
-from app.edge.log_verification import SharedVerifications
+from app.domain.identity import Principal
 from app.edge.parameters import documented_parameters, parameters
 from app.edge.permissions import require
 from app.edge.problems import documented
 from app.edge.services import Services
 from app.edge.streaming import MEDIA_TYPE, Events, EventStream, event
+from app.postgres.log_verifications import KeptVerification
 
 _EVENT = {
     **EVENT_SCHEMA,
@@ -36,7 +36,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 
 
 def router(services: Services) -> APIRouter:
-    routes, known = APIRouter(tags=["log"]), SharedVerifications(services)
+    routes, known = APIRouter(tags=["log"]), services.log_verifications
     one = documented_parameters(in_path=("verification_id",))
 
     @routes.post(
@@ -51,14 +51,14 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             _require(principal)
             parameters(request)
-            answer = json_answer(await known.start(principal))
+            answer = json_answer(await known.start(services, principal))
             answer.status_code = 202
             return answer
 
     @routes.get(
         "/v1/log/verifications",
         operation_id="list_verifications",
-        summary="The last verifications of this gateway, newest first",
+        summary="The last verifications of the tenant, newest first",
         response_model=None,
         responses={200: {"model": LogVerificationPage}, **documented()},
     )
@@ -66,7 +66,7 @@ def router(services: Services) -> APIRouter:
         async with services.admitted(request) as principal:
             _require(principal)
             parameters(request)
-            return json_answer({"items": await known.newest_first(), "next": None})
+            return json_answer({"items": await known.newest_first(services, principal.tenant), "next": None})
 
     @routes.get(
         "/v1/log/verifications/{verification_id}",
@@ -78,9 +78,10 @@ def router(services: Services) -> APIRouter:
     )
     async def shown(request: Request) -> Response:
         async with services.admitted(request) as principal:
-            told = await found(principal, request)
+            _require(principal)
             parameters(request)
-            return json_answer(told)
+            verification_id = request.path_params["verification_id"]
+            return json_answer(await known.load(services, verification_id, principal.tenant))
 
     @routes.get(
         "/v1/log/verifications/{verification_id}/events",
@@ -93,9 +94,11 @@ def router(services: Services) -> APIRouter:
     )
     async def events(request: Request) -> Response:
         async def opens(principal: Principal) -> Events | None:
-            told = await found(principal, request)
+            _require(principal)
             parameters(request)
-            return _events(known.followed(told["verification_id"]))
+            verification_id = request.path_params["verification_id"]
+            await known.load(services, verification_id, principal.tenant)
+            return _events(known.follow(services, verification_id, principal.tenant))
 
         return EventStream(services, request, opens)
 
@@ -109,19 +112,39 @@ def router(services: Services) -> APIRouter:
     )
     async def stop(request: Request) -> Response:
         async with services.admitted(request) as principal:
-            told = await found(principal, request)
+            _require(principal)
             parameters(request)
-            await known.stop(told["verification_id"])
-            return json_answer(await found(principal, request))
+            verification_id = request.path_params["verification_id"]
+            return json_answer(await known.stop(services, verification_id, principal.tenant))
 
-    async def found(principal: Principal, request: Request) -> dict[str, Any]:
-        _require(principal)
-        told = await known.find(request.path_params["verification_id"])
-        if told is None:
-            raise errors.VerificationNotFound("no such verification")
-        return told
+    @routes.get(
+        "/v1/log/standing",
+        operation_id="get_log_standing",
+        summary="What the last verification of the whole log said, for everyone",
+        response_model=None,
+        responses={200: {"model": LogStanding}, **documented()},
+    )
+    async def standing(request: Request) -> Response:
+        async with services.admitted(request) as principal:
+            parameters(request)
+            last = await known.last_conclusive(services)
+            return json_answer({"verified": None if last is None else _standing(last, principal)})
 
     return routes
+
+
+def _standing(last: KeptVerification, principal: Principal) -> dict[str, Any]:
+    """Figures only: who verified, and what was found where, is for those who may verify."""
+    told, tree = last.told, last.told["tree"] or {}
+    return {
+        "state": told["state"],
+        "ended_at": told["ended_at"],
+        "started_by": told["started_by"] if last.tenant == principal.tenant else None,
+        "findings_total": told["findings_total"],
+        "tree_size": tree.get("tree_size"),
+        "trusted_size": tree.get("trusted_size"),
+        "broken_size": tree.get("broken_size"),
+    }
 
 
 async def _events(steps: AsyncIterator[dict[str, Any]]) -> Events:
@@ -132,9 +155,3 @@ async def _events(steps: AsyncIterator[dict[str, Any]]) -> Events:
 
 def _require(principal: Principal) -> None:
     require(principal, "verify_log")
-    if principal.tenant != DEFAULT_TENANT:
-        raise errors.Forbidden(
-            "the log is every tenant's, and findings name their streams",
-            expected=f"a principal of the tenant {DEFAULT_TENANT}",
-            remedy="Verify a single trace or run: GET /v1/traces/{trace_id}/verification.",
-        )

@@ -153,3 +153,34 @@ class LogVerificationDocument(Shape):
 class LogVerificationPage(ListPage):
     model_config = ConfigDict(json_schema_extra={"example": {"items": [_LOG_VERIFICATION], "next": None}})
     items: list[LogVerificationDocument]
+
+
+class LogVerified(Shape):
+    state: Literal["sound", "wrong"]
+    ended_at: Time
+    started_by: str | None = Field(description="Null for a verification that another tenant started.")
+    findings_total: int
+    tree_size: int | None
+    trusted_size: int | None = Field(description="Up to which size of the tree it can be trusted.")
+    broken_size: int | None = Field(description="The smallest signed head that does not fit.")
+
+
+class LogStanding(Shape):
+    """The last verification of the whole log that came to its end, by whichever gateway and tenant."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "verified": {
+                    "state": "sound",
+                    "ended_at": _TIME,
+                    "started_by": "ines",
+                    "findings_total": 0,
+                    "tree_size": 48213,
+                    "trusted_size": 48213,
+                    "broken_size": None,
+                }
+            }
+        }
+    )
+    verified: LogVerified | None = Field(description="Null when the log was never verified so.")

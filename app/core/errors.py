@@ -627,8 +627,8 @@ class RunTierInvalid(TgaError):
 
 class VerificationNotFound(TgaError):
     code = "VERIFICATION_NOT_FOUND"
-    meaning = "This gateway knows no such verification of the log."
-    remedy = "List those that it knows; a restart forgets them."
+    meaning = "The tenant has no such verification of the log; only its last twenty are kept."
+    remedy = "List those that are kept: GET /v1/log/verifications."
 
 
 class BlobNotFound(TgaError):

@@ -1,9 +1,8 @@
-"""The whole ledger verified while the gateway serves: one at a time in a gateway, with progress, and to be stopped.
+"""The whole log verified on request: one verification of a tenant at a time, on whichever gateway was asked.
 
-It is the walk of `tga verify --all`, without what only the machine has: the signer's memory, kept heads, sealing keys.
-It takes one database session, and while calls are being answered it pauses after each stream for several times as long
-as it worked. The last results are kept in the process that has made them; a restart forgets them. Where several
-processes serve the port, each asks the others for theirs.
+How far each has come is kept in the store, so that every gateway can be asked. The gateway that works on one writes
+there every second; one that has been silent for long is gone, and whoever looks at its verification next takes it over,
+from the first entry on. A gateway that was only slow notices with its next word that it was overtaken, and leaves it.
 """
 
 from __future__ import annotations
@@ -11,272 +10,155 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
-from app.core.errors import ConcurrentExecution, TgaError
-from app.core.limits import LOG_VERIFICATIONS_KEPT, VERIFICATION_FINDINGS_MAX, VERIFICATION_PAUSE_TIMES
+from app.core.errors import ConcurrentExecution, TgaError, VerificationNotFound
+from app.core.limits import LOG_VERIFICATION_SAVE_MS, LOG_VERIFICATION_SILENT_MS
 from app.domain.identity import Principal
-from app.domain.ledger.checks import Report
-from app.domain.ledger.verification import verify_ledger
-from app.domain.log.epochs import keys_for
-from app.domain.log.forensics import Diagnosis, examine_tree
-from app.domain.runs.verification import stream_checks
-from app.postgres.reader import open_reader
-from app.postgres.tree import PostgresTree
-from app.postgres.tree_reader import open_tree_reader
+from app.edge.log_walk import CONCLUSIVE, LogVerification, walk_log
+from app.postgres.log_verifications import KeptVerification, LogVerificationStore
 
 if TYPE_CHECKING:
-    from app.domain.ledger.stored import LedgerReader, StoredStream
-    from app.edge.read_scheduler import ReadScheduler
     from app.edge.services import Services
 
 logger = logging.getLogger("tga")
-
-State = Literal["running", "sound", "wrong", "stopped", "failed"]
-_TELL_EVERY_S: Final = 0.25
-_SHOWN: Final = "verifications"
-
-
-@dataclass(slots=True)
-class LogVerification:
-    """One verification, as far as it has come. `result` of the tree comes last."""
-
-    verification_id: str
-    started_by: str
-    started_at: str
-    streams_total: int = 0
-    streams: int = 0
-    entries: int = 0
-    state: State = "running"
-    phase: Literal["streams", "tree", "over"] = "streams"
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    findings_total: int = 0
-    tree: dict[str, Any] | None = None
-    error: str | None = None
-    ended_at: str | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-
-    def told(self, *, with_findings: bool = True) -> dict[str, Any]:
-        said = {name: getattr(self, name) for name in _TOLD}
-        return {**said, "findings": list(self.findings)} if with_findings else said
-
-    def note(self, error: TgaError) -> None:
-        self.findings_total += 1
-        if len(self.findings) < VERIFICATION_FINDINGS_MAX:
-            self.findings.append(
-                {
-                    "stream": error.stream,
-                    "sequence_number": error.sequence_number,
-                    "code": error.code,
-                    "what": error.what,
-                    "expected": None if error.expected is None else str(error.expected),
-                    "found": None if error.found is None else str(error.found),
-                }
-            )
-
-    def tell(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
-
-
-_TOLD: Final = (
-    *("verification_id", "started_by", "started_at", "ended_at", "state", "phase", "streams_total", "streams"),
-    *("entries", "findings_total", "tree", "error"),
-)
-
-
-def running() -> ConcurrentExecution:
-    return ConcurrentExecution("a verification of the log is running", remedy="Follow it, or stop it, and start again.")
+_STOP_LOOKS_MAX: Final = 40
+_STOP_LOOK_EVERY_S: Final = 0.25
 
 
 class LogVerifications:
-    """Those of this gateway: the one that runs, and the last ones that ended."""
+    """What this gateway works on, and the way to those of all gateways."""
 
-    def __init__(self) -> None:
-        self._kept: deque[LogVerification] = deque(maxlen=LOG_VERIFICATIONS_KEPT)
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, *, save_ms: int = LOG_VERIFICATION_SAVE_MS, silent_ms: int = LOG_VERIFICATION_SILENT_MS) -> None:
+        self._save_s = save_ms / 1000
+        self._silent_ms = silent_ms
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by id: those that this gateway works on
+        self._turn = asyncio.Semaphore(1)  # of several tenants one is walked at a time: each walk takes a session
+        self._changed = asyncio.Event()  # replaced whenever something was saved here
 
-    @property
-    def newest_first(self) -> list[LogVerification]:
-        return list(reversed(self._kept))
+    async def start(self, services: Services, by: Principal) -> dict[str, Any]:
+        """The document of a new one; ConcurrentExecution while another one of the tenant runs on any gateway."""
+        store, now = self._store(services), services.clock.now()
+        run = LogVerification(services.clock.new_id(), by.tenant, by.principal_id, now)
+        told = await run.told(store)
+        if not await store.begin(run.verification_id, run.tenant, told):
+            await self.newest_first(services, by.tenant)  # one whose gateway is gone goes on here
+            raise ConcurrentExecution(
+                "a verification of the log is running", remedy="Follow it, or stop it, and start again."
+            )
+        self._work_on(services, run)
+        return told
 
-    def find(self, verification_id: str) -> LogVerification | None:
-        return next((one for one in self._kept if one.verification_id == verification_id), None)
+    async def newest_first(self, services: Services, tenant: str) -> list[dict[str, Any]]:
+        kept = await self._store(services).newest_first(tenant)
+        for one in kept:
+            await self._take_over(services, one)
+        return [one.told for one in kept]
 
-    def start(self, services: Services, by: Principal) -> LogVerification:
-        """ConcurrentExecution while another one runs here."""
-        if self._task is not None and not self._task.done():
-            raise running()
-        run = LogVerification(services.clock.new_id(), by.principal_id, services.clock.now())
-        self._kept.append(run)
-        self._task = asyncio.create_task(_verify(services, run))
-        return run
+    async def load(self, services: Services, verification_id: str, tenant: str) -> dict[str, Any]:
+        """VerificationNotFound for one that is not the tenant's."""
+        kept = await self._store(services).load(verification_id, tenant)
+        if kept is None:
+            raise VerificationNotFound("no such verification")
+        await self._take_over(services, kept)
+        return kept.told
 
-    async def stop(self, run: LogVerification) -> None:
-        """Stops it if it runs; what was found so far stays."""
-        if run.state == "running" and self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+    async def last_conclusive(self, services: Services) -> KeptVerification | None:
+        return await self._store(services).last_conclusive()
 
-
-class SharedVerifications:
-    """Those of every process that serves the port: who asks need not know which of them has one."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._own = services.log_verifications
-        self._processes = services.processes
-        self._processes.shows[_SHOWN] = self._show
-        self._processes.hears[_SHOWN] = self._stop_own
-
-    async def start(self, by: Principal) -> dict[str, Any]:
-        """ConcurrentExecution while another one runs."""
-        if any(told["state"] == "running" for told in await self._of_others()):
-            raise running()
-        return self._own.start(self._services, by).told()
-
-    async def newest_first(self) -> list[dict[str, Any]]:
-        told = [run.told() for run in self._own.newest_first] + await self._of_others()
-        return sorted(told, key=lambda one: str(one["started_at"]), reverse=True)[:LOG_VERIFICATIONS_KEPT]
-
-    async def find(self, verification_id: str) -> dict[str, Any] | None:
-        if (run := self._own.find(verification_id)) is not None:
-            return run.told()
-        told = await self._of_others()
-        return next((one for one in told if one["verification_id"] == verification_id), None)
-
-    async def stop(self, verification_id: str) -> None:
-        """It is over, here or in the process that has it, when this returns."""
-        if self._own.find(verification_id) is not None:
-            await self._stop_own(verification_id)
-            return
-        self._processes.tell_others(_SHOWN, verification_id)
-        async for _ in self.followed(verification_id):
-            pass
-
-    async def followed(self, verification_id: str) -> AsyncIterator[dict[str, Any]]:
-        """Where it stands, again and again as it goes on, the end last. If its process ends, so does this."""
-        if (run := self._own.find(verification_id)) is not None:
-            async for told in followed(run):
+    async def follow(self, services: Services, verification_id: str, tenant: str) -> AsyncIterator[dict[str, Any]]:
+        """Where it stands, again and again as it goes on, the end last."""
+        before = None
+        while True:
+            changed = self._changed
+            told = await self.load(services, verification_id, tenant)
+            if told != before:
                 yield told
-            return
-        while (found := await self.find(verification_id)) is not None:
-            yield found
-            if found["state"] != "running":
+            if told["state"] != "running":
                 return
-            await asyncio.sleep(_TELL_EVERY_S)
+            before = told
+            with contextlib.suppress(TimeoutError):  # another gateway's words are only in the store
+                await asyncio.wait_for(changed.wait(), self._save_s)
 
-    async def _of_others(self) -> list[dict[str, Any]]:
-        if self._processes.ask_others is None:
-            return []
-        shown = await self._processes.ask_others(_SHOWN)
-        return [told for raw in shown.values() if raw for told in orjson.loads(raw)]
+    async def stop(self, services: Services, verification_id: str, tenant: str) -> dict[str, Any]:
+        """Stop it, wherever it runs; what was found so far stays. Its document, which says `running` if the gateway
+        that works on it has not noticed in time."""
+        told = await self.load(services, verification_id, tenant)
+        if told["state"] != "running":
+            return told
+        await self._store(services).stop(verification_id, tenant)
+        for _ in range(_STOP_LOOKS_MAX):
+            task = self._tasks.get(verification_id)
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+            told = await self.load(services, verification_id, tenant)
+            if told["state"] != "running":
+                break
+            await asyncio.sleep(_STOP_LOOK_EVERY_S)
+        return told
 
-    async def _show(self) -> bytes:
-        return orjson.dumps([run.told() for run in self._own.newest_first])
+    def _store(self, services: Services) -> LogVerificationStore:
+        return LogVerificationStore(services.sessions, silent_ms=self._silent_ms)
 
-    async def _stop_own(self, verification_id: str) -> None:
-        if (run := self._own.find(verification_id)) is not None:
-            await self._own.stop(run)
-
-
-async def followed(run: LogVerification) -> AsyncIterator[dict[str, Any]]:
-    """Where it stands, again and again as it goes on, the end last."""
-    while True:
-        changed = run.changed
-        yield run.told()
-        if run.state != "running":
+    async def _take_over(self, services: Services, kept: KeptVerification) -> None:
+        if not kept.is_silent or kept.verification_id in self._tasks:
             return
-        await changed.wait()
+        attempt = await self._store(services).take(kept.verification_id)
+        if attempt is not None:
+            self._work_on(services, LogVerification.again(kept.told, kept.tenant, attempt))
 
+    def _work_on(self, services: Services, run: LogVerification) -> None:
+        task = asyncio.create_task(self._verify(services, run))
+        self._tasks[run.verification_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(run.verification_id, None))
 
-async def _verify(services: Services, run: LogVerification) -> None:
-    ending = asyncio.create_task(services.stopping.wait())
-    working = asyncio.create_task(_walk(services, run))
-    try:
-        await asyncio.wait({ending, working}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            run.state = "stopped"
-        else:
-            working.result()
-    except asyncio.CancelledError:
-        run.state = "stopped"
-        raise
-    except TgaError as error:
-        run.state, run.error = "failed", f"{error.code}: {error.what}"
-    except Exception:
-        logger.exception("a defect in the verification of the log")
-        run.state, run.error = "failed", "INTERNAL: a defect; the gateway's log says more"
-    finally:
-        for task in (ending, working):
-            task.cancel()
-        await asyncio.gather(ending, working, return_exceptions=True)
-        run.phase, run.ended_at = "over", services.clock.now()
-        run.tell()
-
-
-async def _walk(services: Services, run: LogVerification) -> None:
-    report, broken = Report(), dict[str, int]()
-    async with open_reader(services.sessions) as reader:
-        run.streams_total = reader.count_streams()
-        pacing = asyncio.create_task(_tell_now_and_then(run, report))
+    async def _verify(self, services: Services, run: LogVerification) -> None:
+        walking = asyncio.create_task(self._walk_in_turn(services, run))
+        ending = asyncio.create_task(services.stopping.wait())
+        saving = asyncio.create_task(self._save_now_and_then(services, run))
         try:
-            paced = cast("LedgerReader", _Paced(reader, services.read_scheduler))
-            async for error in verify_ledger(paced, stream_checks(), report):
-                run.note(error)
-                if error.stream is not None:
-                    number = error.sequence_number or 1
-                    broken[error.stream] = min(broken.get(error.stream, number), number)
+            await asyncio.wait({walking, ending, saving}, return_when=asyncio.FIRST_COMPLETED)
+            if walking.done():
+                walking.result()
+            else:
+                run.state = "stopped"
+        except asyncio.CancelledError:
+            run.state = "stopped"
+        except TgaError as error:
+            run.state, run.error = "failed", f"{error.code}: {error.what}"
+        except Exception:
+            logger.exception("a defect in the verification of the log")
+            run.state, run.error = "failed", "INTERNAL: a defect; the gateway's log says more"
         finally:
-            pacing.cancel()
-    run.streams, run.entries, run.phase = report.streams, report.entries, "tree"
-    run.tell()
-    own, latest = services.log.verifier_key, await PostgresTree(services.sessions).latest_head()
-    keys = [own, *(keys_for(latest.head.origin, [own]) if latest is not None else [])]
-    async with open_tree_reader(services.sessions) as tree:
-        found: Diagnosis = await examine_tree(tree, [], keys=keys, broken=broken, on_finding=run.note)
-    run.tree = {
-        "kind": found.kind,
-        "what": found.what,
-        "tree_size": found.tree_size,
-        "heads_fit": found.heads_fit,
-        "trusted_size": found.trusted_size,
-        "trusted_until": found.trusted_until,
-        "broken_size": found.broken_size,
-        "entries_without_leaf": found.entries_without_leaf,
-        "evidence": list(found.evidence),
-    }
-    run.state = "sound" if run.findings_total == 0 and found.is_sound else "wrong"
+            for task in (walking, ending, saving):
+                task.cancel()
+            await asyncio.gather(walking, ending, saving, return_exceptions=True)
+        run.phase, run.ended_at = "over", services.clock.now()
+        with contextlib.suppress(TgaError):  # the store is away: it stays open there, and is taken over later
+            await self._save(services, run)
 
+    async def _walk_in_turn(self, services: Services, run: LogVerification) -> None:
+        async with self._turn:
+            await walk_log(services, run)
 
-async def _tell_now_and_then(run: LogVerification, report: Report) -> None:
-    while True:
-        await asyncio.sleep(_TELL_EVERY_S)
-        run.streams, run.entries = report.streams, report.entries
-        run.tell()
+    async def _save_now_and_then(self, services: Services, run: LogVerification) -> None:
+        """Returns when the verification is to be stopped, or is this gateway's no more."""
+        while True:
+            await asyncio.sleep(self._save_s)
+            with contextlib.suppress(TgaError):  # a word less: the next one may be heard
+                if await self._save(services, run) is not False:
+                    return
 
-
-class _Paced:
-    """A reader that leaves the processor to calls between two streams."""
-
-    def __init__(self, reader: LedgerReader, calls: ReadScheduler) -> None:
-        self._reader = reader
-        self._calls = calls
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reader, name)
-
-    async def streams(self) -> AsyncIterator[StoredStream]:
-        began = time.monotonic()
-        async for stored in self._reader.streams():
-            yield stored
-            worked_s = time.monotonic() - began
-            await asyncio.sleep(VERIFICATION_PAUSE_TIMES * worked_s if self._calls.has_calls else 0)
-            began = time.monotonic()
+    async def _save(self, services: Services, run: LogVerification) -> bool | None:
+        store = self._store(services)
+        is_over, told = run.phase == "over", await run.told(store)
+        is_conclusive = run.state in CONCLUSIVE
+        told["state"] = run.state if is_over else "running"  # the walk says its last word when all of it is saved
+        is_to_stop = await store.save(
+            run.verification_id, run.attempt, told, is_over=is_over, is_conclusive=is_over and is_conclusive
+        )
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        return is_to_stop

@@ -51,7 +51,7 @@ MAY: Final[dict[Action, frozenset[Role]]] = {
     "read_tenant": frozenset({"supervisor", "operator", "auditor"}),  # not only what it asked for itself
     "read_keys": frozenset({"auditor"}),  # whose they are and until when; never a secret
     "read_policy": frozenset({"supervisor", "operator", "auditor"}),
-    "verify_log": frozenset({"operator", "auditor"}),  # of the tenant default: it is everybody's log
+    "verify_log": frozenset({"operator", "auditor"}),  # other tenants' findings are counted, and not named
     "decide": frozenset({"supervisor"}),
     "withdraw": frozenset({"agent", "worker"}),
     "recover": frozenset({"operator"}),

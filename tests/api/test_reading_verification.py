@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,15 +15,23 @@ import pytest
 
 from app.api.verification_documents import (
     HeadPage,
+    LogStanding,
     LogVerificationDocument,
     LogVerificationPage,
     VerificationDocument,
 )
+from app.core.limits import LOG_VERIFICATIONS_KEPT
+from app.edge import log_verification
+from app.edge.log_walk import LogVerification, walk_log
+from app.edge.services import Services
+from app.gateway.http_server import serve_http
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
+from app.postgres.log_verifications import LogVerificationStore
 from app.postgres.sessions import Sessions
 from tests.api.reading import Front, World
 from tests.attacker import disarm
+from tests.patience import HANG_S
 from tests.traces import completed_trace, trace_id
 
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -119,19 +131,149 @@ async def test_the_whole_log_is_verified_with_progress_and_what_is_found_stays_r
     assert [one["state"] for one in page["items"]] == ["wrong", "sound"]
 
 
-async def test_one_verification_at_a_time_it_can_be_stopped_and_is_nobodys_of_another_tenant(front: Front) -> None:
+@asynccontextmanager
+async def another_front(front: Front, **times: int) -> AsyncIterator[Front]:
+    """A second gateway on the same database, with times of its own."""
+    services = replace(
+        front.services, log_verifications=log_verification.LogVerifications(**times), stopping=asyncio.Event()
+    )
+    other, ready = Front(services, front.tokens, front.ledger, front.client), asyncio.Event()
+
+    def listens(_: str, port: int) -> None:
+        other.port = port
+        ready.set()
+
+    serving = asyncio.create_task(serve_http(services, host="127.0.0.1", port=0, on_ready=listens))
+    await asyncio.wait_for(ready.wait(), HANG_S)
+    try:
+        yield other
+    finally:
+        services.stopping.set()
+        await serving
+
+
+class Held:
+    """A walk that stops at its beginning until the test lets it go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.may_go_on, self.walks = asyncio.Event(), asyncio.Event(), 0
+
+        async def walk(services: Services, run: LogVerification) -> None:
+            self.walks += 1
+            run.streams_total = 7
+            self.began.set()
+            await self.may_go_on.wait()
+            await walk_log(services, run)
+
+        monkeypatch.setattr(log_verification, "walk_log", walk)
+
+
+async def _until(front: Front, path: str, **wanted: object) -> dict[str, Any]:
+    async with asyncio.timeout(HANG_S):
+        while True:
+            told = await front.page(path)
+            if all(told[name] == value for name, value in wanted.items()):
+                return told
+            await asyncio.sleep(0.02)
+
+
+async def test_one_verification_at_a_time_over_all_gateways_and_any_of_them_tells_and_stops_it(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await front.append_trace(completed_trace(1))
-    known = front.services.log_verifications
-    _, first = await front.post("/v1/log/verifications", None, "auditor")
-    run = known.find(first["verification_id"])
-    assert run is not None
-    status, second = await front.post("/v1/log/verifications", None, "auditor")
-    if run.state == "running":
-        assert (status, second["code"]) == (409, "STATE_CONCURRENT_EXECUTION")
-    status, stopped = await front.post(f"/v1/log/verifications/{first['verification_id']}/stop", None, "auditor")
-    assert status == 200
-    assert stopped["state"] in ("stopped", "sound")
-    for who in ("acme", "acme-operator", "agent", "supervisor"):
+    held = Held(monkeypatch)
+    async with another_front(front, save_ms=50) as other:
+        _, first = await front.post("/v1/log/verifications", None, "auditor")
+        await asyncio.wait_for(held.began.wait(), HANG_S)
+        for gateway in (front, other):
+            status, second = await gateway.post("/v1/log/verifications", None, "operator")
+            assert (status, second["code"]) == (409, "STATE_CONCURRENT_EXECUTION")
+        path = f"/v1/log/verifications/{first['verification_id']}"
+        await _until(other, path, state="running", streams_total=7)
+        status, stopped = await other.post(f"{path}/stop", None, "auditor")
+        assert (status, stopped["state"]) == (200, "stopped")
+        assert (await front.page(path))["state"] == "stopped"
+        held.may_go_on.set()
+        _, again = await other.post("/v1/log/verifications", None, "auditor")
+        async with front.follow(f"/v1/log/verifications/{again['verification_id']}/events") as subscriber:
+            assert (await subscriber.all_events())[-1].data["state"] == "sound"
+    for who in ("agent", "supervisor"):
         assert (await front.get("/v1/log/verifications", who))[0] == 403
     status, problem, _ = await front.get("/v1/log/verifications/none")
     assert (status, problem["code"]) == (404, "VERIFICATION_NOT_FOUND")
+
+
+async def test_what_a_dead_gateway_was_verifying_goes_on_at_whoever_looks_and_the_dead_one_writes_no_more(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first gateway never saves again within the test; the second takes whoever is silent for gone at once."""
+    await front.append_trace(completed_trace(1))
+    held = Held(monkeypatch)
+    async with another_front(front, save_ms=600_000) as dead, another_front(front, save_ms=50, silent_ms=0) as other:
+        _, first = await dead.post("/v1/log/verifications", None, "auditor")
+        await asyncio.wait_for(held.began.wait(), HANG_S)
+        path = f"/v1/log/verifications/{first['verification_id']}"
+        assert (await front.page(path))["state"] == "running"
+        assert held.walks == 1, "a gateway that lives was overtaken"
+        await other.page(path)
+        async with asyncio.timeout(HANG_S):
+            while held.walks < 2:
+                await asyncio.sleep(0.02)
+        store = LogVerificationStore(front.services.sessions)
+        late = {"state": "sound", "phase": "over"}
+        assert await store.save(first["verification_id"], 1, late, is_over=True, is_conclusive=True) is None
+        assert (await front.page(path))["state"] == "running"
+        held.may_go_on.set()
+        end = await _until(front, path, phase="over")
+        assert (end["started_by"], end["state"]) == ("audrey", "sound")
+
+
+async def test_another_tenant_verifies_the_log_and_learns_of_others_only_how_many_findings_there_are(
+    front: Front, admin: Admin
+) -> None:
+    await front.append_trace(completed_trace(1))
+    async with admin.transaction():
+        await disarm(admin)
+        await admin.execute(
+            "UPDATE tga.links SET recorded_at = replace(recorded_at, '2026', '2027') WHERE sequence_number = 3"
+        )
+    seen = {}
+    for who in ("auditor", "acme-operator"):
+        status, started = await front.post("/v1/log/verifications", None, who)
+        assert status == 202, started
+        path = f"/v1/log/verifications/{started['verification_id']}"
+        async with front.follow(f"{path}/events", who) as subscriber:
+            seen[who] = (await subscriber.all_events())[-1].data
+        LogVerificationDocument.model_validate(seen[who])
+        stranger = "auditor" if who == "acme-operator" else "acme-operator"
+        assert (await front.get(path, stranger))[0] == 404
+        assert (await front.post(f"{path}/stop", None, stranger))[0] == 404
+        assert [one["verification_id"] for one in (await front.page("/v1/log/verifications", who))["items"]] == [
+            started["verification_id"]
+        ]
+    ours, theirs = seen["auditor"], seen["acme-operator"]
+    assert (ours["state"], theirs["state"]) == ("wrong", "wrong")
+    assert ours["findings_total"] == theirs["findings_total"] > 0
+    assert trace_id(1) in json.dumps(ours)
+    assert trace_id(1) not in json.dumps(theirs)
+    for who in ("agent", "acme"):  # everyone is told whether it can be trusted
+        standing = await front.page("/v1/log/standing", who)
+        LogStanding.model_validate(standing)
+        assert standing["verified"]["state"] == "wrong"
+        assert standing["verified"]["started_by"] == (theirs["started_by"] if who == "acme" else None)
+
+
+async def test_the_last_twenty_verifications_of_a_tenant_are_kept(front: Front) -> None:
+    assert (await front.page("/v1/log/standing"))["verified"] is None
+    store = LogVerificationStore(front.services.sessions)
+    for number in range(LOG_VERIFICATIONS_KEPT + 3):
+        for tenant in ("default", "acme"):
+            told = {"verification_id": f"{tenant}-{number}", "what": "\x00 \ud800"}
+            assert await store.begin(f"{tenant}-{number}", tenant, told)
+            assert not await store.begin(f"{tenant}-more", tenant, told)
+            assert await store.save(f"{tenant}-{number}", 1, told, is_over=True, is_conclusive=False) is False
+            assert await store.save(f"{tenant}-{number}", 1, told, is_over=True, is_conclusive=False) is None
+    kept = [one.verification_id for one in await store.newest_first("acme")]
+    assert kept == [f"acme-{number}" for number in range(LOG_VERIFICATIONS_KEPT + 2, 2, -1)]
+    assert await store.load("acme-2", "acme") is None
+    assert await store.load("acme-9", "default") is None
