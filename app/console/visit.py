@@ -89,8 +89,8 @@ class Visit:
             except ApiProblem:
                 return None
 
-        waiting, tools, note, ready = await asyncio.gather(
-            found("/v1/approvals", limit=100), found("/v1/tools"), head(), found("/readyz")
+        waiting, tools, note, ready, standing = await asyncio.gather(
+            found("/v1/approvals", limit=100), found("/v1/tools"), head(), found("/readyz"), found("/v1/log/standing")
         )
         items = [] if waiting is None else waiting["items"]
         more = waiting is not None and waiting["next"] is not None
@@ -98,21 +98,24 @@ class Visit:
         return {
             "waiting": f"{len(items)}{'+' if more else ''}" if items else "",
             "quarantined": len([one for one in listed if one["pin"]["status"] == "quarantined"]),
-            "log": log_strip(note, ready),
+            "log": log_strip(note, ready, standing),
         }
 
 
-def log_strip(note: str | None, ready: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Size of the newest signed head, and what the gateway says about its log."""
+def log_strip(
+    note: str | None, ready: Mapping[str, Any] | None, standing: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Size of the newest signed head, what the gateway says about its log, and what the last verification said."""
     lines = (note or "").split("\n")
     size = int(lines[1]) if len(lines) > 2 and lines[1].isdigit() else None
     condition = "unknown" if ready is None else str(ready.get("log", "unknown"))
+    verified = None if standing is None else standing["verified"]
     return {
         "size": size,
         "condition": condition,
         "reason": None if ready is None else ready.get("reason"),
-        "finding": None,
-        "verified": None,
+        "finding": verified if verified is not None and verified["state"] == "wrong" else None,
+        "sound": verified if verified is not None and verified["state"] == "sound" else None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Final
+from urllib.parse import quote
 
 from starlette.responses import Response
 
@@ -12,6 +13,8 @@ from app.console.visit import Visit
 
 HEADS_SHOWN: Final = 12
 FINDINGS_SHOWN: Final = 20
+_ENTRIES_SHOWN: Final = 50
+_PLACES: Final = {"trace": ("/calls/", "/v1/traces/"), "run": ("/runs/", "/v1/runs/")}
 
 
 async def show(visit: Visit) -> Response:
@@ -54,10 +57,40 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None) -> Response
         newest=newest,
         key=key,
         current=None if current is None else _described(current),
+        place=None if current is None else await _place(visit, current),
         before=newest_first[1:8],
         findings_shown=FINDINGS_SHOWN,
         problem=None if problem is None else problem.document,
     )
+
+
+async def _place(visit: Visit, told: dict[str, Any]) -> dict[str, Any] | None:
+    """The first stream that something is wrong with, entry by entry; what was found stands at its entry."""
+    stream = next((one["stream"] for one in told["findings"] if one["stream"] is not None), None)
+    if stream is None:
+        return None
+    kind, _, name = stream.partition(":")
+    of_stream = [one for one in told["findings"] if one["stream"] == stream]
+    found = {one["sequence_number"]: one for one in reversed(of_stream) if one["sequence_number"] is not None}
+    rows = dict[int, dict[str, Any]]()
+    page, api = _PLACES.get(kind, (None, None))
+    if api is not None:
+        try:
+            listed = await visit.api.find(f"{api}{quote(name, safe='')}/entries", limit=_ENTRIES_SHOWN)
+        except ApiProblem:
+            listed = None  # the gateway does not tell what it cannot read: what was found is told without it
+        for one in (listed or {"items": []})["items"]:
+            entry = one["entry"]
+            rows[entry["sequence_number"]] = {"type": entry["artifact_type"], "digest": one["entry_digest"]}
+    for number in found:
+        rows.setdefault(number, {"type": "entry", "digest": None})
+    return {
+        "stream": stream,
+        "address": None if page is None else f"/console{page}{quote(name, safe='')}",
+        "entries": [{"number": number, "finding": found.get(number), **rows[number]} for number in sorted(rows)],
+        "unplaced": [one for one in of_stream if one["sequence_number"] is None],
+        "streams": len({one["stream"] for one in told["findings"]}),
+    }
 
 
 async def _key(visit: Visit) -> str | None:
@@ -72,7 +105,11 @@ def _described(told: dict[str, Any]) -> dict[str, Any]:
     total = told["streams_total"] or 1
     tree = told["tree"]
     percent = 100.0 if told["state"] in ("sound", "wrong") else 100.0 * told["streams"] / total
-    trusted = None
+    trusted = broken = None
     if tree is not None and tree["tree_size"]:
         trusted = round(100.0 * tree["trusted_size"] / tree["tree_size"], 2)
-    return {**told, "percent": round(min(100.0, percent), 2), "trusted_percent": trusted}
+        # Without a head that does not fit nobody can tell of anything behind the place that is trusted.
+        broken = 100.0 if tree["broken_size"] is None else 100.0 * tree["broken_size"] / tree["tree_size"]
+        broken = round(min(100.0, max(trusted, broken)), 2)
+    shares = {"percent": round(min(100.0, percent), 2), "trusted_percent": trusted, "broken_percent": broken}
+    return {**told, **shares}

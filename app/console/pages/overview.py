@@ -18,7 +18,7 @@ _BARS: Final = 49  # a day of half hours, and the one that has begun
 
 
 async def show(visit: Visit) -> Response:
-    waiting, held, servers, tools, recent, stats, note, ready = await asyncio.gather(
+    waiting, held, servers, tools, recent, stats, note, ready, standing = await asyncio.gather(
         visit.api.get("/v1/approvals", limit=100),
         _held(visit),
         visit.api.find("/v1/servers"),
@@ -27,6 +27,7 @@ async def show(visit: Visit) -> Response:
         visit.api.find("/v1/stats", **_last_day(visit)),
         _note(visit),
         visit.api.find("/readyz"),
+        visit.api.find("/v1/log/standing"),
     )
     changed = [one for one in (tools or {"items": []})["items"] if one["pin"]["status"] == "quarantined"]
     now = visit.clock.now()
@@ -46,7 +47,7 @@ async def show(visit: Visit) -> Response:
         servers=(servers or {"items": []})["items"],
         recent=recent["items"][:8],
         chart=_chart(stats),
-        record=log_strip(note, ready),
+        record=log_strip(note, ready, standing),
         root=_root(note),
     )
 

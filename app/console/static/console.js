@@ -88,7 +88,10 @@
       });
       if (rows && freshRows) announce(rows, freshRows);
       document.title = fresh.title;
+      later();
     };
+    // what is under way without an entry of its own is asked for again as long as it stands there
+    const later = () => { if ($("[data-again]")) setTimeout(soon, 750); };
     const announce = (rows, freshRows) => {
       const known = new Set($$("[data-id]", rows).map((r) => r.dataset.id));
       const news = $$("[data-id]", freshRows).filter((r) => !known.has(r.dataset.id));
@@ -137,7 +140,7 @@
     $("[data-fresh]")?.addEventListener("click", () => location.reload());
     addEventListener("pagehide", () => source?.close());
     addEventListener("pageshow", (e) => { if (e.persisted && !paused) open(); });
-    open(); show();
+    open(); show(); later();
   }
 
   // keyboard: single keys only move focus or pages; nothing is decided by one
