@@ -12,18 +12,21 @@ from app.domain.ledger.queries import Page
 from app.domain.system.documents import SYSTEM, PolicySet
 from app.postgres.sessions import Sessions
 
+# Entries of a stream have numbers without a gap, so the span that is looked at is named by numbers: without its lower
+# end the planner reads the whole stream and sorts it. `is_last`: the oldest entry that was looked at.
 _SETS: Final = f"""
-SELECT l.sequence_number, l.place_looked, l.is_set, l.artifact_digest,
+SELECT l.sequence_number, l.is_last, l.is_set, l.artifact_digest,
        CASE WHEN l.is_set THEN (SELECT p.artifacts[l.place] FROM tga.payloads p
                                  WHERE p.stream_no = l.stream_no
                                    AND p.sequence_number = l.sequence_number - l.place + 1) END AS artifact
   FROM (SELECT l.*, l.artifact_type = 'policy_set' AS is_set,
-               row_number() OVER (ORDER BY l.stream_no DESC, l.sequence_number DESC) AS place_looked
-          FROM tga.links l
-         WHERE l.stream_no = (SELECT h.stream_no FROM tga.heads h WHERE h.stream = $1) AND l.sequence_number < $2
-         ORDER BY l.stream_no DESC, l.sequence_number DESC LIMIT {LIST_ROWS_LOOKED_AT_MAX}) AS l
- WHERE l.is_set OR l.place_looked = {LIST_ROWS_LOOKED_AT_MAX}
- ORDER BY l.stream_no DESC, l.sequence_number DESC LIMIT $3
+               l.sequence_number = min(l.sequence_number) OVER () AS is_last
+          FROM (SELECT h.stream_no, least($2, h.sequence_number + 1) AS below
+                  FROM tga.heads h WHERE h.stream = $1) AS h
+          JOIN tga.links l ON l.stream_no = h.stream_no AND l.sequence_number < h.below
+                          AND l.sequence_number >= h.below - {LIST_ROWS_LOOKED_AT_MAX}) AS l
+ WHERE l.is_set OR l.is_last
+ ORDER BY l.sequence_number DESC LIMIT $3
 """  # noqa: S608 - only our own numbers
 _NUMBER_MAX: Final = 2**62
 
@@ -47,7 +50,7 @@ async def list_policy_sets(sessions: Sessions, *, before: int | None, limit: int
     items = [_recorded(row["sequence_number"], row["artifact"], row["artifact_digest"]) for row in found[:limit]]
     if len(found) > limit:
         return Page(items, str(items[-1].sequence_number))
-    is_cut = bool(rows) and rows[-1]["place_looked"] >= LIST_ROWS_LOOKED_AT_MAX
+    is_cut = bool(rows) and rows[-1]["is_last"] and rows[-1]["sequence_number"] > 1
     return Page(items, str(rows[-1]["sequence_number"]) if is_cut else None)
 
 

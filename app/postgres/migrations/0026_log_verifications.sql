@@ -1,5 +1,5 @@
--- Verifications of the whole log: how far each has come and what it found, for every gateway to read. Nothing is decided
--- by these rows, and whoever owns the database can change them: they say what a gateway saw, and prove nothing.
+-- Verifications of the whole log: how far each has come and what it found, for every gateway to read. Nothing is
+-- decided by these rows, and whoever owns the database can change them: they say what a gateway saw, and prove nothing.
 --
 --   attempt     raised by each gateway that takes a verification over; who holds an older one writes nothing more
 --   beat_at     when the gateway that works on it last wrote; long ago means that it is gone
@@ -38,7 +38,7 @@ BEGIN
 END
 $$;
 
--- The attempt of whoever takes over what its gateway has not written to for so long; null when there is nothing to take.
+-- The attempt of whoever takes over what its gateway has not written to for so long; null when there is none to take.
 CREATE FUNCTION tga.take_log_verification(id text, silent_ms integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, tga, pg_temp
 AS $$
@@ -55,8 +55,8 @@ END
 $$;
 
 -- Whether somebody wants it stopped; null when it has ended, or another gateway has taken it over.
-CREATE FUNCTION tga.save_log_verification(id text, of_attempt integer, document text, is_over boolean, concludes boolean)
-RETURNS boolean
+CREATE FUNCTION tga.save_log_verification(
+    id text, of_attempt integer, document text, is_over boolean, concludes boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, tga, pg_temp
 AS $$
 DECLARE
