@@ -5,7 +5,7 @@ Templates reach them by these names; docs/console.md lists them with what they a
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -89,6 +89,14 @@ def json_view(value: Any, label: str, *, all_of_it: str | None = None, changed: 
 # Time: relative with the absolute time in `title`; `at` shows the absolute one outright.
 def moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def after_ms(text: str | None, milliseconds: float | None) -> str | None:
+    if text is None or milliseconds is None:
+        return None
+    return (moment(text) + timedelta(milliseconds=milliseconds)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[
+        :-3
+    ] + "Z"
 
 
 def written_time(text: str) -> str:

@@ -54,6 +54,7 @@ FORMS: Final[dict[str, Page]] = {
     "/calls/{trace_id}/recover": call.recover,
     "/calls/{trace_id}/withdraw": call.withdraw,
     "/ledger/verifications/{verification_id}/stop": ledger.stop,
+    "/ledger/compare": ledger.compare,
     "/ledger/verify": ledger.verify,
     "/runs/{run_id}/answer": run.answer,
     "/runs/{run_id}/cancel": run.cancel,

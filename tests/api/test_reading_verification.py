@@ -171,7 +171,7 @@ class Held:
 async def _until(front: Front, path: str, **wanted: object) -> dict[str, Any]:
     async with asyncio.timeout(HANG_S):
         while True:
-            told = await front.page(path)
+            told: dict[str, Any] = await front.page(path)
             if all(told[name] == value for name, value in wanted.items()):
                 return told
             await asyncio.sleep(0.02)

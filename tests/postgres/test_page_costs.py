@@ -119,14 +119,15 @@ class RowsRead:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows = 0
-        executes = asyncpg.Connection._execute
+        connections: Any = asyncpg.Connection
+        executes = connections._execute
 
         async def counted(connection: Any, *arguments: Any, **options: Any) -> Any:
             found = await executes(connection, *arguments, **options)
             self.rows += len(found) if isinstance(found, list) else 1
             return found
 
-        monkeypatch.setattr(asyncpg.Connection, "_execute", counted)
+        monkeypatch.setattr(connections, "_execute", counted)
 
 
 @pytest.fixture

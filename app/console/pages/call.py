@@ -65,14 +65,24 @@ async def resolve(visit: Visit) -> Response:
 
 
 async def withdraw(visit: Visit) -> Response:
-    trace_id = visit.request.path_params["trace_id"]
-    await visit.api.post(f"/v1/traces/{trace_id}/withdraw", {})
-    return visit.go(f"/calls/{trace_id}")
+    """Its caller takes a request back before anybody has decided: nothing will run."""
+    rationale = visit.form.get("rationale", "").strip()
+    return await _moved(visit, "withdraw", {"rationale": rationale} if rationale else {})
 
 
 async def recover(visit: Visit) -> Response:
+    """Go on where the record ends, with the same key: what was sent is sent again only where its tool allows it."""
+    return await _moved(visit, "recover", {"wait_ms": _WAIT_MS})
+
+
+async def _moved(visit: Visit, what: str, body: dict[str, Any]) -> Response:
     trace_id = visit.request.path_params["trace_id"]
-    await visit.api.post(f"/v1/traces/{trace_id}/recover", {"wait_ms": _WAIT_MS})
+    try:
+        await visit.api.post(f"/v1/traces/{trace_id}/{what}", body)
+    except ApiProblem as problem:
+        if problem.code in ("FORBIDDEN", "TRACE_NOT_FOUND", "UNAUTHENTICATED"):
+            raise
+        return await _shown(visit, problem=problem, typed=visit.form)
     return visit.go(f"/calls/{trace_id}")
 
 

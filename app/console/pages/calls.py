@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from app.console.components import moment
 from app.console.gateway_api import ApiProblem
 from app.console.rendering import PATH
 from app.console.visit import Visit
@@ -55,8 +56,57 @@ async def show(visit: Visit) -> Response:
         tools=sorted(f"{one['server_id']}/{one['tool_name']}" for one in tools["items"]),
         states=STATES,
         hours=HOURS,
-        stats=await visit.api.find("/v1/stats"),
+        metrics=await _metrics(visit, filters, server_id or None, tool_name or None),
     )
+
+
+async def _metrics(
+    visit: Visit, filters: dict[str, str], server_id: str | None, tool_name: str | None
+) -> dict[str, Any] | None:
+    """How often and how fast, in the time and of the tool that the filters name; None for who sees only its own."""
+    window = filters["since"] if filters.get("since") in HOURS else next(iter(HOURS))
+    since = visit.clock.after(-HOURS[window] * 3_600_000)
+    try:
+        stats = await visit.api.find("/v1/stats", since=since, server_id=server_id, tool_name=tool_name)
+    except ApiProblem:
+        return None  # a tool that nobody knows: the list says so
+    if stats is None:
+        return None
+    first, step_ms = moment(stats["since"]), stats["span_s"] * 1000
+    places = max(2, round(HOURS[window] * 3_600_000 / step_ms) + 1)
+    asked, slow = [0] * places, [0] * places
+    for one in stats["by_time"]:
+        place = int((moment(one["began"]) - first).total_seconds() * 1000 // step_ms)
+        if 0 <= place < places:
+            asked[place], slow[place] = one["asked"], one["latency"]["p95_ms"] or 0
+    total, states = stats["total"], list[dict[str, Any]]()
+    shares = (("completed", "ok", "check-f", "COMPLETED"), ("failed", "bad", "x-f", "FAILED"))
+    x = 0.0
+    for name, tone, icon, state in (*shares, ("denied", "none", "slash", "DENIED"), ("open", "wait", "clock", None)):
+        width = 100 * total[name] / total["asked"] if total["asked"] else 0.0
+        kept = {key: value for key, value in filters.items() if key != "state"} | {"since": window}
+        address = None if state is None else _address(kept | {"state": state})
+        share = {"x": round(x, 2), "width": round(width, 2), "address": address}
+        states.append({"name": name, "calls": total[name], "tone": tone, "icon": icon, **share})
+        x += width
+    return {
+        "window": window,
+        "of": filters.get("tool"),
+        "total": total,
+        "now": stats["now"],
+        "states": states,
+        "asked": _line(asked),
+        "slow": _line(slow),
+        "asked_max": max(asked),
+        "slow_max": max(slow),
+        "step": {60: "minute", 1800: "half hour", 86400: "day"}[stats["span_s"]],
+    }
+
+
+def _line(values: list[int]) -> str:
+    """The points of a line over a picture of 100 by 30."""
+    top, last = max(values) or 1, len(values) - 1
+    return " ".join(f"{100 * n / last:.2f},{28 - 26 * value / top:.2f}" for n, value in enumerate(values))
 
 
 async def find(visit: Visit) -> Response:

@@ -9,7 +9,9 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from app.console.gateway_api import ApiProblem
+from app.console.kept_heads import Comparison, compare_kept
 from app.console.visit import Visit
+from app.core.errors import TgaError
 
 HEADS_SHOWN: Final = 12
 FINDINGS_SHOWN: Final = 20
@@ -37,7 +39,24 @@ async def stop(visit: Visit) -> Response:
     return visit.go("/ledger")
 
 
-async def _shown(visit: Visit, *, problem: ApiProblem | None = None) -> Response:
+async def compare(visit: Visit) -> Response:
+    """Kept heads against the log. Nothing is recorded: it could be asked of the API with any client."""
+    kept = visit.form.get("kept", "")
+    if not kept.strip():
+        words = "Paste a head that was kept, or choose its file. Nothing was compared."
+        return await _shown(visit, problem=ApiProblem(422, {"code": "INPUT_MALFORMED", "detail": words}))
+    try:
+        return await _shown(visit, comparison=await compare_kept(visit.api, kept), kept=kept)
+    except ApiProblem as problem:
+        return await _shown(visit, problem=problem, kept=kept)
+    except TgaError as error:  # the log's own newest head cannot be believed
+        document = {"code": error.code, "detail": f"The newest head of the log: {error.what}"}
+        return await _shown(visit, problem=ApiProblem(409, document), kept=kept)
+
+
+async def _shown(
+    visit: Visit, *, problem: ApiProblem | None = None, comparison: Comparison | None = None, kept: str = ""
+) -> Response:
     heads, verifications, key = await asyncio.gather(
         visit.api.find("/v1/log/heads", limit=HEADS_SHOWN, cursor=visit.query.get("cursor")),
         visit.api.find("/v1/log/verifications"),
@@ -60,6 +79,8 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None) -> Response
         place=None if current is None else await _place(visit, current),
         before=newest_first[1:8],
         findings_shown=FINDINGS_SHOWN,
+        comparison=comparison,
+        kept=kept,
         problem=None if problem is None else problem.document,
     )
 

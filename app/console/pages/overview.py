@@ -7,12 +7,14 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from app.console.components import between_ms, moment, span
+from app.console.components import after_ms, between_ms, moment, span
 from app.console.gateway_api import ApiProblem
 from app.console.shown_text import summary_of
 from app.console.visit import Visit, log_strip
 
 _SHOWN: Final = 12
+_LOOKED_AT: Final = 200
+_PEOPLE_SHOWN: Final = 6
 _SOON_MS: Final = 3_600_000
 _BARS: Final = 49  # a day of half hours, and the one that has begun
 
@@ -23,7 +25,7 @@ async def show(visit: Visit) -> Response:
         _held(visit),
         visit.api.find("/v1/servers"),
         visit.api.find("/v1/tools"),
-        visit.api.get("/v1/traces", limit=30),
+        visit.api.get("/v1/traces", limit=_LOOKED_AT),
         visit.api.find("/v1/stats", **_last_day(visit)),
         _note(visit),
         visit.api.find("/readyz"),
@@ -46,10 +48,21 @@ async def show(visit: Visit) -> Response:
         needs_more=max(0, len(needs) - _SHOWN),
         servers=(servers or {"items": []})["items"],
         recent=recent["items"][:8],
+        people=_people(recent["items"]),
+        looked_at=_LOOKED_AT,
         chart=_chart(stats),
         record=log_strip(note, ready, standing),
         root=_root(note),
     )
+
+
+def _people(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Decisions of people among the newest calls, the last decision first."""
+    by_people = [one for one in calls if one["decided_by"] is not None and one["decided_by"]["type"] == "person"]
+    for one in by_people:
+        one["decided_at"] = after_ms(one["requested_at"], one["decided_ms"]) or one["updated_at"]
+        one["is_denied"] = one["state"] == "DENIED"
+    return sorted(by_people, key=lambda one: str(one["decided_at"]), reverse=True)[:_PEOPLE_SHOWN]
 
 
 async def _held(visit: Visit) -> list[dict[str, Any]]:

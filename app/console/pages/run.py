@@ -126,7 +126,7 @@ async def _shown(
         state_then=None if state is None else state["state"],
         changed=[] if chosen is None else [one["at"] for one in chosen.record.get("state_change") or ()],
         questions=questions,
-        program=_program(program, picture.rows),
+        program=_program(program, picture.rows, at),
         is_open=is_open,
         is_resting=run["state"] in RESTING,
         continue_action="resume_run" if run["state"] in ("PARKED", "DIVERGED") else "retry_run",
@@ -232,11 +232,11 @@ def _read(text: str) -> Any:
         raise ValueError(f"This is not JSON: {error}") from None
 
 
-def _program(found: Mapping[str, Any] | None, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """The text of a submitted program, and the line at which it stands."""
+def _program(found: Mapping[str, Any] | None, rows: Sequence[Row], at: int) -> dict[str, Any] | None:
+    """The text of a submitted program, and the line of its last operation up to the chosen entry."""
     source = None if found is None else found.get("source")
     if not isinstance(source, str):
         return None
-    newest = max((row for row in rows if row.source), key=lambda row: row.at, default=None)
+    newest = max((row for row in rows if row.source and row.at <= at), key=lambda row: row.at, default=None)
     line = None if newest is None or newest.source is None else newest.source.rpartition(":")[2]
     return {"lines": source.split("\n")[:2_000], "here": int(line) if line and line.isdigit() else None}

@@ -35,6 +35,13 @@
   // what an operator is about to record
   document.addEventListener("change", (e) => { if (e.target.dataset?.say) { const b = $("#resolve-btn"); if (b) b.textContent = e.target.dataset.say; } });
 
+  // the text of a chosen file goes where it could have been pasted: it is sent with the form
+  $$("[data-file]").forEach((at) => { at.hidden = false; });
+  document.addEventListener("change", async (e) => {
+    const to = e.target.dataset?.into && document.getElementById(e.target.dataset.into), file = e.target.files?.[0];
+    if (to && file) { to.value = file.size > 65536 ? "" : await file.text(); say(to.value ? `${file.name} is read` : "The file is too large for a head"); }
+  });
+
   // somebody is writing here
   document.addEventListener("input", (e) => { if (e.target.form) e.target.form.dataset.touched = "1"; });
 
