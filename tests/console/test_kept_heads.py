@@ -39,7 +39,7 @@ class Log:
 
     async def get(self, _: str, *, old: int, new: int) -> Any:
         spans = consistency_ranges(old, new)
-        hashes = [root_of(self.entries[span.begin : span.end]) for span in spans]
+        hashes = [root_of(self.entries[span.start : span.end]) for span in spans]
         return {"old": old, "new": new, "hashes": [b64encode(one).decode() for one in hashes]}
 
 
