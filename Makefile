@@ -8,6 +8,7 @@ export TGA_HOME ?= $(CURDIR)/.tga
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test soak lowest check generate bench bench-peers lock wheel clean
+.PHONY: run test soak lowest check generate bench pictures lock wheel clean
 
 run: $(READY)
 	@$(BIN)/tga demo
@@ -51,6 +52,9 @@ generate: $(READY)
 PEERS ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/tga-bench-peers
 bench-peers: $(READY)
 	$(BIN)/python -m bench.comparison --install --peers $(PEERS)
+# README's pictures of the console, from a real gateway; needs Chromium.
+pictures: $(READY)
+	$(BIN)/python -m tools.pictures
 
 bench: $(READY)
 	$(BIN)/python -m bench.comparison --peers $(PEERS)

@@ -63,9 +63,9 @@ async def failing(ctx: Context[None], input: dict) -> None:
 
 
 @contextmanager
-def worker(desk: Desk) -> Iterator[None]:
+def worker(desk: Desk, text: str = PROGRAM) -> Iterator[None]:
     program = desk.world.home / "programs.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     command = [sys.executable, "-m", "tga_sdk.worker_cli", str(program), "--url", desk.world.url]
     with (desk.world.home / "worker.log").open("w") as log:
         environment = {**desk.world.environment(), "TGA_API_KEY": desk.keys["worker"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -79,8 +80,12 @@ async def _note(visit: Visit) -> str | None:
 
 
 def _root(note: str | None) -> str | None:
+    """In hex, as everywhere else; a note has it in base64."""
     lines = (note or "").split("\n")
-    return lines[2] if len(lines) > 3 else None
+    try:
+        return b64decode(lines[2], validate=True).hex() if len(lines) > 3 else None
+    except ValueError:
+        return None
 
 
 def _last_day(visit: Visit) -> dict[str, str]:
