@@ -54,7 +54,7 @@ bench-peers: $(READY)
 	$(BIN)/python -m bench.comparison --install --peers $(PEERS)
 # README's pictures of the console, from a real gateway; needs Chromium.
 pictures: $(READY)
-	$(BIN)/python -m tools.pictures
+	$(BIN)/python -m tests.console.pictures
 
 bench: $(READY)
 	$(BIN)/python -m bench.comparison --peers $(PEERS)

@@ -59,7 +59,7 @@ class Visitor:
         self.cookie = re.findall(r"console_session=([^;]+)", headers["set-cookie"])[0]
 
     def csrf(self) -> str:
-        return re.findall(r'name="csrf" value="([^"]+)"', self.ask("/calls")[2])[0]
+        return str(re.findall(r'name="csrf" value="([^"]+)"', self.ask("/calls")[2])[0])
 
 
 def _hostile_tool(world: World) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.console.browsing import NARROW, open_desk
-from tools.pictures import EVERY_PAGE, SCENES, SHOWN, THEMES, draw
+from tests.console.pictures import EVERY_PAGE, SCENES, SHOWN, THEMES, draw
 
 README = Path(__file__).parents[2] / "README.md"
 BYTES_MAX = 200_000

@@ -1,6 +1,6 @@
 """Pictures of the console, from a real gateway in a real browser: `make pictures` writes those of README.
 
-    python -m tools.pictures [FOLDER] [--all]
+    python -m tests.console.pictures [FOLDER] [--all]
 
 A gateway is started on a database of its own, agents call tools, a program asks a question, and Chromium takes the
 pictures in both colour schemes. `--all`: every page, wide and narrow, for whoever looks at them side by side.
@@ -21,7 +21,7 @@ from tests.cli.world import wait_for
 from tests.console.browsing import NARROW, WIDE, Desk, aside, open_desk
 from tests.console.test_runs import PROGRAM, start, until, worker
 
-SHOWN: Final = Path(__file__).parent.parent / "docs" / "pictures"
+SHOWN: Final = Path(__file__).parents[2] / "docs" / "pictures"
 THEMES: Final = ("light", "dark")
 SIZE: Final = (1280, 800)
 # By the name of the picture: who looks, and where. README shows these.
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> None:
             for size, tag in ((WIDE, "-wide"), (NARROW, "-narrow")):
                 made += draw(desk, ids, Path(folders[0]), EVERY_PAGE, size=size, tag=tag)
     for path in made:
-        print(f"{path} {path.stat().st_size // 1024} KiB")
+        sys.stdout.write(f"{path} {path.stat().st_size // 1024} KiB\n")
 
 
 if __name__ == "__main__":
