@@ -7,8 +7,7 @@ export TGA_HOME ?= $(CURDIR)/.tga
 # Processes are started by the hundred. Where this is set each of them compiles all that it imports, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test soak lowest check generate bench bench-peers lock wheel clean
-.PHONY: run test soak lowest check generate bench pictures lock wheel clean
+.PHONY: run test soak lowest check generate bench bench-peers pictures lock wheel clean
 
 run: $(READY)
 	@$(BIN)/tga demo
