@@ -8,13 +8,14 @@ from pathlib import Path
 from tests.console.browsing import NARROW, open_desk
 from tests.console.pictures import EVERY_PAGE, SCENES, SHOWN, THEMES, draw
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 BYTES_MAX = 200_000
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def test_every_picture_that_readme_names_is_there_and_small_and_no_other_is_kept() -> None:
-    named = set(re.findall(r"docs/pictures/([\w-]+\.png)", README.read_text()))
+    told = (ROOT / "README.md").read_text() + (ROOT / "docs" / "console.md").read_text()
+    named = set(re.findall(r"pictures/([\w-]+\.png)", told))
     assert named == {f"{scene}-{theme}.png" for scene in SCENES for theme in THEMES}
     kept = {path.name: path.read_bytes() for path in SHOWN.iterdir()}
     assert set(kept) == named
