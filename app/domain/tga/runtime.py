@@ -107,7 +107,10 @@ class TgaRuntime:
         verify_key(call)
         canonical_enclosed(call.arguments)  # refuse now what could not be recorded when a person approves it later
         async with self._executions.patience(wait_ms) as patience:
-            if self._repeats.is_expected(call.server_id, call.tool_name, call.idempotency_key):
+            # A run's call goes through its journal first, which says whether the worker may make it, and as which try.
+            if call.companion is None and self._repeats.is_expected(
+                call.server_id, call.tool_name, call.idempotency_key
+            ):
                 # Whatever is wrong with its tool by now: a repeat is answered from the record.
                 repeat = await self._answer_repeat(call, patience)
                 if repeat is not None:
