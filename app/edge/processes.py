@@ -8,7 +8,7 @@ counter that began anew, which Prometheus understands.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,16 +19,14 @@ _LABELLED: Final = re.compile(rb"^([A-Za-z_:][A-Za-z0-9_:]*)(\{)?")
 @dataclass(slots=True)
 class Processes:
     """Alone unless `serve` says otherwise. `ready`: how many take requests, as the supervisor said last. `shows`: what
-    this process shows the others when they ask, and `hears` what it does when one of them says something, both by
-    name. `ask_others`: what the others show, by their numbers; one that does not answer in time is left out."""
+    this process shows the others when they ask, by name. `ask_others`: what the others show, by their numbers; one that
+    does not answer in time is left out."""
 
     number: int = 1
     of: int = 1
     ready: int = 1
     shows: dict[str, Callable[[], Awaitable[bytes]]] = field(default_factory=dict)
-    hears: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = field(default_factory=dict)
     ask_others: Callable[[str], Awaitable[dict[int, bytes]]] | None = None
-    tell_others: Callable[[str, str], None] = lambda *_: None
 
     def shown(self) -> dict[str, Any] | None:
         """For /readyz; nothing of one that is alone."""

@@ -93,7 +93,7 @@ class ServingProcess:
     def join(self, processes: Processes) -> None:
         """Keep `processes` up to date, and let it reach the others."""
         processes.number, processes.of, processes.ready = self.share.number, self.share.processes, self._ready
-        processes.ask_others, processes.tell_others = self._ask_others, self._tell_others
+        processes.ask_others = self._ask_others
         self._processes = processes
 
     def retire(self) -> None:
@@ -140,9 +140,6 @@ class ServingProcess:
                     self._processes.ready = ready
             case {"show": str(name), "question": int(question)}:
                 self._begin(self._show(name, question))
-            case {"told": str(name), "what": str(what)}:
-                if self._processes is not None and (hear := self._processes.hears.get(name)) is not None:
-                    self._begin(hear(what))
             case {"shown": int(question), "numbers": list(numbers)}:
                 if (asked := self._asked.pop(question, None)) is not None and not asked.done():
                     asked.set_result(dict(zip(numbers, map(read_file, files), strict=True)))
@@ -166,9 +163,6 @@ class ServingProcess:
         show = None if self._processes is None else self._processes.shows.get(name)
         shown = b"" if show is None else await show()
         self._channel.send({"shown": question}, [file_with(shown)])
-
-    def _tell_others(self, name: str, what: str) -> None:
-        self._channel.send({"tell": name, "what": what})
 
     async def _ask_others(self, name: str) -> dict[int, bytes]:
         self._questions = question = self._questions + 1

@@ -35,9 +35,6 @@ class Supervises(Protocol):
     def on_question(self, process: SupervisedProcess, name: str, question: int) -> None:
         """It wants to know what the others show under this name; see `answer`."""
 
-    def on_told(self, process: SupervisedProcess, name: str, what: str) -> None:
-        """It says something to all others."""
-
 
 class SupervisedProcess:
     """`load`: connections that it was given and that have not ended. `is_taking`: it may be given more, and has not
@@ -163,9 +160,6 @@ class SupervisedProcess:
         finally:
             self._shown.pop(question, None)
 
-    def tell(self, name: str, what: str) -> None:
-        self._channel.send({"told": name, "what": what})
-
     def answer(self, question: int, shown: Mapping[int, int]) -> None:
         """What it asked for: files, by the numbers of their processes."""
         self._channel.send({"shown": question, "numbers": list(shown)}, list(shown.values()))
@@ -211,8 +205,6 @@ class SupervisedProcess:
                     self._supervisor.give(connection, had_requests)
             case {"ask": str(name), "question": int(question)}:
                 self._supervisor.on_question(self, name, question)
-            case {"tell": str(name), "what": str(what)}:
-                self._supervisor.on_told(self, name, what)
             case {"shown": int(question)}:
                 waiting = self._shown.pop(question, None)
                 if waiting is not None and not waiting.done() and files:

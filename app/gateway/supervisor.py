@@ -228,11 +228,6 @@ class Supervisor:
         for process in self._alive:
             process.tell_standing(ready)
 
-    def on_told(self, process: SupervisedProcess, name: str, what: str) -> None:
-        for other in self._alive:
-            if other is not process:
-                other.tell(name, what)
-
     def on_question(self, process: SupervisedProcess, name: str, question: int) -> None:
         self._tasks.add(task := asyncio.create_task(self._answer(process, name, question)))
         task.add_done_callback(self._tasks.discard)
