@@ -43,6 +43,7 @@ TEMPLATE = "tga_template"
 MEMORY = Path("/dev/shm")  # noqa: S108
 _MEMORY_BYTES_MIN = 4 * 2**30
 LONG = {
+    "test_contracts.py",
     "bench",
     "load",
     "crash",
@@ -107,7 +108,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Nothing is tested less: what is killed is a process, never the machine. TMPDIR chooses another place. In it each
     process that runs tests has a folder of its own, and a watcher that ends what is left there when pytest is gone.
     """
-    config.addinivalue_line("markers", "one_in(n): costly; `make test` runs it once in n times, by its printed seed")
+    config.addinivalue_line(
+        "markers", "one_in(n, of=): costly; `make test` runs it, or its whole file, once in n times"
+    )
     if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= _MEMORY_BYTES_MIN:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # for processes of the tests, and for this one
     sampling.seed()  # before the processes start that inherit it
@@ -128,7 +131,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long comes first: with several workers, none is left alone with it in the end."""
-    items.sort(key=lambda item: item.path.parent.name not in LONG)
+    items.sort(key=lambda item: item.path.parent.name not in LONG and item.path.name not in LONG)
     if sampling.seed() is not None:
         left_out = [item for item in items if _is_on_another_server(item) or _is_of_another_run(item)]
         config.hook.pytest_deselected(items=left_out)
@@ -149,8 +152,10 @@ def _is_on_another_server(item: pytest.Item) -> bool:
 
 
 def _is_of_another_run(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker("one_in")
-    return mark is not None and not sampling.is_taken(item.nodeid, mark.args[0])
+    return any(
+        not sampling.is_taken(item.path.name if mark.kwargs.get("of") == "file" else item.nodeid, mark.args[0])
+        for mark in item.iter_markers("one_in")
+    )
 
 
 def _is_plain(value: object) -> bool:

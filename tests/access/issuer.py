@@ -107,7 +107,7 @@ async def serve_keys() -> AsyncIterator[KeyServer]:
     application = web.Application()
     application.router.add_get("/jwks", keys.answer)
     application.router.add_get("/elsewhere", keys.answer_elsewhere)
-    runner = web.AppRunner(application)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -190,7 +190,7 @@ class Provider:
 
 @asynccontextmanager
 async def serve_provider(provider: Provider) -> AsyncIterator[Provider]:
-    runner = web.AppRunner(provider.application())
+    runner = web.AppRunner(provider.application(), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     provider.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -73,6 +73,9 @@ NEVER_OVER_HTTP = {
     errors.ApprovalNotExpired.code,  # of the sweep
     errors.RunLeaseLost.code,  # a worker is told STOP, with 200
     errors.TraceUnfinished.code,  # traces are erased with `tga erase`
+    errors.SignInRefused.code,  # of the console, which is not in the document
+    errors.SignInExpired.code,
+    errors.IssuerUnavailable.code,
 }
 DAILY = {"type": "cron", "expression": "30 2 * * *", "time_zone": "Europe/Berlin"}
 UNKNOWN = "0197c2a4-5f0e-7c3a-9d54-3a1f0b8e2c11"

@@ -19,6 +19,8 @@ from tests.cli.world import World, wait_for
 from tests.console.browsing import Desk, aside, open_desk
 from tests.patience import HANG_S
 
+pytestmark = pytest.mark.one_in(2, of="file")
+
 HOSTILE = (
     "<script>window.ran=1</script><img src=x onerror=window.ran=1> {{7*7}} '\"><b>x \u202etxt.exe\u202c \u200b \u0007"
 )

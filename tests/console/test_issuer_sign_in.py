@@ -24,6 +24,8 @@ from tests.cli.world import World
 from tests.console.browsing import Desk, open_desk, overflow, serious_findings
 from tests.patience import HANG_S
 
+pytestmark = pytest.mark.one_in(2, of="file")
+
 SECRET = "the-client's-secret"  # noqa: S105
 
 

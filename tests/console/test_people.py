@@ -13,6 +13,8 @@ from tests.cli.world import wait_for
 from tests.console.browsing import NARROW, WIDE, Desk, open_desk, overflow, serious_findings
 from tests.patience import HANG_S
 
+pytestmark = pytest.mark.one_in(2, of="file")
+
 expect.set_options(timeout=HANG_S * 1000)
 
 

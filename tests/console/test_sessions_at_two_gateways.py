@@ -18,6 +18,8 @@ from tests.cli.world import World, wait_for
 from tests.conftest import make_home
 from tests.patience import HANG_S
 
+pytestmark = pytest.mark.one_in(2, of="file")
+
 
 class _Stay(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:

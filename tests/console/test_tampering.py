@@ -17,6 +17,8 @@ from tests.cli.world import wait_for
 from tests.console.browsing import NARROW, WIDE, Desk, aside, open_desk, overflow, serious_findings
 from tests.patience import HANG_S
 
+pytestmark = pytest.mark.one_in(2, of="file")
+
 expect.set_options(timeout=HANG_S * 1000)
 PAGES = ("/", "/approvals", "/calls", "/runs", "/ledger", "/servers", "/policy")
 ENTRY = 3

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.console.browsing import NARROW, open_desk
 from tests.console.pictures import EVERY_PAGE, SCENES, SHOWN, THEMES, draw
+
+pytestmark = pytest.mark.one_in(3, of="file")
 
 ROOT = Path(__file__).parents[2]
 BYTES_MAX = 200_000
