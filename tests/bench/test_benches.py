@@ -48,7 +48,7 @@ def test_make_bench_runs_every_benchmark() -> None:
     assert sorted(in_makefile) == _benches() == sorted(PRINTS)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", PRINTS)
 def test_a_benchmark_ends_well_and_prints_its_ratios(name: str) -> None:
     ended = subprocess.run(

@@ -137,11 +137,11 @@ MAY_BE_LEFT_OUT: Final = {
 every_document = pytest.mark.parametrize("name", sorted(MODELS))
 steady = settings(
     deadline=None,
-    max_examples=sampling.share(25, 12),
+    max_examples=sampling.share(25, 8),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
-thorough = settings(steady, max_examples=sampling.share(100, 50))
+thorough = settings(steady, max_examples=sampling.share(100, 30))
 
 
 def model_accepts(name: str, raw: bytes) -> bool:
