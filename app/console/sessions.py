@@ -38,7 +38,7 @@ class SpentSessions(Protocol):
     """What was ended or used, as all gateways on the database know it."""
 
     async def spend(self, value: str, *, until: str) -> bool:
-        """Whether nobody has spent it before; durable when this returns."""
+        """False: a gateway has spent it before. Durable when this returns."""
         ...
 
     async def is_spent(self, value: str) -> bool: ...
@@ -78,7 +78,7 @@ class Sessions:
         self._spent = spent
 
     async def open(self, credential: str) -> Session:
-        """A session for whoever holds this credential, or Unauthenticated without a word about why."""
+        """A session for the principal of this API key or token; else Unauthenticated, without a word about why."""
         principal = await self._authenticator.authenticate(f"Bearer {credential}")
         presented = parse_api_key(credential)
         expires_at = self._clock.after(CONSOLE_SESSION_MS)
@@ -93,7 +93,7 @@ class Sessions:
         )
 
     def open_as(self, principal: Principal, *, life_ms: int) -> Session:
-        """A session for somebody whom the issuer of `[auth.oidc]` vouched for, just now."""
+        """A session for a principal whose ID token, from the issuer of `[auth.oidc]`, was just verified."""
         return self._sealed(
             session_id=secrets.token_urlsafe(16),
             csrf=secrets.token_urlsafe(24),
@@ -130,7 +130,7 @@ class Sessions:
         await self._spent.spend(session.session_id, until=session.expires_at)
 
     async def use_once(self, value: str, *, until: str) -> bool:
-        """Whether nobody used this value before, at any gateway; it is remembered until then."""
+        """False: a browser has presented this value before, at this gateway or another. Remembered until `until`."""
         return await self._spent.spend(value, until=until)
 
     async def authenticate(self, authorization: str | None) -> Principal:

@@ -36,7 +36,7 @@ from app.core.limits import (
 )
 from app.domain.identity import Principal
 from app.edge.issuer_keys import ask_issuer, parse_jwks, safe_url
-from app.edge.tokens import JwtVerifier, TokenRefused
+from app.edge.tokens import IssuerSettings, JwtVerifier, TokenRefused
 
 logger = logging.getLogger("tga")
 
@@ -53,27 +53,17 @@ _TOLD: Final[dict[type[Exception], str]] = {
 }
 
 
-class OidcSettings(Protocol):
-    """`[auth.oidc]` of the configuration, or anything of its shape."""
+class OidcSettings(IssuerSettings, Protocol):
+    """`[auth.oidc]` of the configuration."""
 
     @property
-    def issuer(self) -> str: ...
-    @property
     def client_id(self) -> str: ...
-    @property
-    def algorithms(self) -> Sequence[str]: ...
     @property
     def scopes(self) -> Sequence[str]: ...
     @property
     def name(self) -> str | None: ...
     @property
     def session_ms(self) -> int: ...
-    @property
-    def principal_claim(self) -> str: ...
-    @property
-    def tenant_claim(self) -> str: ...
-    @property
-    def roles_claim(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,25 +24,30 @@ class TokenRefused(Exception):
     """Why a token is not believed, in words that hold nothing of it."""
 
 
-class JwtSettings(Protocol):
-    """`[jwt]` of the configuration, or anything of its shape. Exactly one of `jwks_url` and `jwks_file` is set."""
+class IssuerSettings(Protocol):
+    """What every issuer of tokens is configured with: whose tokens, and which claims say who somebody is."""
 
     @property
     def issuer(self) -> str: ...
     @property
-    def audience(self) -> str: ...
-    @property
     def algorithms(self) -> Sequence[str]: ...
-    @property
-    def jwks_url(self) -> str | None: ...
-    @property
-    def jwks_file(self) -> Path | None: ...
     @property
     def principal_claim(self) -> str: ...
     @property
     def tenant_claim(self) -> str: ...
     @property
     def roles_claim(self) -> str: ...
+
+
+class JwtSettings(IssuerSettings, Protocol):
+    """`[auth.jwt]` of the configuration. Exactly one of `jwks_url` and `jwks_file` is set."""
+
+    @property
+    def audience(self) -> str: ...
+    @property
+    def jwks_url(self) -> str | None: ...
+    @property
+    def jwks_file(self) -> Path | None: ...
 
 
 class JwtVerifier:

@@ -66,8 +66,8 @@ class Ready(NamedTuple):
 
 class DueRun(NamedTuple):
     """A run that something is due for. `lost_attempt`: the one whose worker was not heard of for too long; None: no
-    worker is lost. `held_until`: until when nobody else looks at it, by which a row that nobody has changed since is
-    known."""
+    worker is lost. `held_until`: until when no other gateway looks at it; a row that still says so was not changed
+    since."""
 
     run_id: str
     lost_attempt: int | None
@@ -101,12 +101,12 @@ class StoredRuns(Protocol):
         ...
 
     async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> Ready:
-        """Runs of these (procedure, program) that are ready, in turn over them; nobody else is given them for a few
+        """Runs of these (procedure, program) that are ready, in turn over them; no other gateway is given them for some
         seconds. And when the next one is: its pause is over then, or the time for which another gateway has held it."""
         ...
 
     async def unhold_ready(self, run_ids: Sequence[str]) -> None:
-        """Nobody is there for these after all."""
+        """No worker of this gateway waits for these any more: give them back."""
         ...
 
     async def hold_due(self, *, limit: int, worker_silent_ms: int | None) -> Due:
