@@ -4,9 +4,9 @@
 processor time of each for a fresh call and for a repeat of a finished one, from /proc, and the write-ahead log that
 they leave. Arguments have some 500 bytes, and the tool's schema ten rules. `--against` names the folder of another
 checkout with its own .venv: its gateway takes turns with this one's, round by round, so that a busy machine is unfair
-to both alike. What each gateway and its database spend while nobody calls is measured first and taken off: on a busy
-machine few calls would carry all of it. `--profile` writes what py-spy sees of the gateway during calls
-(`--profile-of`) at the most at once.
+to both alike. What each gateway and its database spend while no caller asks is measured first and shown, and not taken
+off: work that waits for idle time is not done under load. `--profile` writes what py-spy sees of the gateway during
+calls (`--profile-of`) at the most at once.
 """
 
 from __future__ import annotations
@@ -160,19 +160,19 @@ class Subject:
         self._key = (home / "admin.key").read_text("ascii").strip()
         self._server = Server(EmbeddedPostgres(home))
         self._runs = 0
-        self._idle = (0.0, 0.0)  # seconds of processor time of gateway and database in a second without calls
 
     @property
     def data_dir(self) -> Path:
         return self._server.embedded.data_dir
 
-    async def measure_idle(self, seconds: float) -> None:
+    async def measure_idle(self, seconds: float) -> tuple[float, float]:
+        """Milliseconds of processor time of gateway and database in a second without calls."""
         await self.measure(FRESH, 1, 0.2)
         await asyncio.sleep(1)  # what the calls left to do is done
         before, began = await self._counters(), time.perf_counter()
         await asyncio.sleep(seconds)
         took, after = time.perf_counter() - began, await self._counters()
-        self._idle = ((after[0] - before[0]) / took, (after[1] - before[1]) / took)
+        return 1e3 * (after[0] - before[0]) / took, 1e3 * (after[1] - before[1]) / took
 
     async def measure(self, kind: str, at_once: int, seconds: float) -> Spent:
         self._runs += 1
@@ -199,8 +199,6 @@ class Subject:
         calls = len(load.latencies)
         ordered = sorted(load.latencies)
         gateway, database, tool, client, wal = (b - a for a, b in zip(before, after, strict=True))
-        gateway -= self._idle[0] * took
-        database -= self._idle[1] * took
         return Spent(
             calls,
             took,
@@ -254,7 +252,8 @@ async def bench(subjects: list[Subject], scale: Scale, console: Console, profile
     console.print(f"The disk alone, a write and fdatasync: {measure_sync(subjects[0].data_dir):.2f} ms")
     found: dict[tuple[str, int, str], list[Spent]] = {}
     for one in subjects:
-        await one.measure_idle(scale.seconds * 2)
+        gateway_ms, database_ms = await one.measure_idle(scale.seconds * 2)
+        console.print(f"{one.name}, no calls: gateway {gateway_ms:.1f}, PostgreSQL {database_ms:.1f} ms a second")
     for _ in range(scale.rounds):
         for at_once in scale.at_once:
             for kind in (FRESH, REPEAT):

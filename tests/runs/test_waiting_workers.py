@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Iterator
 import asyncpg
 import pytest
 
+from app.domain.runs.engine.ports import Due
+from app.gateway.runs import RunSweep
 from app.postgres.database import Database
 from tests.conftest import Admin
-from tests.runs.engines import Engine, open_engine
+from tests.runs.engines import PROGRAM, Engine, open_engine
 from tests.runs.programs import PROGRAMS
 from tests.runs.worker import Worker
 from tests.runs.world import Caller, Process, RunsWorld, new_id, until
@@ -98,3 +100,22 @@ async def test_a_worker_that_has_waited_longer_than_a_lease_keeps_the_run_that_i
     await engine.engine.sweeping.sweep(judges_workers=True)
     assert (await engine.engine.ports.runs.load("r")).run.head.state == "RUNNING"
     assert leased.attempt == 1
+
+
+async def test_where_nothing_will_be_due_the_store_says_so_and_the_sweep_looks_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, looks = engine.engine.ports.runs, 0
+    hold_due = runs.hold_due
+
+    async def counted(**asked: int | None) -> Due:
+        nonlocal looks
+        looks += 1
+        assert looks == 1, "an idle gateway would ask without end"
+        return await hold_due(**asked)  # type: ignore[arg-type]
+
+    assert (await hold_due(limit=10, worker_silent_ms=None)).next_ms is None
+    assert (await runs.hold_ready("default", [("onboard", f"1@{PROGRAM}")], 5)).next_ms is None
+    monkeypatch.setattr(runs, "hold_due", counted)
+    await RunSweep(engine.engine).once()
+    assert looks == 1
