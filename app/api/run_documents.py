@@ -60,6 +60,7 @@ _RUN: Final[dict[str, Any]] = {
             "level": 0,
             "intent_digest": _DIGEST,
             "is_awaited": True,
+            "source": "onboard.py:12",
         }
     ],
     "steps": [
@@ -180,6 +181,7 @@ class AwaitedItem(Shape):
     level: Count = Field(description="How often a question was escalated.")
     intent_digest: Sha256 = Field(description="Of exactly this request: an answer may name it.")
     is_awaited: bool = Field(description="The run rests until this, or this among others, has ended.")
+    source: Text | None = Field(description="The line of the program that performs it, where the worker has said it.")
 
 
 class StepItem(Shape):

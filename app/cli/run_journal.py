@@ -147,6 +147,7 @@ def _begun(item: Item) -> Try:
         item["input_digest"],
         request=item.get("request"),
         intent_digest=item["artifact_digest"] if is_intent else None,
+        source=item.get("source"),
     )
 
 
@@ -155,4 +156,4 @@ def _end(one: Try, item: Item) -> None:
     one.value, one.joined, one.error = item.get("value"), item.get("joined"), item.get("error")
     one.answered_by, one.logs = item.get("answered_by"), item.get("logs") or []
     one.signed_with = (item.get("signature") or {}).get("key_id")
-    one.source, one.resume = item.get("source"), item.get("resume") or "snapshot"
+    one.source, one.resume = item.get("source") or one.source, item.get("resume") or "snapshot"

@@ -184,7 +184,8 @@ def _what_next(run: dict[str, Any], journal: Journal) -> list[str]:
         operation = journal.operations.get(awaited["path"])
         if operation is None or operation.last.outcome is not None:
             continue
-        lines.append(f"{awaited['path']} {waits_for(operation, operation.last)}{_answer_with(run_id, awaited)}")
+        at = f", at {awaited['source']}" if awaited.get("source") else ""
+        lines.append(f"{awaited['path']} {waits_for(operation, operation.last)}{at}{_answer_with(run_id, awaited)}")
     if state == "COMPLETED" and run["output"] and run["output"]["tier"] == "artifact":
         lines.append(f"Its output is {shown_value(run['output'])}.")
     return lines

@@ -63,7 +63,7 @@ class Body:
             tried = attempt.journal.try_of(self.path)
             await attempt.verify_live()
             if at_most_once or shown:
-                intent = Sent({"type": "step", **named(self.operation, self.path, tried)}, frame.is_kept)
+                intent = Sent({"type": "step", **named(self.operation, self.path, tried, self.source)}, frame.is_kept)
                 begun = attempt.pipe.start([intent])
                 if at_most_once:
                     await begun
@@ -120,6 +120,7 @@ class Body:
         path = f"{scope}.{int(position) + 1}" if scope else str(int(position) + 1)
         if attempt.journal.look(path) is not None:
             return ()
+        # Which line will perform it is not known yet.
         return [Sent({"type": "step", **named(following, path, attempt.journal.try_of(path))}, frame.is_kept)]
 
     async def _run(self, inside: Frame) -> tuple[Any, Encoded] | Exception:
@@ -257,8 +258,9 @@ def checkpoint_put(
     return Sent(put, frame.is_kept if is_kept is None else is_kept)
 
 
-def named(operation: Operation, path: str, tried: int) -> dict[str, Any]:
-    return {"path": path, "name": operation.name, "input_digest": operation.input_digest, "try_number": tried}
+def named(operation: Operation, path: str, tried: int, source: str | None = None) -> dict[str, Any]:
+    said = {"path": path, "name": operation.name, "input_digest": operation.input_digest, "try_number": tried}
+    return said if source is None else {**said, "source": source}
 
 
 def recorded_error(found: Ended, path: str) -> OperationError:

@@ -157,6 +157,8 @@ class Context(Generic[S]):
                 "retries": retry.retries,
                 "wait_ms": WAIT_FOR_TOOL_MS if attempt.is_alone else 0,
             }
+            if source is not None:
+                then["source"] = source
             if intent is not None:
                 then["intent"] = intent
             if timeout is not None:
@@ -620,7 +622,7 @@ class Context(Generic[S]):
         found = await attempt.match(frame, path, operation, source)
         if found is None:
             attempt.verify_own()
-            put = {"type": kind, **named(operation, path, attempt.journal.try_of(path)), **more()}
+            put = {"type": kind, **named(operation, path, attempt.journal.try_of(path), source), **more()}
             await attempt.put([Sent(put, frame.is_kept)])
         return await self._awaited(frame, path, operation, kind, source, type_)
 
@@ -648,7 +650,7 @@ class Context(Generic[S]):
             attempt.verify_own()
             then: dict[str, Any] = {
                 "type": "child",
-                **named(operation, path, attempt.journal.try_of(path)),
+                **named(operation, path, attempt.journal.try_of(path), source),
                 "procedure": procedure_name,
                 "input": await attempt.encoded(plain, where=f"the input of {procedure_name}"),
             }

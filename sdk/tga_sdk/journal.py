@@ -75,6 +75,11 @@ class Begun:
     operation: Operation
     intent: Mapping[str, Any]
 
+    @property
+    def source(self) -> str | None:
+        """The line that performs it, where that was recorded."""
+        return self.intent.get("source")
+
 
 @dataclass(slots=True)
 class Scope:
@@ -133,7 +138,7 @@ class Journal:
             case "run_answer":
                 begun = self._begun.get(record["path"])
                 if begun is not None:
-                    self._end(record, begun.operation, inner=0, resume="snapshot")
+                    self._end({**record, "source": begun.source}, begun.operation, inner=0, resume="snapshot")
             case "run_signal":
                 self.signals.append(record)
             case "run_resumption":
@@ -149,7 +154,7 @@ class Journal:
             recorded, performed = str(found.operation), str(operation)
             if recorded == performed:
                 recorded, performed = f"{recorded} with another input", f"{performed} with this one"
-            if isinstance(found, Ended) and found.source:
+            if found.source:
                 recorded = f"{recorded} ({found.source})"
             raise Diverged(path, recorded=recorded, performed=performed, source=source)
         return found
@@ -295,6 +300,7 @@ class Journal:
             before.inner,
             before.changes,
             before.sequence_number,
+            before.source,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.console.pages.run import _program
 from app.console.waterfall import FOLDS_MAX, drawn
 
 BEGIN = datetime(2026, 11, 17, 9, 0, tzinfo=UTC)
@@ -32,7 +33,7 @@ def step(number: int, path: str, began: float, took: float, **more: Any) -> dict
     }
 
 
-def intent(number: int, path: str, at: float, kind: str) -> dict[str, Any]:
+def intent(number: int, path: str, at: float, kind: str, **more: Any) -> dict[str, Any]:
     return {
         "artifact_type": "run_intent",
         "sequence_number": number,
@@ -42,6 +43,7 @@ def intent(number: int, path: str, at: float, kind: str) -> dict[str, Any]:
         "name": kind,
         "request": {},
         "attempt": 1,
+        **more,
     }
 
 
@@ -97,3 +99,27 @@ def test_everything_stands_on_the_page(made: list[dict[str, Any]]) -> None:
         assert 0 <= row.x <= 100
         assert 0 < row.width <= 100.6
         assert row.took
+
+
+def test_the_program_is_marked_where_the_run_waits_and_else_where_the_chosen_entry_was_made() -> None:
+    records = [
+        step(1, "1", 0, 1, source="p.lua:2"),
+        intent(2, "2:1.1", 2, "ask", source="p.lua:3"),
+        intent(3, "2:2.1", 2, "sleep", source="p.lua:4"),
+        step(4, "2:3.1", 2, 1, source="p.lua:5"),
+    ]
+    rows, text = drawn(records, time_at(9)).rows, {"source": "a\nb\nc\nd\ne\nf"}
+
+    def here(at: int, *awaited: str | None) -> tuple[list[int], bool]:
+        run = {"awaits": [{"is_awaited": True, "source": one} for one in awaited]} if awaited else None
+        found = _program(text, rows, at, run)
+        assert found is not None
+        return found["here"], found["is_waiting"]
+
+    assert here(1) == ([2], False)
+    assert here(2) == ([3], False)
+    assert here(4) == ([5], False)  # what ended last
+    assert here(4, "p.lua:3", "p.lua:4", "p.lua:3") == ([3, 4], True)  # waits in two branches, not where it last ended
+    assert here(4, None) == ([5], False)  # an older worker has not said it
+    assert here(4, "p.lua") == ([], True)  # a tail call leaves no line behind
+    assert here(4, "p.lua:\u00b2", "p.lua:99999999999") == ([], True)

@@ -133,6 +133,8 @@ MAY_BE_LEFT_OUT: Final = {
     "strict_determinism",
     "callback",
 }
+# Those that another document states, null or not.
+MAY_BE_LEFT_OUT_OF: Final = {"run_intent": {"source"}}
 
 every_document = pytest.mark.parametrize("name", sorted(MODELS))
 steady = settings(
@@ -142,6 +144,10 @@ steady = settings(
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
 thorough = settings(steady, max_examples=sampling.share(100, 30))
+
+
+def left_out_of(name: str) -> set[str]:
+    return MAY_BE_LEFT_OUT | MAY_BE_LEFT_OUT_OF.get(name, set())
 
 
 def model_accepts(name: str, raw: bytes) -> bool:
@@ -238,7 +244,7 @@ class FromSchema:
 
     def objects(self, name: str, schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
         members = {key: self.values(name, member) for key, member in schema["properties"].items()}
-        optional = {key: members.pop(key) for key in schema["properties"].keys() & MAY_BE_LEFT_OUT}
+        optional = {key: members.pop(key) for key in schema["properties"].keys() & left_out_of(name)}
         made = st.fixed_dictionaries(members, optional=optional)
         return made.flatmap(lambda document: self.ruled(name, schema, document))
 
@@ -325,7 +331,7 @@ def fields_for(draw: st.DrawFn, model: type[BaseModel]) -> dict[str, Any]:
     fields = {}
     for key, field in model.model_fields.items():
         fields[key] = draw(values_for(field.annotation, tuple(field.metadata)))
-        if key in MAY_BE_LEFT_OUT and fields[key] is None:
+        if key in left_out_of(getattr(model, "artifact_type", "")) and fields[key] is None:
             del fields[key]
     if fields.get("tool_class") == "write":
         fields["idempotency_key"] = fields["idempotency_key"] or "key"
@@ -521,7 +527,7 @@ def test_every_object_is_closed_and_all_its_fields_are_required(name: str) -> No
             assert key in OPEN_OBJECTS
             continue
         assert schema["additionalProperties"] is False, key
-        assert sorted(schema["required"]) == sorted(schema["properties"].keys() - MAY_BE_LEFT_OUT), key
+        assert sorted(schema["required"]) == sorted(schema["properties"].keys() - left_out_of(name)), key
 
 
 @every_document

@@ -9,6 +9,7 @@ from app.lua.pool import Pool
 from app.lua.programs import LuaSourceInvalid
 from tests.lua.running import main_of, performed, procedure_of, run_lua
 from tga_sdk.journal import Diverged, Journal, Operation
+from tga_sdk.testing import ScriptedPeople
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BODY = """
@@ -43,6 +44,54 @@ async def test_every_checkpoint_has_the_line_that_performed_it(pool: Pool) -> No
         ("gather", "gather", "program.lua:8"),
         ("emit", "emit", "program.lua:13"),
     ]
+
+
+WAITS = """
+    tool.bank.charge{amount = 1}
+    local ok = Human.approve({message = "Go on?"})
+    sleep("1s")
+    signal("paid")
+    parallel{
+        function()
+            local left = Human.input({message = "left?"})
+            return left
+        end,
+        function() sleep("2s") end,
+    }
+    step("once", function() return 1 end, {at_most_once = true})
+    return {ok = ok}
+"""
+
+
+async def test_every_intent_has_the_line_that_performs_it(pool: Pool) -> None:
+    people = ScriptedPeople({"approve": True, "input": "yes"}).signal("paid", 5)
+    outcome = await run_lua(pool, main_of(WAITS), tools={"bank.charge": lambda amount: {}}, people=people)
+    assert outcome.output is not None, outcome.error
+    found = [
+        (one["path"], one["kind"], one["source"]) for one in outcome.journal if one["artifact_type"] == "run_intent"
+    ]
+    assert sorted(found) == [
+        ("1", "tool", "program.lua:3"),
+        ("2", "ask", "program.lua:4"),
+        ("3", "sleep", "program.lua:5"),
+        ("4", "signal", "program.lua:6"),
+        ("5:1.1", "ask", "program.lua:9"),
+        ("5:2.1", "sleep", "program.lua:12"),
+        ("6", "step", "program.lua:14"),
+    ]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_divergence_from_what_has_begun_or_was_answered_names_its_line(has_ended: bool) -> None:
+    journal = Journal()
+    intent = {"artifact_type": "run_intent", "sequence_number": 3, "path": "1", "kind": "ask", "name": "approve"}
+    journal.add({**intent, "input_digest": "0" * 64, "try_number": 1, "request": {}, "source": "order.lua:7"})
+    if has_ended:
+        answer = {"artifact_type": "run_answer", "sequence_number": 4, "path": "1", "outcome": "OK"}
+        journal.add({**answer, "value": None, "error": None})
+    with pytest.raises(Diverged) as found:
+        journal.match("1", Operation("step", "pay", "0" * 64), source="order.lua:9")
+    assert (found.value.recorded, found.value.source) == ("ask approve (order.lua:7)", "order.lua:9")
 
 
 async def test_a_divergence_names_the_line_of_both_sides() -> None:

@@ -67,6 +67,7 @@ class GatewayOptions:
     fault: dict[str, Any] | None = None
     stop_at: str | None = None  # a place before which it stops itself, once
     is_patient: bool = False  # what it does not do because of an event it does after an hour
+    model_at: str | None = None  # a server that answers as the model `scripted-in-lua` of Lua programs
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,10 @@ async def run_gateway(options: GatewayOptions) -> None:
     if options.is_patient:
         setattr(leasing, "RUN_READY_POLL_MS", 3_600_000)  # noqa: B010
         setattr(postgres_runs, "RUN_HOLD_MS", 3_600_000)  # noqa: B010
+    if options.model_at is not None:
+        from tests.lua.models import offer_model
+
+        offer_model(options.model_at)
     settings = Settings.from_environment(options.environment)
 
     async def on_listening(url: str) -> None:

@@ -185,6 +185,7 @@ class RunsWorld:
         stop_at: str | None = None,
         config: Path | None = None,
         is_patient: bool = False,
+        model_at: str | None = None,
     ) -> GatewayProcess:
         notes = self._notes()
         environment = {
@@ -194,7 +195,7 @@ class RunsWorld:
             "TGA_PORT": "0",
         }
         said = None if fault is None else asdict(fault)
-        options = GatewayOptions(environment, str(notes), self.database.admin_url, said, stop_at, is_patient)
+        options = GatewayOptions(environment, str(notes), self.database.admin_url, said, stop_at, is_patient, model_at)
         process = GatewayProcess(processes.fork(self._zygote, options), notes)
         self._processes.append(process)
         return await process.listening()

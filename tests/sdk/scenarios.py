@@ -578,6 +578,23 @@ async def schedules(d: Driver) -> None:
     await d.ask("GET", "/v1/schedules?limit=10", who="admin")
 
 
+async def lines(d: Driver) -> None:
+    """Workers say which line of the program begins something, or do not."""
+    run = await d.begin("lines")
+    await d.put(run, {**ask("1:1.1"), "source": "lines.py:3"}, {**sleep("1:2.1", FAR), "source": "lines.py:4"}, after=2)
+    await d.put(run, {**ask("1:1.1"), "source": "lines.py:3"}, {**sleep("1:2.1", FAR), "source": "lines.py:4"}, after=2)
+    await d.put(run, signal("1:3.1", source="lines.py:5"), begun("1:4.1", source="ä.py:6"), signal("1:5.1"), after=4)
+    await d.put(run, after=7, then=child("1:6.1", "nobodys", source="lines.py:7"))
+    await d.put(run, after=9, then=tool("1:7.1", source="lines.py:8", wait_ms=10_000))
+    await d.put(run, signal("1:8.1", source=9), after=11)
+    await d.put(run, signal("1:8.1", source="x" * 4_097), after=11)
+    await d.put(run, signal("1:8.1", source=None), after=11)
+    await d.look("lines-1")
+    await d.put(run, after=12, then=suspend("1:1.1", "1:3.1", "1:5.1"))
+    await d.look("lines-1")
+    await d.journal("lines-1")
+
+
 LEASES_ARE_SHORT: list[Scenario] = [losing]
 SCENARIOS: list[Scenario] = [
     procedures,
@@ -600,4 +617,5 @@ SCENARIOS: list[Scenario] = [
     calling,
     events,
     schedules,
+    lines,
 ]

@@ -194,6 +194,11 @@ def sound_runs() -> Iterator[Json]:
     log.add("run_escalation", intent_digest=intent)
     yield sound("escalated_while_nobody_works_on_it", log)
 
+    for kind in ("step", "tool", "ask", "sleep", "signal", "child"):
+        refused_start: Json = {"request": {"child_run_id": None, "procedure": "pay", "version": "1"}}
+        log, _ = begun(kind, source="onboard.py:12", **(refused_start if kind == "child" else {}))
+        yield sound(f"{kind}_begun_at_a_known_line", log)
+
     signal = running()
     signal.add("run_signal")
     intent = signal.add("run_intent", kind="signal", name="paid")
@@ -593,6 +598,9 @@ def changed_documents() -> Iterator[Json]:
                     artifact[field] = -0.5
                 yield refused(f"{name}_{field}_{how}", SCHEMA, _with(log, artifact))
         yield refused(f"{name}_with_an_unknown_field", SCHEMA, _with(log, {**last["artifact"], "more": 1}))
+        if name == "run_intent":  # the field that may be left out is never null
+            for how, line in (("null", None), ("of_another_type", 12), ("too_long", "x" * 4_097)):
+                yield refused(f"run_intent_source_{how}", SCHEMA, _with(log, {**last["artifact"], "source": line}))
         tampered = copy.deepcopy(log)
         tampered.records[-1]["artifact"] = {**last["artifact"], "run_id": "s"}
         yield refused(f"{name}_tampered_with", CHECKSUM, tampered)

@@ -126,7 +126,7 @@ async def _shown(
         state_then=None if state is None else state["state"],
         changed=[] if chosen is None else [one["at"] for one in chosen.record.get("state_change") or ()],
         questions=questions,
-        program=_program(program, picture.rows, at),
+        program=_program(program, picture.rows, at, run if at == last else None),
         is_open=is_open,
         is_resting=run["state"] in RESTING,
         continue_action="resume_run" if run["state"] in ("PARKED", "DIVERGED") else "retry_run",
@@ -136,7 +136,7 @@ async def _shown(
 
 
 def _number(text: str | None, *, low: int, high: int) -> int | None:
-    if text is None or not text.isdigit() or len(text) > 9:
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 9:
         return None
     return min(high, max(low, int(text)))
 
@@ -232,11 +232,16 @@ def _read(text: str) -> Any:
         raise ValueError(f"This is not JSON: {error}") from None
 
 
-def _program(found: Mapping[str, Any] | None, rows: Sequence[Row], at: int) -> dict[str, Any] | None:
-    """The text of a submitted program, and the line of its last operation up to the chosen entry."""
+def _program(
+    found: Mapping[str, Any] | None, rows: Sequence[Row], at: int, run: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """The text of a submitted program, and where it is: `run`, which is given where it is looked at as it stands, waits
+    at the lines of what it awaits; else it is the line of the last operation up to the chosen entry."""
     source = None if found is None else found.get("source")
     if not isinstance(source, str):
         return None
+    awaited = [one["source"] for one in (run or {}).get("awaits", ()) if one["is_awaited"] and one["source"]]
     newest = max((row for row in rows if row.source and row.at <= at), key=lambda row: row.at, default=None)
-    line = None if newest is None or newest.source is None else newest.source.rpartition(":")[2]
-    return {"lines": source.split("\n")[:2_000], "here": int(line) if line and line.isdigit() else None}
+    places = awaited or ([] if newest is None or newest.source is None else [newest.source])
+    lines = sorted({line for place in places if (line := _number(place.rpartition(":")[2], low=1, high=10**9))})
+    return {"lines": source.split("\n")[:2_000], "here": lines[:16], "is_waiting": bool(awaited)}

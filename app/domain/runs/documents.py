@@ -187,7 +187,8 @@ class RunAttempt(RunDocument):
 
 
 class RunIntent(RunDocument):
-    """What the worker is about to do, durable before it is done."""
+    """What the worker is about to do, durable before it is done. `source`: the line of the program that performs it;
+    left out where the worker does not say it."""
 
     artifact_type: ClassVar[RunArtifactType] = "run_intent"
     schema_id: Literal["tga/v1/run_intent"] = "tga/v1/run_intent"
@@ -198,13 +199,25 @@ class RunIntent(RunDocument):
     input_digest: Sha256
     try_number: Positive
     request: Request
+    source: Text | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        require_no_stated_null(self, "source")
         expected = REQUEST_OF_KIND[self.kind]
         if type(self.request) is not expected:
             raise ValueError(f"the request of a {self.kind} is a {expected.__name__}")
         return self
+
+    def _members(self) -> dict[str, Any]:
+        members = super()._members()
+        return members if self.source is not None else {n: v for n, v in members.items() if n != "source"}
+
+    def to_json(self) -> dict[str, JsonValue]:
+        body = super().to_json()
+        if self.source is None:
+            del body["source"]
+        return body
 
     @property
     def due_at(self) -> str | None:

@@ -168,6 +168,7 @@ class _Begun(Part):
     name: Name
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
 
 
 class AskPut(_Begun):
@@ -226,6 +227,7 @@ class ThenTool(Part):
     path: Path
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
     server_id: Name
     tool_name: Name
     arguments: dict[str, Any]
@@ -248,6 +250,7 @@ class ThenChild(Part):
     name: Name
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
     procedure: Name
     version: Name | None = None
     run_id: RunId | None = None

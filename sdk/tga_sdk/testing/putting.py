@@ -170,8 +170,7 @@ class Putting(Leasing):
             request = {"wakes_at": put.wakes_at}
         elif isinstance(put, m.SignalPut):
             request = {"expires_at": put.expires_at}
-        said = {"path": put.path, "kind": put.type, "name": put.name, "input_digest": put.input_digest}
-        return Made("run_intent", {**named, **said, "try_number": put.try_number, "request": request})
+        return self._intent(run, put.type, put.name, put, attempt, request)
 
     def _sealed(self, run: MemoryRun, put: m.CheckpointPut) -> dict[str, Any]:
         value = put.value.value  # type: ignore[union-attr]  # a secret's

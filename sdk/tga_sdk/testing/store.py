@@ -222,6 +222,8 @@ class Store:
     def _intent(self, run: MemoryRun, kind: str, name: str, then: Any, attempt: int, request: Any) -> Made:
         said = {"run_id": run.run_id, "attempt": attempt, "path": then.path, "kind": kind, "name": name}
         said |= {"input_digest": then.input_digest, "try_number": then.try_number, "request": request}
+        if then.source is not None:
+            said["source"] = then.source
         return Made("run_intent", said)
 
     def _answer(

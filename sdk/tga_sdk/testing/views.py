@@ -86,6 +86,7 @@ def _awaits(run: MemoryRun) -> list[dict[str, Any]]:
             "level": run.levels[path],
             "intent_digest": intent.artifact_digest,
             "is_awaited": path in run.awaits,
+            "source": intent.said.get("source"),
         }
         for path, intent in sorted(run.begun.items(), key=lambda item: item[0] not in run.awaits)
     ]

@@ -25,6 +25,7 @@ from app.domain.runs.engine.messages import (
     SecretSaid,
     SignalPut,
     SleepPut,
+    StepPut,
     ThenChild,
     ThenTool,
 )
@@ -33,6 +34,7 @@ from app.domain.runs.replay import Run, wakes_with
 from app.domain.runs.values import ChildValue, EffectValue, EventValue, InlineValue, TransientValue, Value
 
 # Recorded by the gateway: a repeat has others.
+_Begins = AskPut | SleepPut | SignalPut | StepPut | ThenTool | ThenChild
 _OF_THE_MOMENT: Final = frozenset({"at", "ended_at", "not_before", "answered_at"})
 
 
@@ -58,7 +60,7 @@ def document_of(put: Put, run_id: str, attempt: int) -> RunCheckpoint | RunInten
         request = {"expires_at": put.expires_at}
     else:
         request = {}
-    return _intent(run_id, attempt, put.path, put.type, put.name, put.input_digest, put.try_number, request)
+    return _intent(run_id, attempt, put, put.type, put.name, request)
 
 
 def tool_intent(then: ThenTool, start: RunStart, attempt: int, *, now: str) -> RunIntent:
@@ -72,36 +74,28 @@ def tool_intent(then: ThenTool, start: RunStart, attempt: int, *, now: str) -> R
     if then.timeout_ms is not None:
         request["waits_until"] = later(now, then.timeout_ms)
     name = f"{then.server_id}.{then.tool_name}"
-    return _intent(run_id, attempt, path, "tool", name, then.input_digest, tried, request)
+    return _intent(run_id, attempt, then, "tool", name, request)
 
 
 def child_intent(then: ThenChild, run_id: str, attempt: int, *, child_run_id: str | None, version: str) -> RunIntent:
     request = {"child_run_id": child_run_id, "procedure": then.procedure, "version": version}
-    return _intent(run_id, attempt, then.path, "child", then.name, then.input_digest, then.try_number, request)
+    return _intent(run_id, attempt, then, "child", then.name, request)
 
 
-def _intent(
-    run_id: str,
-    attempt: int,
-    path: str,
-    kind: str,
-    name: str,
-    input_digest: str,
-    try_number: int,
-    request: dict[str, Any],
-) -> RunIntent:
-    return RunIntent.made_of(
-        {
-            "run_id": run_id,
-            "attempt": attempt,
-            "path": path,
-            "kind": kind,
-            "name": name,
-            "input_digest": input_digest,
-            "try_number": try_number,
-            "request": request,
-        }
-    )
+def _intent(run_id: str, attempt: int, said: _Begins, kind: str, name: str, request: dict[str, Any]) -> RunIntent:
+    fields: dict[str, Any] = {
+        "run_id": run_id,
+        "attempt": attempt,
+        "path": said.path,
+        "kind": kind,
+        "name": name,
+        "input_digest": said.input_digest,
+        "try_number": said.try_number,
+        "request": request,
+    }
+    if said.source is not None:
+        fields["source"] = said.source
+    return RunIntent.made_of(fields)
 
 
 def answer_of(

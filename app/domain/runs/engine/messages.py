@@ -108,6 +108,7 @@ class AskPut(Part):
     name: Name
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
     request: AskedOfAPerson
 
 
@@ -117,6 +118,7 @@ class SleepPut(Part):
     name: Name
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
     wakes_at: Time
 
 
@@ -128,6 +130,7 @@ class SignalPut(Part):
     name: Name
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
     expires_at: Time | None = None
 
 
@@ -139,6 +142,7 @@ class StepPut(Part):
     name: Name
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
 
 
 Put = Annotated[CheckpointPut | AskPut | SleepPut | SignalPut | StepPut, Field(discriminator="type")]
@@ -153,6 +157,7 @@ class ThenTool(Part):
     path: Path
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
     server_id: Name
     tool_name: Name
     arguments: dict[str, Any]
@@ -177,6 +182,7 @@ class ThenChild(Part):
     name: Name
     input_digest: Sha256
     try_number: Positive = 1
+    source: Text | None = None
     procedure: Name
     version: Name | None = None
     run_id: RunId | None = None

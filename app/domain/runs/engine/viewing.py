@@ -17,6 +17,7 @@ from app.domain.runs.waiting import waiting_for
 # By this name the first operation of a flow records the names of its steps: {"steps": [...]}.
 FLOW_STEPS: Final = "flow.steps"
 _FIRST: Final = path_at(ROOT, 1)
+_EARLIER_INTENTS_MAX: Final = 16  # of what a run waits for and began long ago
 _OPENING_RECORDS: Final = 8  # start, leases, and then the first operation
 _STATUS: Final = {
     "SCHEDULED": "running",
@@ -95,7 +96,7 @@ async def view(ports: RunPorts, run_id: str) -> RunView:
         loaded,
         status_of(run.head.state, waiting),
         waiting,
-        awaits_of(run),
+        awaits_of(run, await _sources(ports, run, records)),
         next((one.artifact for one in reversed(records) if isinstance(one.artifact, RunEnd)), None)
         if run.head.state not in ("SCHEDULED", "RUNNING", "WAITING")
         else None,
@@ -109,8 +110,8 @@ def status_of(state: str, waiting: str | None) -> str:
     return "waiting_for_human" if waiting == "person" else _STATUS[state]
 
 
-def awaits_of(run: Run) -> list[dict[str, Any]]:
-    """What has begun and others can end, the awaited first."""
+def awaits_of(run: Run, sources: dict[str, str]) -> list[dict[str, Any]]:
+    """What has begun and others can end, the awaited first. `sources`: by address, the line that performs it."""
     return [
         {
             "path": path,
@@ -120,9 +121,24 @@ def awaits_of(run: Run) -> list[dict[str, Any]]:
             "level": begun.level,
             "intent_digest": begun.intent_digest,
             "is_awaited": path in run.awaits,
+            "source": sources.get(path),
         }
         for path, begun in sorted(run.frontier.begun.items(), key=lambda item: item[0] not in run.awaits)
     ]
+
+
+async def _sources(ports: RunPorts, run: Run, records: list[RunRecord]) -> dict[str, str]:
+    """By address, the line of the program that has begun something. Of what began before these records, a few are
+    read, the awaited first."""
+    known = {record.entry.sequence_number: record.artifact for record in records}
+    first = records[0].entry.sequence_number if records else 0
+    begun_first = sorted(run.frontier.begun.items(), key=lambda item: item[0] not in run.awaits)
+    before = [begun.sequence_number for _, begun in begun_first if begun.sequence_number < first]
+    for number in before[:_EARLIER_INTENTS_MAX]:
+        for earlier in await ports.runs.load_records(run.run_id, after=number - 1, limit=1):
+            known[earlier.entry.sequence_number] = earlier.artifact
+    found = {path: known.get(begun.sequence_number) for path, begun in run.frontier.begun.items()}
+    return {path: one.source for path, one in found.items() if isinstance(one, RunIntent) and one.source is not None}
 
 
 def flow_steps_in(opening: list[RunRecord]) -> list[str]:
