@@ -16,6 +16,9 @@ from urllib.parse import quote
 from app.config.telling import WebhookFormat
 
 _VALUE_CHARS_MAX: Final = 256
+_QUESTIONS_MAX: Final = 4
+_QUESTION_CHARS_MAX: Final = 48  # so that as many as are named fit, with how many more there are
+_NO_LINK: Final = "No link: public_url is not set in the gateway's tga.toml. Look for it in the gateway's console."
 _FACTS_MAX: Final = 10  # Slack takes ten fields in a section
 _MENTION: Final = re.compile(r"@(?=\S)")
 _TITLES: Final = {
@@ -46,17 +49,19 @@ _SHOWN: Final = (
 
 
 def shaped(form: WebhookFormat, event: str, told: Mapping[str, Any], public_url: str | None) -> dict[str, Any]:
-    """The body, without `json`, which is told as it is."""
+    """The body, without `json`, which is told as it is. Without a `public_url` it says why it has no link."""
     title = _TITLES["run_asks" if told.get("kind") == "run" else event]
+    told = {**told, "expires_at": told.get("expires_at") or _first_end(told)}
     facts = [(shown, plain(_text(told[name]))) for name, shown in _SHOWN if told.get(name)][:_FACTS_MAX]
     link = None if public_url is None else public_url.rstrip("/") + _path(event, told)
     return _slack(title, facts, link) if form == "slack" else _teams(title, facts, link)
 
 
 def plain(value: str) -> str:
-    """One line of visible characters, not long, that mentions nobody."""
+    """One line of visible characters that mentions no one; what is too long is cut, and ends with an ellipsis."""
     seen = "".join(" " if unicodedata.category(c) in _UNSEEN else c for c in value[:_VALUE_CHARS_MAX])
-    return _MENTION.sub("@\u200b", seen).strip() or "-"
+    end = "…" if len(value) > _VALUE_CHARS_MAX else ""
+    return (_MENTION.sub("@\u200b", seen).strip() or "-") + end
 
 
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -64,8 +69,20 @@ _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 def _text(value: Any) -> str:
     if isinstance(value, list):  # questions of a run
-        return ", ".join(str(one.get("name", "")) if isinstance(one, dict) else str(one) for one in value)
+        names = [str(one.get("name", "")) if isinstance(one, dict) else str(one) for one in value]
+        more = f" and {len(names) - _QUESTIONS_MAX} more" if len(names) > _QUESTIONS_MAX else ""
+        return ", ".join(_shortened(name) for name in names[:_QUESTIONS_MAX]) + more
     return str(value)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _QUESTION_CHARS_MAX else f"{name[:_QUESTION_CHARS_MAX]}…"
+
+
+def _first_end(told: Mapping[str, Any]) -> str | None:
+    """When the first of a run's questions is over."""
+    ends = [one["expires_at"] for one in told.get("questions", ()) if isinstance(one, dict) and one.get("expires_at")]
+    return min(ends, default=None)
 
 
 def _path(event: str, told: Mapping[str, Any]) -> str:
@@ -86,6 +103,8 @@ def _slack(title: str, facts: Sequence[tuple[str, str]], link: str | None) -> di
     if link is not None:
         button = {"type": "button", "text": _slack_text("Open in the console"), "url": link}
         blocks.append({"type": "actions", "elements": [button]})
+    else:
+        blocks.append({"type": "context", "elements": [_slack_text(_NO_LINK)]})
     return {"text": title, "blocks": [block for block in blocks if block.get("fields", True)]}
 
 
@@ -102,6 +121,8 @@ def _teams(title: str, facts: Sequence[tuple[str, str]], link: str | None) -> di
     for name, value in facts:
         runs = [{"type": "TextRun", "text": f"{name}: ", "weight": "Bolder"}, {"type": "TextRun", "text": value}]
         body.append({"type": "RichTextBlock", "inlines": runs})
+    if link is None:
+        body.append({"type": "TextBlock", "text": _NO_LINK, "isSubtle": True, "wrap": True})
     card: dict[str, Any] = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",

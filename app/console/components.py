@@ -76,13 +76,20 @@ def tool(server_id: str | None, tool_name: str | None) -> Markup:
     return Markup('<span class="tool">{}<i>/</i>{}</span>').format(shown(server_id or "?"), shown(tool_name or "?"))
 
 
-def json_view(value: Any, label: str, *, all_of_it: str | None = None, changed: frozenset[str] = frozenset()) -> Markup:
-    """The first 4 KiB of a value. `all_of_it`: an address that has the rest."""
-    lines, is_whole = json_lines(value, chars_max=CONSOLE_JSON_CHARS_MAX, changed=changed)
+def json_view(
+    value: Any,
+    label: str,
+    *,
+    all_of_it: str | None = None,
+    changed: frozenset[str] = frozenset(),
+    chars_max: int = CONSOLE_JSON_CHARS_MAX,
+) -> Markup:
+    """The first 4 KiB of a value, or less. `all_of_it`: an address that has the rest."""
+    lines, is_whole = json_lines(value, chars_max=chars_max, changed=changed)
     made = Markup('<pre class="json" tabindex="0" role="group" aria-label="{}">{}</pre>').format(label, lines)
     if not is_whole:
         way = Markup(' <a href="{}">All of it, as text</a>').format(all_of_it) if all_of_it else ""
-        made += Markup('<p class="xs muted">The first 4 KiB are shown.{}</p>').format(way)
+        made += Markup('<p class="xs muted">The first {:,} characters are shown.{}</p>').format(chars_max, way)
     return made
 
 

@@ -44,10 +44,10 @@ def hidden_in(value: Any) -> int:
     return count
 
 
-def shown(text: object, *, chars_max: int = CONSOLE_VALUE_CHARS_MAX) -> Markup:
-    """Escaped, cut with a word about it, and hidden characters numbered."""
+def shown(text: object, *, chars_max: int = CONSOLE_VALUE_CHARS_MAX, hidden_max: int = _NUMBERED_MAX) -> Markup:
+    """Escaped, cut with a word about it, and hidden characters numbered, up to `hidden_max` of them."""
     whole = str(text)
-    kept = _with_few_hidden(whole[:chars_max])
+    kept = _with_few_hidden(whole[:chars_max], hidden_max)
     if kept.isascii() and kept.isprintable():
         made = escape(kept)
     else:
@@ -57,14 +57,14 @@ def shown(text: object, *, chars_max: int = CONSOLE_VALUE_CHARS_MAX) -> Markup:
     return made
 
 
-def _with_few_hidden(text: str) -> str:
+def _with_few_hidden(text: str, hidden_max: int) -> str:
     """Up to where more hidden characters stand than are numbered: each takes the room of a word."""
     if text.isascii() and text.isprintable():
         return text
     hidden = 0
     for place, one in enumerate(text):
         hidden += is_hidden(one)
-        if hidden > _NUMBERED_MAX:
+        if hidden > hidden_max:
             return text[:place]
     return text
 

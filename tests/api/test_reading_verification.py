@@ -228,6 +228,23 @@ async def test_what_a_dead_gateway_was_verifying_goes_on_at_whoever_looks_and_th
         assert (end["started_by"], end["state"]) == ("audrey", "sound")
 
 
+async def test_only_a_gateway_that_was_silent_for_long_is_taken_for_gone(front: Front) -> None:
+    """Both who lists verifications and the function that takes one over look at its last word."""
+    patient = LogVerificationStore(front.services.sessions)
+    eager = LogVerificationStore(front.services.sessions, silent_ms=0)
+    assert await patient.begin("living", "default", {"state": "running"})
+    for store, is_silent in ((patient, False), (eager, True)):
+        kept = await store.load("living", "default")
+        assert kept is not None
+        assert kept.is_silent == is_silent
+        assert [one.is_silent for one in await store.newest_first("default")] == [is_silent]
+    assert await patient.take("living") is None, "a gateway that lives was overtaken"
+    assert await eager.take("living") == 2
+    assert await patient.save("living", 1, {}, is_over=False, is_conclusive=False) is None
+    assert await patient.save("living", 2, {}, is_over=True, is_conclusive=False) is False
+    assert await eager.take("living") is None, "what has ended is taken over by no gateway"
+
+
 async def test_another_tenant_verifies_the_log_and_learns_of_others_only_how_many_findings_there_are(
     front: Front, admin: Admin
 ) -> None:

@@ -165,6 +165,7 @@ def test_another_digest_than_the_recorded_one_decides_nothing(desk: Desk) -> Non
     trace_id = _request(desk, "digest")
     with desk.as_("supervisor") as page:
         desk.go(page, f"/approvals/{trace_id}")
+        page.fill("#why", "a form that is being filled in is not replaced")
         page.evaluate("document.querySelector('[name=action_request_digest]').value = '0'.repeat(64)")
         page.locator("[data-approve]").click()
         expect(page.get_by_role("alert")).to_contain_text("REQUEST_MISMATCH")

@@ -4,12 +4,9 @@ that lack a right, double clicks, sessions that end in mid-form; hostile text in
 from __future__ import annotations
 
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,7 +14,7 @@ import pytest
 from app.console.site import FORMS, PAGES
 from tests.cli.world import World, wait_for
 from tests.console.browsing import Desk, aside, open_desk
-from tests.patience import HANG_S
+from tests.console.visiting import Visitor, visitor
 
 pytestmark = pytest.mark.one_in(2, of="file")
 
@@ -25,43 +22,6 @@ HOSTILE = (
     "<script>window.ran=1</script><img src=x onerror=window.ran=1> {{7*7}} '\"><b>x \u202etxt.exe\u202c \u200b \u0007"
 )
 HIDDEN = re.compile("[\u202e\u202c\u200b\u0007]")
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-@dataclass
-class Visitor:
-    """Somebody with cookies and no browser."""
-
-    url: str
-    cookie: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
-
-    def ask(self, path: str, form: dict[str, str] | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
-        raw = None if form is None else urllib.parse.urlencode(form).encode()
-        sent = {"Cookie": f"console_session={self.cookie}"} if self.cookie else {}
-        request = urllib.request.Request(  # noqa: S310
-            f"{self.url}/console{path}",
-            data=raw,
-            headers={**sent, **{k.replace("_", "-"): v for k, v in headers.items()}},
-        )
-        try:
-            with urllib.request.build_opener(_Stay).open(request, timeout=HANG_S) as answer:
-                return answer.status, dict(answer.headers), answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, dict(error.headers), error.read().decode()
-
-    def sign_in(self, key: str) -> None:
-        status, headers, _ = self.ask("/sign-in", {"key": key, "next": "/console/"})
-        assert status == 303, status
-        self.cookie = re.findall(r"console_session=([^;]+)", headers["set-cookie"])[0]
-
-    def csrf(self) -> str:
-        return str(re.findall(r'name="csrf" value="([^"]+)"', self.ask("/calls")[2])[0])
 
 
 def _hostile_tool(world: World) -> None:
@@ -79,12 +39,6 @@ def desk() -> Iterator[Desk]:
         for role in ("admin", "operator"):
             opened.keys[f"acme-{role}"] = aside(opened.world.new_key, f"eve-{role}", role, tenant="acme")
         yield opened
-
-
-def visitor(desk: Desk, who: str) -> Visitor:
-    made = Visitor(desk.world.url)
-    made.sign_in(desk.keys[who])
-    return made
 
 
 def filled(path: str, trace_id: str) -> str:

@@ -42,7 +42,7 @@ def test_markup_is_text() -> None:
 def test_however_large_a_value_is_its_view_is_small_and_says_that_it_is_cut(value: object) -> None:
     made = json_view(value, "x", all_of_it="/all")
     assert len(made.encode()) < 60_000
-    assert "The first 4 KiB are shown" in made
+    assert "The first 4,096 characters are shown" in made
     assert 'href="/all"' in made
 
 

@@ -19,6 +19,39 @@ from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, w
 
 Samples = dict[str, float]
 LEASE_MS = 60_000
+# What an operator asks of a gateway, and the metric that answers, with the labels that it is told apart by.
+ASKED = {
+    "calls by server, tool, state and decision": ("tga_calls_total", ("server", "tool", "state", "decision")),
+    "latency by phase": ("tga_call_phase_seconds", ("server", "phase")),
+    "requests in flight": ("tga_requests_in_flight", ()),
+    "calls in flight": ("tga_calls_executing", ("server",)),
+    "queue depth": ("tga_commit_queue_plans", ()),
+    "batch size": ("tga_commit_batch_plans", ()),
+    "commits": ("tga_commits_total", ("result",)),
+    "retries": ("tga_call_retries_total", ("server",)),
+    "replays": ("tga_calls_repeated_total", ("server",)),
+    "unknown outcomes": ("tga_calls_unknown_total", ("server",)),
+    "calls that were held": ("tga_calls_held_total", ("server",)),
+    "calls that are held": ("tga_held_calls", ()),
+    "waiting approvals": ("tga_approvals_waiting", ("kind",)),
+    "their age": ("tga_approvals_oldest_seconds", ("kind",)),
+    "recovery": ("tga_recoveries_total", ("result",)),
+    "fences, and checkpoints that were fenced": ("tga_fences_total", ("kind",)),
+    "runs by state": ("tga_runs", ("state",)),
+    "checkpoints put by tier": ("tga_checkpoints_total", ("tier",)),
+    "bytes of checkpoints by tier": ("tga_checkpoint_bytes_total", ("tier",)),
+    "leases": ("tga_leases_total", ("change",)),
+    "sequencer delay": ("tga_log_delay_seconds", ()),
+    "signer faults": ("tga_log_faults_total", ("code",)),
+    "pool use": ("tga_pool_sessions", ("state",)),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_an_operator_asks_has_its_metric(asked: str) -> None:
+    name, labels = ASKED[asked]
+    (metric,) = [one for one in Instruments().all() if one.name == name]
+    assert metric.labels == labels
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +129,41 @@ async def test_runs_are_counted_by_what_their_workers_did(world: RunsWorld, gate
     assert seen["tga_leases_total change=leased"] >= 1
     assert seen["tga_checkpoints_total tier=inline"] >= 3
     assert seen["tga_checkpoint_bytes_total tier=inline"] > 100
+
+
+async def test_a_checkpoint_under_a_lease_that_is_over_is_counted_as_fenced(
+    world: RunsWorld, gateway: GatewayProcess
+) -> None:
+    program = {"name": new_id("fenced"), "version": "1", "program_digest": "f" * 64}
+    step: dict[str, Any] = {"type": "checkpoint", "path": "1", "kind": "step", "name": "late", "input_digest": "d" * 64}
+    step |= {"started_at": "2026-01-01T00:00:00.000Z", "duration_ms": 1, "outcome": "OK"}
+    step |= {"value": {"tier": "inline", "value": 1}}
+    before = await scrape(world, gateway)
+    async with world.client("worker", gateway.url) as worker, Caller(world, gateway.url) as caller:
+        await worker.ask("POST", "/v1/procedures", program)
+        run_id = (await caller.start(program["name"], {}, new_id()))["run_id"]
+        asked = {
+            "worker": "late-worker-1",
+            "name": "late-worker-1",
+            "procedures": [program],
+            "slots": 1,
+            "wait_ms": 20_000,
+        }
+        (held,) = (await worker.ask("POST", "/v1/worker/lease", asked))["runs"]
+        put = {"lease": held["lease"], "attempt": held["attempt"], "after_seq": held["sequence_number"]}
+        path = f"/v1/runs/{run_id}/checkpoints"
+        given_back = {"type": "release", "reason": "shutting down"}
+        assert (await worker.ask("POST", path, {**put, "puts": [], "then": given_back}))["directive"] == "DONE"
+        assert (await worker.ask("POST", path, {**put, "puts": [step]}))["directive"] == "STOP"
+        await caller.agent.ask("POST", f"/v1/runs/{run_id}/cancel", {})
+    after = await scrape(world, gateway)
+
+    def grew(name: str) -> float:
+        return after.get(name, 0) - before.get(name, 0)
+
+    assert grew("tga_fences_total kind=run") == 1
+    assert grew("tga_checkpoints_total tier=inline") == 0, "what is fenced is not put"
+    assert grew("tga_leases_total change=released") == 1
 
 
 async def test_what_waits_is_read_from_the_store(world: RunsWorld, gateway: GatewayProcess) -> None:

@@ -10,6 +10,8 @@ import pytest
 from app.config.telling import WebhookFormat
 from app.connectors.webhook_formats import plain, shaped
 from app.console.site import PAGES
+from app.core.canonical import canonical_bytes
+from tests.console.chat_services import READERS
 
 HOSTILE = [
     "<!here> look",
@@ -26,6 +28,7 @@ HOSTILE = [
     "a\u202eb\u200bc\x00",
     "&lt;!here&gt;",
     "x" * 5_000,
+    "<&>" * 2_000_000,
     "",
 ]
 TOLD = {
@@ -68,7 +71,7 @@ def texts(body: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["slack", "teams"])
-@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda text: repr(text[:20]))
 def test_hostile_names_are_text_and_nothing_else(form: WebhookFormat, hostile: str) -> None:
     told = {**EVENTS["approval_requested"], "tool_name": hostile, "principal_id": hostile, "server_id": hostile}
     body = shaped(form, "approval_requested", told, "https://tga.example.org")
@@ -82,6 +85,7 @@ def test_hostile_names_are_text_and_nothing_else(form: WebhookFormat, hostile: s
         if form == "slack":
             assert "<" not in text
             assert ">" not in text
+    READERS[form](canonical_bytes(body))  # or the service would refuse it
     written = json.dumps(body)
     assert "evil.example" not in "".join(part for part in written.split('"') if part.startswith("http")), (
         "no address of a stranger's stands where one is followed"
@@ -103,7 +107,9 @@ def test_every_event_has_a_title_and_a_link_into_the_console(form: WebhookFormat
         assert urls[0].endswith("/console/runs/acme%2F1")
     without = shaped(form, event, EVENTS[event], None)
     assert "/console" not in json.dumps(without)
-    assert texts(without)[0] or event
+    assert "public_url is not set" in texts(without)[-1], "why there is no link is said"
+    READERS[form](canonical_bytes(body))
+    READERS[form](canonical_bytes(without))
 
 
 def test_a_run_that_asks_names_its_questions() -> None:
@@ -111,6 +117,13 @@ def test_a_run_that_asks_names_its_questions() -> None:
     body = shaped("slack", "approval_requested", told, None)
     assert body["text"] == "A run asks a person"
     assert "Questions: &lt;!here&gt;, b" in texts(body)
+    assert not any(text.startswith("Until") for text in texts(body))
+    ends = ["2026-01-03T00:00:00.000Z", None, "2026-01-02T00:00:00.000Z"]
+    told["questions"] = [{"name": f"{n}" * 100, "expires_at": ends[n % 3]} for n in range(9)]
+    body = shaped("slack", "approval_requested", told, None)
+    assert "Until: 2026-01-02T00:00:00.000Z" in texts(body), "the first that ends"
+    (questions,) = [text for text in texts(body) if text.startswith("Questions")]
+    assert questions.endswith(f"{'3' * 48}… and 5 more")
 
 
 def test_the_shapes_are_those_that_the_services_take() -> None:
@@ -129,3 +142,8 @@ def test_the_shapes_are_those_that_the_services_take() -> None:
 
 def test_nothing_stays_nothing() -> None:
     assert plain("") == plain("\u200b") == "-"
+
+
+def test_what_is_cut_says_so() -> None:
+    assert plain("x" * 256) == "x" * 256
+    assert plain("x" * 257) == "x" * 256 + "…"

@@ -23,7 +23,9 @@ from tests.webhooks.test_what_a_receiver_sees import Now
 
 SOUND: Any = SimpleNamespace(fault=None, verifier_key=SimpleNamespace(name="example.org/log"))
 NO_TOOLS: Any = SimpleNamespace(tools=list)
-DIVERGENCE = {"path": "1", "recorded": "step plan", "performed": "step pay", "source": "onboard.py:3"}
+# Both sides as long as each may be: the message of the run's error has less room than both together.
+LONG = 4_091
+DIVERGENCE = {"path": "1", "recorded": "step " + "r" * LONG, "performed": "step " + "p" * LONG, "source": "a.py:3"}
 
 
 async def stop_two_runs(engine: Engine) -> None:

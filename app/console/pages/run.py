@@ -8,14 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from markupsafe import Markup
 from starlette.responses import Response
 
 from app.console.gateway_api import ApiProblem
+from app.console.shown_text import shown
 from app.console.visit import Visit
 from app.console.waterfall import Row, drawn
+from app.core.limits import CONSOLE_JSON_CHARS_MAX, CONSOLE_VALUE_CHARS_MAX
 
 RECORDS_SHOWN: Final = 200
 QUESTIONS_SHOWN_MAX: Final = 5
+OPTIONS_SHOWN_MAX: Final = 40
+PROGRAM_CHARS_MAX: Final = 60_000  # of markup: a page stays below 200 KB, whatever is in it
+LINE_CHARS_MAX: Final = 500
+LINE_MARKUP_CHARS: Final = 40
+LINES_BEFORE: Final = 100
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED"})
 RESTING: Final = frozenset({"FAILED", "PARKED", "DIVERGED"})
 
@@ -126,6 +134,7 @@ async def _shown(
         state_then=None if state is None else state["state"],
         changed=[] if chosen is None else [one["at"] for one in chosen.record.get("state_change") or ()],
         questions=questions,
+        questions_left=sum(one["kind"] == "ask" for one in run["awaits"]) - len(questions),
         program=_program(program, picture.rows, at, run if at == last else None),
         is_open=is_open,
         is_resting=run["state"] in RESTING,
@@ -179,8 +188,16 @@ def _event(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 async def _questions(visit: Visit, run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The first ones that are open. They share the room: many questions with many options stay one small page."""
     open_ = [one for one in run["awaits"] if one["kind"] == "ask"][:QUESTIONS_SHOWN_MAX]
-    return [await _question(visit, one["path"]) for one in open_]
+    found = [await _question(visit, one["path"]) for one in open_]
+    for one in found:
+        most = OPTIONS_SHOWN_MAX // len(found)
+        one["options_left"] = max(0, len(one["options"] or ()) - most)
+        one["options"] = (one["options"] or [])[:most]
+        one["message_chars"] = CONSOLE_VALUE_CHARS_MAX // len(found)
+        one["context_chars"] = CONSOLE_JSON_CHARS_MAX // len(found)
+    return found
 
 
 async def _question(visit: Visit, path: str) -> dict[str, Any]:
@@ -243,5 +260,21 @@ def _program(
     awaited = [one["source"] for one in (run or {}).get("awaits", ()) if one["is_awaited"] and one["source"]]
     newest = max((row for row in rows if row.source and row.at <= at), key=lambda row: row.at, default=None)
     places = awaited or ([] if newest is None or newest.source is None else [newest.source])
-    lines = sorted({line for place in places if (line := _number(place.rpartition(":")[2], low=1, high=10**9))})
-    return {"lines": source.split("\n")[:2_000], "here": lines[:16], "is_waiting": bool(awaited)}
+    here = sorted({line for place in places if (line := _number(place.rpartition(":")[2], low=1, high=10**9))})[:16]
+    lines = source.split("\n")
+    shown_lines = _lines_shown(lines, 1)
+    if here and here[0] > len(shown_lines):
+        shown_lines = _lines_shown(lines, max(1, here[0] - LINES_BEFORE))
+    return {"lines": shown_lines, "total": len(lines), "here": here, "is_waiting": bool(awaited)}
+
+
+def _lines_shown(lines: Sequence[str], first: int) -> list[tuple[int, Markup]]:
+    """From this line on as many as there is room for, each with its number."""
+    made, left = list[tuple[int, Markup]](), PROGRAM_CHARS_MAX
+    for number, line in enumerate(lines[first - 1 :], first):
+        text = shown(line, chars_max=LINE_CHARS_MAX)
+        left -= len(text) + LINE_MARKUP_CHARS
+        if left < 0:
+            break
+        made.append((number, text))
+    return made

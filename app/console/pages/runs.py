@@ -23,6 +23,7 @@ STATUSES: Final = (
 NEEDING: Final = ("waiting_for_human", "diverged", "parked", "failed")
 NEEDING_SHOWN_MAX: Final = 10
 FILTERS: Final = ("prefix", "status", "procedure")
+_SIDE_CHARS_MAX: Final = 100
 _CELL: Final = {"tool": "b-tool", "turn": "b-model", "model": "b-model", "sleep": "b-sleep"}
 
 
@@ -68,18 +69,18 @@ def _needs(run: dict[str, Any], whole: dict[str, Any] | None, question: dict[str
         who, what = "An answer", "" if question is None else question["message"]
     elif whole is not None and whole["divergence"] is not None:
         told = whole["divergence"]
-        recorded, performed = told.get("recorded"), told.get("performed")
         what = (
-            f"at {told['path']} the journal has {_operation(recorded)}, the program now does {_operation(performed)}. "
-            "The journal is as it was."
+            f"at {told['path']} the journal has {_side(told['recorded'])}, "
+            f"the program now does {_side(told['performed'])}. The journal is as it was."
         )
     elif whole is not None and whole["error"] is not None:
         what = f"{whole['error']['type']}: {whole['error']['message']}"
     return {"run": run, "who": who, "what": what, "cells": _cells(whole)}
 
 
-def _operation(said: dict[str, Any] | None) -> str:
-    return "nothing" if said is None else f"{said['kind']} {said['name']}"
+def _side(said: str) -> str:
+    """What one of the two sides has there; a long one does not hide the other."""
+    return said if len(said) <= _SIDE_CHARS_MAX else f"{said[:_SIDE_CHARS_MAX]}…"
 
 
 def _cells(whole: dict[str, Any] | None) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 from app.core.errors import RecoveryFailed, TgaError
-from app.core.limits import RUN_PAGE_RECORDS_MAX
+from app.core.limits import RUN_PAGE_RECORDS_MAX, TEXT_CHARS_MAX
 from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.runs.documents import (
@@ -320,7 +320,8 @@ async def load_artifact(ports: RunPorts, run_id: str, sequence_number: int, kind
 def _said_of(then: ThenDiverge) -> RunError:
     told = then.divergence
     message = f"at {told.path} the journal has {told.recorded}, the program performs {told.performed}"
-    return RunError(type=DIVERGED_ERROR, message=message, retryable=False)
+    # The end of the run has both sides whole beside it: they may be as long as this message may be in all.
+    return RunError(type=DIVERGED_ERROR, message=message[:TEXT_CHARS_MAX], retryable=False)
 
 
 def _records(recorded: RunDocument | None, then: Then | None) -> bool:
