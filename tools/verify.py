@@ -135,7 +135,7 @@ RUN: dict[tuple[str, str], dict[str, str]] = {
     ("run_resumption", ""): dict.fromkeys(OPEN[3:], "SCHEDULED")}
 ANSWERED_BY = {"tool": ("tool", "operator", "timer"), "ask": ("person", "timer", "operator"), "sleep": ("timer",),
                "signal": ("signal", "timer"), "child": ("child",)}  # all else ends with a checkpoint
-BY_TIME = {"sleep": ("OK",), "ask": ("OK", "TIMEOUT"), "signal": ("TIMEOUT",), "tool": ("TIMEOUT",)}
+BY_TIME = {"sleep": ("OK",), "ask": ("TIMEOUT",), "signal": ("TIMEOUT",), "tool": ("TIMEOUT",)}
 TAKEN, AHEAD, UNASKED = "RUN_POSITION_TAKEN", "RUN_POSITION_GAP", "RUN_ANSWER_UNASKED"
 class Journal:
     """What a run folds to: its attempt, what it waits for, and by scope the next position, whether the operation before
@@ -147,6 +147,7 @@ class Journal:
         self.begun: dict[str, list[Any]] = {}
         self.tries: dict[str, int] = {}
         self.named: dict[str, str] = {}  # by address: the trace or run that the intent names
+        self.defaults: dict[str, bytes] = {}  # by address: the answer of a question that nobody else answers in time
         self.signals: list[tuple[str, str]] = []
         self.awaits, self.wake = list[str](), "ANY"
     @staticmethod
@@ -240,9 +241,11 @@ class Journal:
                 due = [request[at] for at in ("expires_at", "wakes_at", "waits_until") if at in request] or [None]
                 self.begun[path] = [entry["artifact_digest"], said["kind"], said["name"], said["input_digest"], due[0],
                                     request.get("retries", 0), entry["sequence_number"], entry["recorded_at"], 0,
-                                    [level["at"] for level in request.get("escalations", ())]]
+                                    [level["at"] for level in request.get("escalations", ())],
+                                    *([True] if request.get("default") is not None else [])]
                 self.named[path] = f"trace:{request.get('trace_id')}" if said["kind"] == "tool" else (
                     f"run:{request.get('child_run_id')}")
+                self.defaults[path] = written(request.get("default"))
             case "run_checkpoint":
                 self.fold_checkpoint(path, said)
             case "run_answer":
@@ -294,13 +297,15 @@ class Journal:
         begun, by = self.begun.get(path, [None, None, None, None, None, 0]), said["answered_by"]
         need(begun[0] == said["intent_digest"], UNASKED, f"nobody waits for this answer at {path}")
         need(by["type"] in ANSWERED_BY.get(begun[1], ()), UNASKED, f"a {begun[1]} is not answered so")
-        is_by_time, ends = by["type"] == "timer", BY_TIME.get(begun[1], ())
+        is_by_time, ends = by["type"] == "timer", ("OK",) if begun[10:] else BY_TIME.get(begun[1], ())
         is_early = is_by_time and (begun[4] or "9") > said["answered_at"]
         need(not is_early, UNASKED, f"a {begun[1]} is answered by time when its own is over")
         is_fit = said["outcome"] in ends if is_by_time else said["outcome"] != "TIMEOUT"
         need(is_fit, UNASKED, f"a {begun[1]} does not end so by time, or by anything else")
         wakes = state == "WAITING" and path in self.awaits and (self.wake == "ANY" or len(self.awaits) == 1)
         need(said["wakes"] == ("YES" if wakes else "NO"), CHECKSUM, "`wakes` does not agree with the journal")
+        is_it = not is_by_time or not begun[10:] or written(said["value"]) == self.defaults[path]
+        need(is_it, CHECKSUM, "the answer is not the default that its intent names")
         if by["type"] == "signal":
             waiting = [signal for signal in self.signals if signal[0] == begun[2]][:1]
             need(waiting == [(begun[2], by["id"])], UNASKED, "the signal is not the next of its name")

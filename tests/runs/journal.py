@@ -44,7 +44,7 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "context": {"tier": "inline", "value": {"amount": 7}},
         "answer_schema": {"type": "boolean"},
         "expires_at": time_at(60),
-        "default": {"tier": "inline", "value": False},
+        "default": {"tier": "inline", "value": "answer"},
         "webhooks": ["ops"],
         "escalations": [{"at": time_at(20), "webhooks": ["boss"]}, {"at": time_at(40), "webhooks": []}],
     },

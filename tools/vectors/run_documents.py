@@ -41,7 +41,7 @@ LEADS: Final[dict[tuple[str, str], dict[str, str]]] = {
     ("run_resumption", ""): dict.fromkeys(STATES[3:6], "SCHEDULED"),
 }
 _VERDICT: Final = {"run_attempt": "change", "run_answer": "wakes", "run_end": "outcome"}
-_REQUESTS: Final[dict[str, Json]] = {
+REQUESTS: Final[dict[str, Json]] = {
     "step": {},
     "tool": {"trace_id": "", "idempotency_key": "run:r/1", "retries": 1},
     "ask": {
@@ -156,7 +156,7 @@ def document(name: str, run_id: str = "r", /, **changes: Any) -> Json:
     if name in ("run_intent", "run_checkpoint"):
         said.setdefault("input_digest", digest([said["kind"], said["name"]]))
     if name == "run_intent":
-        said.setdefault("request", copy.deepcopy(_REQUESTS[said["kind"]]))
+        said.setdefault("request", copy.deepcopy(REQUESTS[said["kind"]]))
         if said["request"].get("trace_id") == "":
             said["request"]["trace_id"] = TOOL_TRACE[0]["entry"]["trace_id"]
     if name in ("run_checkpoint", "run_answer") and said["outcome"] != "OK":

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from vectors.documents import GENESIS, OTHER_DIGEST, Json, digest, seal, time_at
-from vectors.run_documents import INLINE, LEADS, STATES, TOOL_TRACE, Log, document, signed
+from vectors.run_documents import INLINE, LEADS, REQUESTS, STATES, TOOL_TRACE, Log, document, signed
 
 SCHEMA, GAP, CHECKSUM = "SCHEMA_VIOLATION", "STATE_SEQUENCE_GAP", "STATE_CHECKSUM_MISMATCH"
 TRANSITION, RECOVERY, FENCED = "STATE_INVALID_TRANSITION", "STATE_RECOVERY_FAILED", "STATE_CONCURRENT_EXECUTION"
@@ -33,6 +33,9 @@ _EFFECT: Final[Json] = {
     "tool_effect_digest": TOOL_TRACE[-1]["entry"]["artifact_digest"],
 }
 _TIMED_SIGNAL: Final[Json] = {"expires_at": time_at(59000)}
+_WITH_DEFAULT: Final[Json] = {**REQUESTS["ask"], "default": INLINE}
+_OTHER_VALUE: Final[Json] = {"tier": "inline", "value": [True]}
+_ONE: Final[dict[str, Json]] = {name: {"tier": "inline", "value": value} for name, value in (("true", True), ("1", 1))}
 _TIMED_TOOL: Final[Json] = {
     "trace_id": TOOL_TRACE[0]["entry"]["trace_id"],
     "idempotency_key": "run:r/1",
@@ -161,11 +164,20 @@ def sound_runs() -> Iterator[Json]:
         ("signal", "timer", "TIMEOUT"),
         ("tool", "operator", "OK"),
     ):
-        log, intent = waiting(kind, **({"request": _TIMED_SIGNAL} if kind == "signal" else {}))
+        timed = {"signal": _TIMED_SIGNAL, "ask": _WITH_DEFAULT if by == "timer" else REQUESTS["ask"]}
+        log, intent = waiting(kind, **({"request": timed[kind]} if kind in timed else {}))
         answered: Json = {"answered_by": {"type": by, "id": "who"}, "outcome": outcome}
         at = time_at(59000 if by == "timer" else 3000)
         log.add("run_answer", intent_digest=intent, wakes="YES", answered_at=at, **answered)
         yield sound(f"{kind}_answered_by_{by}", log)
+    log, intent = begun("ask", request=_WITH_DEFAULT)
+    entry, said = log.records[-1]["entry"], log.records[-1]["artifact"]
+    log.add("run_end", outcome="FAILED")
+    times = [level["at"] for level in _WITH_DEFAULT["escalations"]]
+    place = [entry["sequence_number"], entry["recorded_at"], 0, times, True]
+    open_ask = [intent, "ask", said["name"], said["input_digest"], _WITH_DEFAULT["expires_at"], 0, *place]
+    log.add("run_resumption", frontier_digest=frontier({"": [1, False, False]}, begun={"1": open_ask}))
+    yield sound("retried_while_a_question_with_a_default_is_open", log)
     log, intent = waiting("ask")
     expired: Json = {"answered_by": {"type": "timer", "id": "expiry"}, "answered_at": time_at(59000)}
     log.add("run_answer", intent_digest=intent, wakes="YES", outcome="TIMEOUT", **expired)
@@ -264,8 +276,8 @@ def every_transition() -> Iterator[Json]:
     yield sound("failed_while_it_waits", log)
 
 
-def frontier(scopes: dict[str, list[Any]], tries: dict[str, int] | None = None) -> str:
-    return digest({"begun": {}, "scopes": scopes, "tries": tries or {}})
+def frontier(scopes: dict[str, list[Any]], tries: dict[str, int] | None = None, begun: Json | None = None) -> str:
+    return digest({"begun": begun or {}, "scopes": scopes, "tries": tries or {}})
 
 
 def with_tool(**changes: Any) -> Log:
@@ -480,7 +492,8 @@ def broken_times() -> Iterator[Json]:
     """Time answers when an operation's own is over, in its own way; and nobody else says that it is over."""
     by_time: Json = {"answered_by": {"type": "timer", "id": "clock"}, "wakes": "YES"}
     for kind, outcome in (("sleep", "OK"), ("ask", "OK"), ("ask", "TIMEOUT"), ("signal", "TIMEOUT")):
-        log, intent = waiting(kind, **({"request": _TIMED_SIGNAL} if kind == "signal" else {}))
+        timed = {"signal": _TIMED_SIGNAL, "ask": _WITH_DEFAULT if outcome == "OK" else REQUESTS["ask"]}
+        log, intent = waiting(kind, **({"request": timed[kind]} if kind in timed else {}))
         early: Json = {**by_time, "intent_digest": intent, "outcome": outcome, "answered_at": time_at(58999)}
         log.add("run_answer", **early)
         yield refused(f"{kind}_ended_by_time_before_its_time_{outcome.lower()}", UNASKED, log)
@@ -499,6 +512,15 @@ def broken_times() -> Iterator[Json]:
         ended: Json = {**late, "intent_digest": intent, "outcome": outcome}
         log.add("run_answer", **ended)
         yield refused(f"{kind}_that_time_ends_with_{outcome.lower()}", UNASKED, log)
+    for title, code, default, answer in (
+        ("ask_without_a_default_that_time_answers", UNASKED, None, {"outcome": "OK"}),
+        ("ask_with_a_default_that_times_out", UNASKED, INLINE, {"outcome": "TIMEOUT"}),
+        ("ask_that_time_answers_with_another_value", CHECKSUM, INLINE, {"outcome": "OK", "value": _OTHER_VALUE}),
+        ("ask_that_time_answers_with_one_for_true", CHECKSUM, _ONE["true"], {"outcome": "OK", "value": _ONE["1"]}),
+    ):
+        log, intent = waiting("ask", request={**REQUESTS["ask"], "default": default})
+        log.add("run_answer", **{**late, "intent_digest": intent, **answer})
+        yield refused(title, code, log)
     for kind, by in (("ask", "person"), ("ask", "operator"), ("tool", "tool"), ("tool", "operator")):
         log, intent = waiting(kind)
         said: Json = {**late, "intent_digest": intent, "answered_by": {"type": by, "id": "who"}, "outcome": "TIMEOUT"}

@@ -33,7 +33,7 @@ from app.domain.ledger.documents import (
     Time,
     require_no_stated_null,
 )
-from app.domain.runs.requests import REQUEST_OF_KIND, Request, ToolRequest
+from app.domain.runs.requests import REQUEST_OF_KIND, AskRequest, Request, ToolRequest
 from app.domain.runs.state import StateChanges
 from app.domain.runs.transitions import RUN, RunArtifactType, RunState
 from app.domain.runs.values import Path, Resume, RunId, TransientValue, Value
@@ -228,6 +228,11 @@ class RunIntent(RunDocument):
     def escalates_at(self) -> tuple[str, ...]:
         """When a question that is still open is told to others."""
         return self.request.escalates_at
+
+    @property
+    def has_default(self) -> bool:
+        """Whether a question whose time is over is answered, and does not time out."""
+        return isinstance(self.request, AskRequest) and self.request.default is not None
 
     @property
     def retries(self) -> int:

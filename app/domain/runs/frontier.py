@@ -23,7 +23,7 @@ from app.domain.runs.paths import ROOT, is_scope_inside, operation_of, path_at, 
 class Begun(NamedTuple):
     """An operation that has begun and not ended: what its end must agree with, when it is due by itself, how often it
     may be tried again, which entry holds its intent, and since when. Of a question: how often it was escalated
-    (`level`), and when it is."""
+    (`level`), when it is, and whether it has a default, which answers it when its time is over."""
 
     intent_digest: str
     kind: str
@@ -35,6 +35,14 @@ class Begun(NamedTuple):
     begun_at: str = ""
     level: int = 0
     escalates_at: tuple[str, ...] = ()
+    has_default: bool = False
+
+    def to_json(self) -> list[Any]:
+        return [*self[:9], list(self.escalates_at), *([True] if self.has_default else [])]
+
+    @classmethod
+    def from_json(cls, stated: list[Any]) -> Self:
+        return cls._make([*stated[:9], tuple(stated[9]), len(stated) > 10])
 
     @property
     def next_at(self) -> str | None:
@@ -189,7 +197,7 @@ class Frontier:
     def to_json(self) -> dict[str, Any]:
         """As an execution checkpoint and a resumption state it."""
         return {
-            "begun": {path: [*begun[:-1], list(begun.escalates_at)] for path, begun in self.begun.items()},
+            "begun": {path: begun.to_json() for path, begun in self.begun.items()},
             "scopes": {scope: [at.next, at.failed, at.ended] for scope, at in self.scopes.items()},
             "tries": dict(self.tries),
         }
@@ -198,7 +206,7 @@ class Frontier:
     def from_json(cls, stated: dict[str, Any]) -> Self:
         return cls(
             {scope: ScopePosition(*at) for scope, at in stated["scopes"].items()},
-            {path: Begun._make([*begun[:-1], tuple(begun[-1])]) for path, begun in stated["begun"].items()},
+            {path: Begun.from_json(begun) for path, begun in stated["begun"].items()},
             dict(stated["tries"]),
         )
 

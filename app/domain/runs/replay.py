@@ -263,6 +263,7 @@ def _intent(run: Run, intent: RunIntent, entry: Appended) -> None:
         entry.recorded_at,
         0,
         intent.escalates_at,
+        intent.has_default,
     )
     run.frontier.begin(intent.path, begun)
 

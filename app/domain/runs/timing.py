@@ -11,16 +11,18 @@ from app.domain.runs.frontier import Begun
 # How time ends what it may answer.
 _ENDED_BY_TIME: Final[dict[str, frozenset[str]]] = {
     "sleep": frozenset({"OK"}),
-    "ask": frozenset({"OK", "TIMEOUT"}),
+    "ask": frozenset({"TIMEOUT"}),
     "signal": frozenset({"TIMEOUT"}),
     "tool": frozenset({"TIMEOUT"}),
 }
+_BY_DEFAULT: Final = frozenset({"OK"})
 _BY_OTHERS: Final = frozenset({"OK", "ERROR", "RETRY"})
 
 
 def verify_by_time(begun: Begun, answer: RunAnswer) -> None:
     """Time answers when the operation's own is over and not before, and in its own way: who sleeps is woken, a question
-    gets its default or times out, all else times out. Nobody else says that time is over."""
+    gets its default if it has one, all else times out. Nobody else says that time is over. That the answer is the
+    very default that the intent names is compared where the intent is read (verification.py)."""
     is_by_time = answer.answered_by.type == "timer"
     if is_by_time and (begun.due_at or "9") > answer.answered_at:
         raise RunAnswerUnasked(
@@ -28,7 +30,9 @@ def verify_by_time(begun: Begun, answer: RunAnswer) -> None:
             expected="no such answer" if begun.due_at is None else f"not before {begun.due_at}",
             found=answer.answered_at,
         )
-    admitted = _ENDED_BY_TIME[begun.kind] if is_by_time else _BY_OTHERS
+    admitted = _BY_OTHERS
+    if is_by_time:
+        admitted = _BY_DEFAULT if begun.has_default else _ENDED_BY_TIME[begun.kind]
     if answer.outcome not in admitted:
         raise RunAnswerUnasked(
             f"a {begun.kind} does not end so {'by time' if is_by_time else 'before its time is over'}",

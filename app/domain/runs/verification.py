@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from app.core.canonical import JsonValue
 from app.core.chain import Head
+from app.core.digest import digest_of
 from app.core.errors import BundleInvalid, ChecksumMismatch, RecoveryFailed, TgaError
 from app.domain.identity import DEFAULT_TENANT
 from app.domain.ledger.checks import (
@@ -35,7 +36,7 @@ from app.domain.runs.checkpoints import SinceCheckpoint, verify_stored_checkpoin
 from app.domain.runs.documents import RunAnswer, RunIntent, RunStart
 from app.domain.runs.referring import referred_by
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, fold_planned
-from app.domain.runs.requests import ChildRequest, ToolRequest
+from app.domain.runs.requests import AskRequest, ChildRequest, ToolRequest
 from app.domain.runs.transitions import RUN
 from app.domain.runs.values import ChildValue, EffectValue
 from app.domain.system.verification import SIGNED, SigningKeys, SystemKind, verify_signature_of
@@ -101,7 +102,7 @@ class _RunStream(StreamChecks):
     kind: RunKind
     run: Run | None = None  # what the journal folds to, as long as it is known and needed
     is_known: bool = True
-    named: dict[str, str] = field(default_factory=dict)  # by address that has begun: which trace or run it is
+    named: dict[str, str] = field(default_factory=dict)  # by address that has begun: trace, run, or default's digest
     tenant: str | None = None
     keeps_start: bool = False
     start: RunStart | None = None
@@ -174,6 +175,8 @@ class _RunStream(StreamChecks):
             elif isinstance(request, ChildRequest) and request.child_run_id is not None:
                 child = self.named[artifact.path] = RUN.stream(request.child_run_id)
                 walk.refer(Reference(place, child, "begun_by", record.entry.artifact_digest))
+            elif isinstance(request, AskRequest) and request.default is not None:
+                self.named[artifact.path] = digest_of(request.default.to_json())
         elif isinstance(artifact, RunAnswer):
             named, value = self.named.get(artifact.path), artifact.value
             if isinstance(value, EffectValue):
@@ -182,6 +185,8 @@ class _RunStream(StreamChecks):
             elif isinstance(value, ChildValue):
                 _verify_is_named(artifact.path, named, RUN.stream(value.run_id))
                 walk.refer(Reference(place, RUN.stream(value.run_id), "last_entry", value.entry_digest))
+            elif named is not None and artifact.answered_by.type == "timer" and value is not None:
+                _verify_is_named(artifact.path, named, digest_of(value.to_json()))
         if self.run is not None and self.named:
             begun = self.run.frontier.begun
             self.named = {path: stream for path, stream in self.named.items() if path in begun}

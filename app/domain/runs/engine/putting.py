@@ -270,6 +270,8 @@ async def answer_due(ports: RunPorts, work: Work, now: str) -> None:
         if begun.kind == "ask":
             intent = await load_artifact(ports, work.run_id, begun.sequence_number, RunIntent)
             default = intent.request.default if isinstance(intent.request, AskRequest) else None
+            # An execution checkpoint of an earlier version does not say it.
+            work.run.frontier.begun[path] = begun._replace(has_default=default is not None)
         if default is not None:
             work.add(answer_of(work.run, path, by="timer", by_id="default", at=now, value=default))
         else:
