@@ -219,7 +219,7 @@ class RunDescribed(RunItem):
     divergence: Divergence | None
     awaits: list[AwaitedItem]
     steps: list[StepItem] = Field(description="The newest ones, in their order.")
-    steps_left_out: bool = Field(description="There were more before those; the journal has all.")
+    steps_left_out: bool = Field(description="There are others than those; the journal has all.")
     sequence_number: Count
     entry_digest: Sha256
     trigger: Trigger

@@ -16,7 +16,7 @@ from app.api.signatures import SignatureText, own_signature
 from app.api.traces import json_answer
 from app.core import errors
 from app.core.errors import InputMalformed
-from app.core.limits import RUN_TAGS_MAX
+from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_TAGS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Name, Part, Sha256, Text, Time
 from app.domain.runs.documents import Accepted, ForkedFrom, Resolved, RunPolicy
@@ -27,7 +27,7 @@ from app.domain.runs.procedures import PolicySaid
 from app.domain.runs.state import StateChanges
 from app.domain.runs.values import Path
 from app.edge.body import read_body
-from app.edge.parameters import documented_parameters, number_in, parameters
+from app.edge.parameters import documented_parameters, number_in, parameters, steps_in
 from app.edge.permissions import Action, require, require_on
 from app.edge.problems import documented
 from app.edge.runs import own_run_id, qualified, run_seen_by
@@ -162,13 +162,13 @@ def router(services: Services) -> APIRouter:
         summary="Where a run stands, what it waits for, and its steps",
         response_model=None,
         responses={200: {"model": RunDescribed}, **documented(*OF_RUNS)},
-        openapi_extra=documented_parameters("run_id"),
+        openapi_extra=documented_parameters("run_id", "steps"),
     )
     async def one_run(request: Request) -> Response:
         async with services.admitted(request) as principal:
             run_id = await run_seen_by(services, principal, request.path_params["run_id"])
-            parameters(request)
-            return json_answer(await _shown(services, principal.tenant, run_id))
+            steps_max = steps_in(parameters(request, "steps"))
+            return json_answer(await _shown(services, principal.tenant, run_id, steps_max=steps_max))
 
     @routes.get(
         "/v1/runs/{run_id}/state",
@@ -334,8 +334,10 @@ async def _require_on(services: Services, principal: Principal, action: Action, 
     require_on(principal, action, owner_id=start.principal.principal_id)
 
 
-async def _shown(services: Services, tenant: str, run_id: str) -> dict[str, Any]:
-    return shown(await view(services.runs.ports, run_id), tenant)
+async def _shown(
+    services: Services, tenant: str, run_id: str, *, steps_max: int = RUN_PAGE_RECORDS_MAX
+) -> dict[str, Any]:
+    return shown(await view(services.runs.ports, run_id, steps_max=steps_max), tenant)
 
 
 def shown(seen: RunView, tenant: str) -> dict[str, Any]:

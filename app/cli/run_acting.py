@@ -171,7 +171,7 @@ async def decide_question(
 ) -> bool:
     """Show the question whether the run may go on, and answer exactly that one with yes or no."""
     if path is None:
-        run = await client.get(path_to("v1", "runs", run_id))
+        run = await client.get(path_to("v1", "runs", run_id), steps=0)
         asked = [awaited["path"] for awaited in run["awaits"] if awaited["kind"] == "ask"]
         if len(asked) != 1:
             raise RunAnswerUnasked(
@@ -196,7 +196,7 @@ async def decide_question(
 
 async def open_question(client: GatewayClient, run_id: str, path: str) -> Item:
     """The question that is open at this address, as the journal has it."""
-    run = await client.get(path_to("v1", "runs", run_id))
+    run = await client.get(path_to("v1", "runs", run_id), steps=0)
     open_at = {awaited["path"]: awaited for awaited in run["awaits"] if awaited["kind"] == "ask"}
     if path not in open_at:
         raise RunAnswerUnasked(
@@ -266,7 +266,7 @@ async def signal_run(client: GatewayClient, run_id: str, name: str, text: str | 
 
 
 async def cancel_run(client: GatewayClient, run_id: str, *, rationale: str | None, yes: bool) -> bool:
-    run = await client.get(path_to("v1", "runs", run_id))
+    run = await client.get(path_to("v1", "runs", run_id), steps=0)
     question = f"Cancel run {run_id} of {run['procedure']} ({run['state']}), for good?"
     if not rests_for_good(run) and not confirmed(question, yes=yes):
         notes.print("Nothing was cancelled.")
@@ -284,7 +284,7 @@ def rests_for_good(run: dict[str, Any]) -> bool:
 async def retry_run(client: GatewayClient, run_id: str, *, rationale: str | None, accept_version: str | None) -> bool:
     body: dict[str, Any] = {} if rationale is None else {"rationale": rationale}
     if accept_version is not None:
-        procedure = (await client.get(path_to("v1", "runs", run_id)))["procedure"]
+        procedure = (await client.get(path_to("v1", "runs", run_id), steps=0))["procedure"]
         body["accepts"] = await _program(client, procedure, accept_version)
     _say((await client.post(path_to("v1", "runs", run_id, "retry"), body)).document)
     return True

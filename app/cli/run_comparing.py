@@ -44,7 +44,7 @@ async def diff_runs(client: GatewayClient, left_id: str, right_id: str, *, as_js
 
 
 async def _load(client: GatewayClient, run_id: str) -> Side:
-    run = await client.get(path_to("v1", "runs", run_id))
+    run = await client.get(path_to("v1", "runs", run_id), steps=0)
     journal = journal_of([item async for item in read_journal(client, run_id)])
     origin = run
     for _ in range(_FORKS_MAX):

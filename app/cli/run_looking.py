@@ -65,7 +65,7 @@ def status_cell(status: str, waiting: str | None) -> Text:
 
 async def show_run(client: GatewayClient, run_id: str, *, limit: int, as_json: bool) -> bool:
     """The run's head, its journal as a timeline, and what to do next if somebody has to act."""
-    run = await client.get(path_to("v1", "runs", run_id))
+    run = await client.get(path_to("v1", "runs", run_id), steps=None if as_json else 0)
     after = run["sequence_number"] - limit
     items = [item async for item in read_journal(client, run_id, after=after)]
     if as_json:
@@ -73,7 +73,8 @@ async def show_run(client: GatewayClient, run_id: str, *, limit: int, as_json: b
         return True
     show_head(run)
     if items and items[0]["artifact_type"] != "run_start":
-        output.print(f"[dim]           (entries up to {items[0]['sequence_number'] - 1} are left out: --limit)[/]")
+        told = f"the last {len(items):,} of {run['sequence_number']:,} entries; `--limit` shows more"
+        output.print(f"[dim]           ({told})[/]")
     journal = journal_of(items)
     Timeline(run["started_at"]).draw(journal)
     show_what_next(run, journal)
@@ -82,7 +83,7 @@ async def show_run(client: GatewayClient, run_id: str, *, limit: int, as_json: b
 
 async def watch_run(client: GatewayClient, run_id: str, *, to_end: bool, as_json: bool) -> bool:
     """Entries as they come, until the run rests. True unless it ended without being completed."""
-    run = await client.get(path_to("v1", "runs", run_id))
+    run = await client.get(path_to("v1", "runs", run_id), steps=0)
     if not as_json:
         show_head(run)
     timeline, journal = Timeline(run["started_at"]), Journal()
@@ -91,7 +92,7 @@ async def watch_run(client: GatewayClient, run_id: str, *, to_end: bool, as_json
         print_json(item) if as_json else timeline.record(item, journal)
         if reader_is_gone():
             return True
-    run = await client.get(path_to("v1", "runs", run_id))
+    run = await client.get(path_to("v1", "runs", run_id), steps=0)
     if not as_json:
         show_what_next(run, journal)
     return run["state"] not in ("FAILED", "CANCELLED", "PARKED", "DIVERGED")
@@ -101,7 +102,7 @@ async def wait_for_rest(client: GatewayClient, run_id: str) -> dict[str, Any]:
     """The run, once it rests."""
     async for _ in _followed(client, run_id, to_end=False):
         pass
-    return await client.get(path_to("v1", "runs", run_id))
+    return await client.get(path_to("v1", "runs", run_id), steps=0)
 
 
 async def _followed(client: GatewayClient, run_id: str, *, to_end: bool) -> AsyncIterator[Item]:
@@ -117,7 +118,7 @@ async def _followed(client: GatewayClient, run_id: str, *, to_end: bool) -> Asyn
                 may_rest = item["artifact_type"] in _MAY_REST or may_rest
                 yield item
             if may_rest or after is None:
-                run = await client.get(path_to("v1", "runs", run_id))
+                run = await client.get(path_to("v1", "runs", run_id), steps=0)
                 if rests(run, to_end=to_end) and run["sequence_number"] == after:
                     return
             await _await_news(client, run_id, after or 0)

@@ -76,6 +76,11 @@ def limit_in(given: dict[str, str], *, at_most: int = LIST_ITEMS_MAX) -> int:
     return limit
 
 
+def steps_in(given: dict[str, str]) -> int:
+    """How many of a run's newest steps; 0: none."""
+    return _number("steps", given.get("steps", str(RUN_PAGE_RECORDS_MAX)), at_most=RUN_PAGE_RECORDS_MAX)
+
+
 def sequence_in(request: Request, given: dict[str, str]) -> int:
     """After which entry to go on: what a client that reconnects has seen counts more than what it once asked for."""
     last = header_of(request.scope, b"last-event-id")
@@ -212,6 +217,11 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "after_seq",
         "Only records after this number; the journal of a fork begins below 0.",
         {"type": "integer", "minimum": -SAFE_INTEGER_MAX, "maximum": SAFE_INTEGER_MAX},
+    ),
+    "steps": _query(
+        "steps",
+        "How many of the newest steps. 0 reads none, and costs the same however long the journal is.",
+        {"type": "integer", "minimum": 0, "maximum": RUN_PAGE_RECORDS_MAX, "default": RUN_PAGE_RECORDS_MAX},
     ),
     "at": _query("at", "After which entry of the journal; without it after the last.", _NUMBER_SCHEMA),
     "limit": _query(

@@ -203,6 +203,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 clock=clock,
                 executor_id=traces.executor_id,
                 new_lease=partial(secrets.token_urlsafe, 24),
+                incarnation=traces.incarnation,
                 lease_ms=config.runs.lease_ms,
                 ask_webhooks=told_of_approvals,
                 verify_callback=callbacks.verify,

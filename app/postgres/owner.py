@@ -46,6 +46,10 @@ class PostgresOwner(Closing):
             raise StoreUnavailable("the executor's own session does not answer; what it owns may be another's by now")
         return self._executor.executor_id
 
+    def incarnation(self) -> str:
+        """Of the database, as it was when the executor's session began: the session does not outlive it."""
+        return self._executor.incarnation
+
     async def is_alive(self, executor_id: str) -> bool:
         executor = self._executor
         if executor.executor_id != executor_id or executor.is_lost():

@@ -31,6 +31,14 @@ SELECT pg_backend_pid() AS backend_pid, EXISTS (
 """
 
 
+# The same for as long as nothing that was committed is lost: another cluster, another database of it (a restored one),
+# or another timeline (a standby that was promoted, a point in time that was recovered) is another incarnation.
+_INCARNATION = """
+SELECT concat_ws('/', tga.cluster_identifier(), (SELECT oid FROM pg_database WHERE datname = current_database()),
+                 left(pg_walfile_name(pg_current_wal_lsn()), 8))
+"""
+
+
 class Executor(Closing):
     """This process's right to own streams: an id, and the session whose life is the id's life.
 
@@ -38,9 +46,12 @@ class Executor(Closing):
     act; the fence in the append function says who acted in time.
     """
 
-    def __init__(self, session: asyncpg.Connection[asyncpg.Record], executor_id: str, backend_pid: int) -> None:
+    def __init__(
+        self, session: asyncpg.Connection[asyncpg.Record], executor_id: str, backend_pid: int, incarnation: str
+    ) -> None:
         # Set here for good.
         self.executor_id = executor_id
+        self.incarnation = incarnation
         self._session = session
         self._backend_pid = backend_pid
         self._cut = _cut_detector(session)
@@ -58,6 +69,7 @@ class Executor(Closing):
         try:
             held = await session.fetchval(_HOLD, executor_id)
             row = await session.fetchrow(_STILL_HELD, executor_id)
+            incarnation = await session.fetchval(_INCARNATION)
         except (*LOST, asyncpg.PostgresError) as error:
             session.terminate()
             raise unavailable(error) from error
@@ -70,7 +82,7 @@ class Executor(Closing):
                 found=None if row is None else f"backend {row['backend_pid']}",
                 remedy="Connect to PostgreSQL directly, or through a proxy in session mode.",
             )
-        return cls(session, executor_id, backend_pid)
+        return cls(session, executor_id, backend_pid, incarnation)
 
     async def verify(self) -> None:
         """Raise StoreUnavailable unless the session lives, is the same backend, and still holds its lock.

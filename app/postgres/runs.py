@@ -22,6 +22,7 @@ from app.domain.identity import Principal
 from app.domain.runs.checkpoints import SinceCheckpoint, run_of
 from app.domain.runs.documents import RunStart
 from app.domain.runs.engine.ports import Due, DueRun, HeadOfRun, HeldRun, LoadedRun, Ready
+from app.domain.runs.ids import written
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, fold
 from app.domain.runs.transitions import RUN
 from app.postgres.sessions import Sessions
@@ -180,7 +181,12 @@ class PostgresRuns:
             "SELECT * FROM tga.hold_due_runs($1, $2, $3)", limit, RUN_HOLD_MS, worker_silent_ms
         )
         runs = [
-            DueRun(RUN.identity_of(row["stream"]), row["attempt"] if row["is_lost"] else None, row["held"].isoformat())
+            DueRun(
+                RUN.identity_of(row["stream"]),
+                row["attempt"] if row["is_lost"] else None,
+                row["held"].isoformat(),
+                written(int(row["held"].timestamp() * 1000) - RUN_HOLD_MS),
+            )
             for row in rows
             if row["stream"] is not None
         ]

@@ -86,7 +86,7 @@ def test_a_run_that_waits_is_drawn_nested_and_says_what_to_type(run_world: World
 
 def test_only_the_last_entries_are_drawn_when_so_many_are_wanted(run_world: World, failed_run: str) -> None:
     told = run_world.tga("run", "show", failed_run, "--limit", "2")
-    assert "are left out: --limit" in told.stdout
+    assert "entries; `--limit` shows more)" in told.stdout
     assert "plan" not in told.stdout
     assert "asks a person" in told.stdout
 

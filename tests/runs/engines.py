@@ -120,6 +120,7 @@ async def open_engine(
                 clock=clock,
                 executor_id=traces.executor_id,
                 new_lease=partial(secrets.token_urlsafe, 24),
+                incarnation=traces.incarnation,
                 lease_ms=lease_ms,
                 ask_webhooks=ask_webhooks,
                 verify_callback=verify_callback,

@@ -238,6 +238,7 @@ class Gateway:
                 clock=self._clock,
                 executor_id=traces.executor_id,
                 new_lease=partial(secrets.token_urlsafe, 24),
+                incarnation=traces.incarnation,
                 lease_ms=1,
             ),
             EndedTracesOf(traces),

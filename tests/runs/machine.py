@@ -614,7 +614,8 @@ class RunsMachine(RuleBasedStateMachine):
 
     async def _watch(self, one: Working) -> Watched:
         head = await self._head(one.run_id)
-        is_over = head.state != "RUNNING" or head.owner != owner_of(one.leased.lease)
+        owner = owner_of(one.leased.lease, self.world.gateways[0].engine.ports.incarnation())
+        is_over = head.state != "RUNNING" or head.owner != owner
         calls = await self._calls_of(one.run_id) if is_over else 0
         return Watched(one, is_over, head.sequence_number, calls, self.world.bank.requests)
 

@@ -35,6 +35,7 @@ from typing import Any
 
 import asyncpg
 
+from app.clock import SystemClock
 from app.connectors.http import HttpConnector
 from app.core.errors import OutcomeUnknown, TgaError
 from app.domain.ledger.plans import Plan
@@ -68,6 +69,7 @@ class GatewayOptions:
     stop_at: str | None = None  # a place before which it stops itself, once
     is_patient: bool = False  # what it does not do because of an event it does after an hour
     model_at: str | None = None  # a server that answers as the model `scripted-in-lua` of Lua programs
+    clock_ahead_ms: int = 0  # of everybody else's
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,20 @@ def lay_mines(mine: Mine) -> None:
     setattr(Router, "__call__", mined_call)  # noqa: B010
 
 
+class ClockAhead(SystemClock):
+    """A clock that is set wrong. What it says of how much time has passed is right."""
+
+    def __init__(self, ahead_ms: int) -> None:
+        super().__init__()
+        self._ahead_ms = ahead_ms
+
+    def now(self) -> str:
+        return self.after(0)
+
+    def after(self, milliseconds: int) -> str:
+        return super().after(milliseconds + self._ahead_ms)
+
+
 async def run_gateway(options: GatewayOptions) -> None:
     mine = Mine(options)
     lay_mines(mine)
@@ -242,6 +258,7 @@ async def run_gateway(options: GatewayOptions) -> None:
         from tests.lua.models import offer_model
 
         offer_model(options.model_at)
+    setattr(wiring, "SystemClock", functools.partial(ClockAhead, options.clock_ahead_ms))  # noqa: B010
     settings = Settings.from_environment(options.environment)
 
     async def on_listening(url: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -288,22 +289,44 @@ def test_a_planted_defect_is_found(
     assert told in found
 
 
+# What the machine says of a defect that it stumbles over: of the guarantee itself, or of what breaks without it.
+STUMBLED: dict[Callable[[MachineWorld], Any], tuple[str, ...]] = {
+    no_fence: ("a worker whose lease was over has", "RUN_POSITION_", "STATE_"),
+    no_scopes: ("RUN_POSITION_",),
+    no_repeats: ("RUN_POSITION_TAKEN",),
+    no_isolation: ("the state is",),
+}
+EXAMPLES_MAX = 200
+
+
 @pytest.mark.skipif(not IS_SOAK, reason="left to chance in soak")
-@pytest.mark.parametrize("defect", [no_fence, no_scopes, no_repeats, no_isolation], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("number", [7, 8, 9])
+@pytest.mark.parametrize("defect", STUMBLED, ids=lambda one: one.__name__)
 def test_a_planted_defect_is_found_by_chance(
-    machine_world: MachineWorld, defect: Callable[[MachineWorld], Any]
+    machine_world: MachineWorld, defect: Callable[[MachineWorld], Any], number: int
 ) -> None:
     often = settings(
-        max_examples=200,
+        max_examples=EXAMPLES_MAX,
         stateful_step_count=30,
         deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    machine = seed(7)(type("Machine", (RunsMachine,), {"world": machine_world}))
-    with defect(machine_world), pytest.raises(BaseException):  # noqa: B017, PT011 - whatever it stumbles over
-        run_state_machine_as_test(machine, settings=often)
+    examples = itertools.count()
+
+    class Counted(RunsMachine):
+        world = machine_world
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.example = next(examples)
+
+    with defect(machine_world), pytest.raises(Exception) as caught:  # noqa: PT011 - what it says is compared
+        run_state_machine_as_test(seed(number)(Counted), settings=often)
+    said = f"{type(caught.value).__name__}: {caught.value}"
+    print(f"{defect.__name__}, seed {number}: found in example {next(examples)}: {said[:300]}")
+    assert any(told in said for told in STUMBLED[defect]), said
 
 
 # --- an unflushed `now`, in the SDK ---

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
+import subprocess
+import sys
 import time
 from dataclasses import fields
 from statistics import median
@@ -13,6 +17,7 @@ import pytest
 from app.domain.runs.engine.messages import LeasedRun
 from tests.conftest import IS_SOAK
 from tests.runs.programs import PROGRAMS
+from tests.runs.restoring import tga
 from tests.runs.worker import Attempt, Refused, Worker, inline
 from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, working
 
@@ -202,6 +207,30 @@ async def refuses_transient_snapshot(world: RunsWorld, gateway: GatewayProcess, 
         await caller.agent.ask("POST", f"/v1/runs/{run_id}/cancel", {})
 
 
+async def _shown_by_the_command(world: RunsWorld, gateway: GatewayProcess, run_id: str) -> None:
+    """The last thousand, unless all are asked for; who reads three lines gets them, and that is no error."""
+    told = await tga(world, "run", "show", run_id, url=gateway.url)
+    assert (told.code, "(the last 1,000 of 20,002 entries" in told.stdout) == (0, True), told.stderr
+    assert told.stdout.count(" step s ") == 1_000
+    arguments = [sys.executable, "-m", "app.main", "run", "show", run_id, "--limit", "1000000"]
+    environment = {**os.environ, "TGA_URL": gateway.url, "TGA_API_KEY": world.keys["admin"]}
+    piped = f'{shlex.join(arguments)} | head -n 3; echo "exit ${{PIPESTATUS[0]}}"'
+    shown = await asyncio.to_thread(
+        subprocess.run, ["bash", "-c", piped], env=environment, capture_output=True, text=True, check=True
+    )
+    assert shown.stderr == ""
+    assert shown.stdout.splitlines()[3:] == ["exit 0"]
+    measured = (
+        f"import resource, subprocess, sys; subprocess.run({arguments!r}, stdout=subprocess.DEVNULL, check=True);"
+    )
+    measured += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)"
+    used = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", measured], env=environment, capture_output=True, text=True, check=True
+    )
+    print(f"`tga run show` of all took {used.stdout.strip()} MiB")
+    assert int(used.stdout) < 400
+
+
 @pytest.mark.skipif(not IS_SOAK, reason="20,000 checkpoints: in soak")
 async def test_pages_of_20000(world: RunsWorld) -> None:
     """The journal is read in pages, whole and in its order; what puts and pages took at either end is printed."""
@@ -232,6 +261,13 @@ async def test_pages_of_20000(world: RunsWorld) -> None:
             read, after = read + len(page), page[-1]["sequence_number"]
             began = time.monotonic()
         assert read == 20_002
+        before = gateway.places["load_records"]
+        head = await caller.agent.ask("GET", f"/v1/runs/{run_id}?steps=0")
+        assert (head["steps"], head["steps_left_out"], head["sequence_number"]) == ([], True, 20_002)
+        assert gateway.places["load_records"] == before, "the head alone was asked for"
+        few = await caller.agent.ask("GET", f"/v1/runs/{run_id}?steps=3")
+        assert [one["path"] for one in few["steps"]] == ["19998", "19999", "20000"]
+        await _shown_by_the_command(world, gateway, run_id)
         await caller.agent.ask("POST", f"/v1/runs/{run_id}/cancel", {})
     await gateway.kill()
     print(f"50 puts: {median(puts_s[:50]):.3f} s first, {median(puts_s[-50:]):.3f} s last", end="; ")

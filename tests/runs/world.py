@@ -186,6 +186,7 @@ class RunsWorld:
         config: Path | None = None,
         is_patient: bool = False,
         model_at: str | None = None,
+        clock_ahead_ms: int = 0,
     ) -> GatewayProcess:
         notes = self._notes()
         environment = {
@@ -195,7 +196,8 @@ class RunsWorld:
             "TGA_PORT": "0",
         }
         said = None if fault is None else asdict(fault)
-        options = GatewayOptions(environment, str(notes), self.database.admin_url, said, stop_at, is_patient, model_at)
+        where = (environment, str(notes), self.database.admin_url)
+        options = GatewayOptions(*where, said, stop_at, is_patient, model_at, clock_ahead_ms)
         process = GatewayProcess(processes.fork(self._zygote, options), notes)
         self._processes.append(process)
         return await process.listening()

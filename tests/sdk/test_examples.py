@@ -82,7 +82,7 @@ def test_a_saga_undoes_what_was_booked_the_last_first(example: Example) -> None:
     assert example.booked()[before:] == [("charge", 300), ("charge", 200), ("refund", 200), ("refund", 300)]
 
 
-def test_a_plain_function_becomes_durable(example: Example) -> None:
+def test_plain_function_becomes_durable(example: Example) -> None:
     invoices = "[Invoice(number=1, total=120), Invoice(number=2, total=80)]"
     told = example.run("invoices.py").splitlines()
     assert told == [f"plain:   {invoices}", f"durable: {invoices}", "alone:   number=3 total=50"]

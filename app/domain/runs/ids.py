@@ -10,10 +10,13 @@ from app.domain.addresses import RUN_KEY_PREFIX
 _DAY_MS: Final = 86_400_000
 
 
-def owner_of(lease: str) -> str:
+def owner_of(lease: str, incarnation: str) -> str:
     """The owner that a lease makes its worker. The lease is a secret between the two; this stands in the head and in
-    every entry made under it, and nobody who reads the log learns the lease from it."""
-    return _uuid7(hashlib.sha256(b"lease\0" + lease.encode()).digest())
+    every entry made under it, and nobody who reads the log learns the lease from it.
+
+    `incarnation`: of the database that the lease is recorded in. One that was restored from a backup may lack what the
+    worker has seen recorded: there the same lease makes another owner, so the worker is told to stop."""
+    return _uuid7(hashlib.sha256(f"lease\0{incarnation}\0{lease}".encode()).digest())
 
 
 def trace_id_of(run_id: str, path: str, try_number: int, *, started_at: str) -> str:

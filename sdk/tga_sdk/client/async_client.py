@@ -181,9 +181,9 @@ class AsyncClient(Connection):
             )
         )
 
-    async def status(self, run_id: str) -> Run:
-        """Where a run stands, what it waits for, and its newest steps."""
-        return await self._perform(runs.status(self._tries(), run_id))
+    async def status(self, run_id: str, *, steps: int | None = None) -> Run:
+        """Where a run stands, what it waits for, and its newest steps: so many, 0 for none, at most 1,000."""
+        return await self._perform(runs.status(self._tries(), run_id, steps=steps))
 
     async def wait(self, run_id: str, *, timeout: float | None = None) -> Run:
         """Wait until the run has ended, however it has; RunUnfinished after `timeout` seconds. Outlasts restarts."""

@@ -69,18 +69,26 @@ def start(
         return model(Run, document((yield from asked("POST", "/v1/runs", body, tries=tries))))
 
 
-def status(tries: Tries, run_id: str) -> Script[Run]:
+def status(tries: Tries, run_id: str, *, steps: int | None = None) -> Script[Run]:
+    path = _of(run_id) + ("" if steps is None else f"?steps={steps}")
     with naming(run_id):
-        return model(Run, document((yield from asked("GET", _of(run_id), tries=tries))))
+        return model(Run, document((yield from asked("GET", path, tries=tries))))
 
 
 def wait(named: str, run_id: str, *, timeout: float, silence: float) -> Script[Run]:
     """Until the run has ended. `silence`: how long the gateway may be away before that is an error."""
+    yield from _ended(named, run_id, timeout=timeout, silence=silence)
+    with naming(run_id):
+        return (yield from status(Tries(time.monotonic() + silence, named), run_id))
+
+
+def _ended(named: str, run_id: str, *, timeout: float, silence: float) -> Script[Run]:
+    """The run when it has ended, without its steps: to look at it costs the same however long it is."""
     began = time.monotonic()
     with naming(run_id):
         while True:
             now = time.monotonic()
-            run = yield from status(Tries(min(now + silence, max(began + timeout, now + 1.0)), named), run_id)
+            run = yield from status(Tries(min(now + silence, max(began + timeout, now + 1.0)), named), run_id, steps=0)
             if run.has_ended:
                 return run
             waited = time.monotonic() - began
@@ -95,7 +103,9 @@ def wait(named: str, run_id: str, *, timeout: float, silence: float) -> Script[R
             yield Watched(_of(run_id) + "/events", run.sequence_number, min(_WATCHED, timeout - waited))
             followed = time.monotonic() - followed
             if followed < pause:  # it rests, or cannot be followed; a look tells, and no look comes right after another
-                run = yield from status(Tries(min(now + silence, max(began + timeout, now + 1.0)), named), run_id)
+                run = yield from status(
+                    Tries(min(now + silence, max(began + timeout, now + 1.0)), named), run_id, steps=0
+                )
                 if run.has_ended:
                     return run
                 yield Pause(max(0.0, min(pause - followed, timeout - (time.monotonic() - began))))
@@ -103,7 +113,7 @@ def wait(named: str, run_id: str, *, timeout: float, silence: float) -> Script[R
 
 def result(named: str, run_id: str, type_: Any, *, timeout: float, silence: float) -> Script[Any]:
     """What the run returned, as `type_` where one is given."""
-    run = yield from wait(named, run_id, timeout=timeout, silence=silence)
+    run = yield from _ended(named, run_id, timeout=timeout, silence=silence)
     with naming(run_id):
         if run.status != "completed":
             error = run.error or {}

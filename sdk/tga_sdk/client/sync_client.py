@@ -185,9 +185,9 @@ class Client(Connection):
             )
         )
 
-    def status(self, run_id: str) -> Run:
-        """Where a run stands, what it waits for, and its newest steps."""
-        return self._perform(runs.status(self._tries(), run_id))
+    def status(self, run_id: str, *, steps: int | None = None) -> Run:
+        """Where a run stands, what it waits for, and its newest steps: so many, 0 for none, at most 1,000."""
+        return self._perform(runs.status(self._tries(), run_id, steps=steps))
 
     def wait(self, run_id: str, *, timeout: float | None = None) -> Run:
         """Wait until the run has ended, however it has; RunUnfinished after `timeout` seconds. Outlasts restarts."""

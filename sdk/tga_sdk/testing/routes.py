@@ -185,8 +185,8 @@ async def list_runs(asked: Asked) -> Reply:
 
 @route("GET", "/v1/runs/{run_id}")
 async def get_run(asked: Asked) -> Reply:
-    parameters(asked.query)
-    return _shown(asked)
+    given = parameters(asked.query, "steps")
+    return _shown(asked, number_in(given, "steps", 1_000, at_most=1_000))
 
 
 @route("DELETE", "/v1/runs/{run_id}")
@@ -612,10 +612,14 @@ def _trace(asked: Asked) -> Call:
     return call
 
 
-def _shown(asked: Asked) -> Reply:
+def _shown(asked: Asked, steps_max: int = 1_000) -> Reply:
     with asked.gateway.lock:
         asked.gateway.engine.advance()
-        return _json(views.run_document(asked.gateway.engine, asked.run()))
+        shown = views.run_document(asked.gateway.engine, asked.run())
+        steps = shown["steps"]
+        return _json(
+            {**shown, "steps": steps[max(0, len(steps) - steps_max) :], "steps_left_out": len(steps) > steps_max}
+        )
 
 
 def _page(items: list[dict[str, Any]], given: dict[str, str]) -> tuple[list[dict[str, Any]], str | None]:

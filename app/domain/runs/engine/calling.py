@@ -71,7 +71,7 @@ class Calling:
 
     async def call(self, run_id: str, request: PutRequest, then: ThenTool, principal: Principal) -> PutAnswer:
         """Put, then call the tool; the answer when it is there, `pending` when it takes longer than `wait_ms`."""
-        putter = Putter.of(request, principal)
+        putter = Putter.of(request, principal, self._ports)
         loaded = await self._table.peek(run_id)
         start, worker = loaded.start, loaded.run.worker
         now = self._ports.clock.now()

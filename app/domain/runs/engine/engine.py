@@ -119,7 +119,7 @@ class RunEngine:
 
     async def _start_child(self, run_id: str, request: PutRequest, then: ThenChild, principal: Principal) -> PutAnswer:
         """Puts, the intent and the child's start in one commit; the child needs the intent."""
-        putter = Putter.of(request, principal)
+        putter = Putter.of(request, principal, self.ports)
         parent = (await self.table.peek(run_id)).start
         prefix = "" if "/" not in run_id else run_id.partition("/")[0] + "/"
         child_id = then.run_id or child_id_of(run_id, then.path, then.try_number, tenant_prefix=prefix)

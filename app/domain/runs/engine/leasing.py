@@ -281,7 +281,7 @@ class Leasing:
 
     async def _lease_one(self, run_id: str, request: LeaseRequest, principal: Principal) -> LeasedRun | None:
         lease = self._ports.new_lease()
-        owner = owner_of(lease)
+        owner = owner_of(lease, self._ports.incarnation())
         name = WorkerName(principal_id=principal.principal_id, name=request.name)
 
         async def decide(work: Work) -> LoadedRun | None:
@@ -333,7 +333,8 @@ class Leasing:
     async def _beat(self, beat: Beat, head: HeadOfRun | None) -> BeatAnswer:
         if head is None:
             return BeatAnswer(beat.run_id, "STOP", "ENDED", 0)
-        if head.state != "RUNNING" or head.owner != owner_of(beat.lease):
+        is_owner = head.owner == owner_of(beat.lease, self._ports.incarnation())
+        if head.state != "RUNNING" or not is_owner or beat.after_seq > head.sequence_number:
             self._table.forget(beat.run_id)
             reason = "LEASE_LOST" if head.state in AT_WORK else "CANCELLED" if head.state == "CANCELLED" else "ENDED"
             return BeatAnswer(beat.run_id, "STOP", reason, head.sequence_number)

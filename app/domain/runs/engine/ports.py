@@ -67,11 +67,12 @@ class Ready(NamedTuple):
 class DueRun(NamedTuple):
     """A run that something is due for. `lost_attempt`: the one whose worker was not heard of for too long; None: no
     worker is lost. `held_until`: until when no other gateway looks at it; a row that still says so was not changed
-    since."""
+    since. `now`: by the store's clock, which says what is due; a gateway's own may be behind it."""
 
     run_id: str
     lost_attempt: int | None
     held_until: str
+    now: str
 
 
 class Due(NamedTuple):
@@ -210,7 +211,7 @@ def refuse_callback(url: str) -> None:
 @dataclass(frozen=True, slots=True)
 class RunPorts:
     """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs that nobody owns.
-    `new_lease`: a secret, between a worker and the gateways.
+    `new_lease`: a secret, between a worker and the gateways. `incarnation`: of the database; a restore makes another.
 
     `lease_ms`: how long a worker may be silent before its runs are taken from it. `stopping`: set when the gateway
     takes nothing new; nobody is kept waiting then. `verify_callback` raises RunCallbackRefused for a URL that
@@ -230,6 +231,7 @@ class RunPorts:
     clock: Clock
     executor_id: Callable[[], str]
     new_lease: Callable[[], str]
+    incarnation: Callable[[], str]
     lease_ms: int
     ask_webhooks: Sequence[str] = ()
     verify_callback: Callable[[str], None] = refuse_callback

@@ -63,15 +63,19 @@ class Putter:
     owner: str
     attempt: int
     principal: Principal
+    after_seq: int
 
     @classmethod
-    def of(cls, request: PutRequest, principal: Principal) -> Putter:
-        return cls(owner_of(request.lease), request.attempt, principal)
+    def of(cls, request: PutRequest, principal: Principal, ports: RunPorts) -> Putter:
+        owner = owner_of(request.lease, ports.incarnation())
+        return cls(owner, request.attempt, principal, request.after_seq)
 
     def reason_to_stop(self, loaded: LoadedRun) -> str | None:
         """Why this worker may put nothing more; None while the run is its own."""
         run = loaded.run
-        if run.head.state == "RUNNING" and loaded.owner == self.owner and run.attempt == self.attempt:
+        # A worker that has seen more than the store has goes by a history that was lost.
+        is_known = self.after_seq <= run.head.sequence_number
+        if run.head.state == "RUNNING" and loaded.owner == self.owner and run.attempt == self.attempt and is_known:
             return None
         if run.head.state == "CANCELLED":
             return "CANCELLED"
@@ -98,7 +102,7 @@ class Putting:
 
     async def put(self, run_id: str, request: PutRequest, principal: Principal) -> PutAnswer:
         """Everything but tools and children, which bring streams of their own."""
-        putter, then = Putter.of(request, principal), request.then
+        putter, then = Putter.of(request, principal, self._ports), request.then
         if isinstance(then, ThenSuspend) and then.wait_ms:
             stored = await self._held(run_id, request, putter, then)
         else:

@@ -131,7 +131,8 @@ class Starting:
             async def decide(work: Work) -> None:
                 self.add_start(work, start, salt)
                 if place is not None:
-                    work.lease(owner_of(place.lease), place.worker, place.name, at=self._clock.now())
+                    owner = owner_of(place.lease, self._ports.incarnation())
+                    work.lease(owner, place.worker, place.name, at=self._clock.now())
 
             try:
                 await self._table.change(start.run_id, decide, is_birth=True)

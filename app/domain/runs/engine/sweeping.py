@@ -104,7 +104,7 @@ class Sweeping:
         if state == "WAITING":
             await self.answer_ended(due.run_id)
         if state in AT_WORK:
-            await self._table.change(due.run_id, lambda work: self._decide(work, lost_attempt=due.lost_attempt))
+            await self._table.change(due.run_id, lambda work: self._decide(work, due))
         else:
             await self.tell_relatives(loaded)
         # Whatever was appended has written the row anew, with what is due next; this one moves only a row that stands.
@@ -126,9 +126,10 @@ class Sweeping:
             return running_due_at(loaded.run, loaded.start, heard_at=loaded.run.updated_at)
         return schedule_of(loaded.run, loaded.start, worker=loaded.worker, now=self._clock.now()).due_at
 
-    async def _decide(self, work: Work, *, lost_attempt: int | None) -> None:
-        """What its state calls for now."""
-        run, policy, now = work.run, work.start.policy, self._clock.now()
+    async def _decide(self, work: Work, due: DueRun) -> None:
+        """What its state calls for now. By the store's clock it is due: a gateway whose own clock is behind must not
+        leave it, or it would be held and left again and again, and take the place of others."""
+        run, policy, now = work.run, work.start.policy, max(self._clock.now(), due.now)
         if policy.timeout_ms is not None and later(run.started_at, policy.timeout_ms) <= now:
             error = RunError(
                 type="RUN_TIMED_OUT", message=f"it took longer than {policy.timeout_ms} ms", retryable=False
@@ -138,7 +139,7 @@ class Sweeping:
         if run.head.state == "RUNNING":
             silence = policy.checkpoint_timeout_ms
             calls_a_tool = any(begun.kind == "tool" for begun in run.frontier.begun.values())
-            if lost_attempt == run.attempt or work.require().worker is None:
+            if due.lost_attempt == run.attempt or work.require().worker is None:
                 lose(work, "its worker was not heard of", now=now, clock=self._clock)
             elif silence is not None and elapsed_ms(run.updated_at, now) >= silence and not calls_a_tool:
                 lose(work, f"no checkpoint came for {silence} ms", now=now, clock=self._clock)

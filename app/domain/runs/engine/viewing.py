@@ -11,6 +11,7 @@ from app.domain.runs.engine.ports import LoadedRun, RunPorts
 from app.domain.runs.frontier import Frontier
 from app.domain.runs.paths import ROOT, path_at, place_of
 from app.domain.runs.replay import Run, RunRecord
+from app.domain.runs.schedule import AT_WORK
 from app.domain.runs.values import InlineValue
 from app.domain.runs.waiting import waiting_for
 
@@ -19,6 +20,7 @@ FLOW_STEPS: Final = "flow.steps"
 _FIRST: Final = path_at(ROOT, 1)
 _EARLIER_INTENTS_MAX: Final = 16  # of what a run waits for and began long ago
 _OPENING_RECORDS: Final = 8  # start, leases, and then the first operation
+_CLOSING_RECORDS: Final = 16  # the end, and what others have recorded of a run that failed since
 _STATUS: Final = {
     "SCHEDULED": "running",
     "RUNNING": "running",
@@ -62,7 +64,8 @@ class StepView:
 
 @dataclass(slots=True)
 class RunView:
-    """`awaits`: what it waits for. `notice`: what somebody should do, where that is known."""
+    """`awaits`: what it waits for. `notice`: what somebody should do, where that is known. `steps_left_out`: there
+    are others than `steps`."""
 
     loaded: LoadedRun
     status: str
@@ -74,36 +77,58 @@ class RunView:
     steps_left_out: bool = False
 
 
-async def view(ports: RunPorts, run_id: str) -> RunView:
+async def view(ports: RunPorts, run_id: str, *, steps_max: int = RUN_PAGE_RECORDS_MAX) -> RunView:
+    """`steps_max`: how many of its newest steps. Where none is asked for, the journal is read only for the end."""
     loaded = await ports.runs.load(run_id)
     run, start = loaded.run, loaded.start
-    last = run.head.sequence_number
-    after = max(0, last - RUN_PAGE_RECORDS_MAX)
-    records = await ports.runs.load_records(run_id, after=after, limit=RUN_PAGE_RECORDS_MAX)
+    has_end = run.head.state not in AT_WORK
+    records: list[RunRecord] = []
+    steps: list[StepView] = []
+    end, are_left_out = None, run.frontier.positions > 0
+    if steps_max == 0 and has_end:
+        records = await _load_newest(ports, run, _CLOSING_RECORDS)
+        end = _end_in(records)
+    if steps_max or (has_end and end is None):
+        records = await _load_newest(ports, run, RUN_PAGE_RECORDS_MAX)
+        end = _end_in(records) if has_end else None
+    if steps_max:
+        steps, are_left_out = await _newest_steps(ports, run, records, steps_max)
+    waiting = waiting_for(run)
+    notice = await _notice(ports, run, start)
+    status = status_of(run.head.state, waiting)
+    awaits = awaits_of(run, await _sources(ports, run, records))
+    return RunView(loaded, status, waiting, awaits, end, notice, steps, are_left_out)
+
+
+async def _load_newest(ports: RunPorts, run: Run, count: int) -> list[RunRecord]:
+    """So many of the newest records, in their order."""
+    run_id, last = run.run_id, run.head.sequence_number
+    after = max(0, last - count)
+    records = await ports.runs.load_records(run_id, after=after, limit=count)
     seen = records[-1].entry.sequence_number if records else after
     while seen < last:  # a page ends early where values are large
-        more = await ports.runs.load_records(run_id, after=seen, limit=RUN_PAGE_RECORDS_MAX)
+        more = await ports.runs.load_records(run_id, after=seen, limit=count)
         if not more:
             break
         records += more
         seen = more[-1].entry.sequence_number
-    opening = records if not after else await ports.runs.load_records(run_id, after=0, limit=_OPENING_RECORDS)
+    return records
+
+
+def _end_in(records: list[RunRecord]) -> RunEnd | None:
+    return next((one.artifact for one in reversed(records) if isinstance(one.artifact, RunEnd)), None)
+
+
+async def _newest_steps(
+    ports: RunPorts, run: Run, records: list[RunRecord], steps_max: int
+) -> tuple[list[StepView], bool]:
+    """Of these records, which are the newest of the run; and whether there were more before."""
+    is_all = not records or records[0].entry.sequence_number == 1
+    opening = records if is_all else await ports.runs.load_records(run.run_id, after=0, limit=_OPENING_RECORDS)
     steps, flow = steps_of(records), flow_steps_in(opening)
     if flow:
         steps = flow_steps(steps, flow, run.frontier)
-    waiting = waiting_for(run)
-    return RunView(
-        loaded,
-        status_of(run.head.state, waiting),
-        waiting,
-        awaits_of(run, await _sources(ports, run, records)),
-        next((one.artifact for one in reversed(records) if isinstance(one.artifact, RunEnd)), None)
-        if run.head.state not in ("SCHEDULED", "RUNNING", "WAITING")
-        else None,
-        await _notice(ports, run, start),
-        steps,
-        after > 0,
-    )
+    return steps[-steps_max:], not is_all or len(steps) > steps_max
 
 
 def status_of(state: str, waiting: str | None) -> str:
@@ -131,7 +156,7 @@ async def _sources(ports: RunPorts, run: Run, records: list[RunRecord]) -> dict[
     """By address, the line of the program that has begun something. Of what began before these records, a few are
     read, the awaited first."""
     known = {record.entry.sequence_number: record.artifact for record in records}
-    first = records[0].entry.sequence_number if records else 0
+    first = records[0].entry.sequence_number if records else run.head.sequence_number + 1
     begun_first = sorted(run.frontier.begun.items(), key=lambda item: item[0] not in run.awaits)
     before = [begun.sequence_number for _, begun in begun_first if begun.sequence_number < first]
     for number in before[:_EARLIER_INTENTS_MAX]:
