@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import app.domain.runs.replay as fold_module
+from app.core.errors import TgaError
 from app.domain.runs.engine.artifacts import tool_intent
 from app.domain.runs.engine.calling import RunCompanion
 from app.domain.runs.engine.messages import PutRequest, ThenTool
@@ -33,6 +34,7 @@ from tests.conftest import IS_SOAK
 from tests.runs.engines import AGENT
 from tests.runs.machine import MachineWorld, RunsMachine
 from tests.runs.trees import Tree
+from tests.runs.worker import Refused
 from tests.runs.world import RunsWorld, new_id
 from tga_sdk import Context, procedure
 from tga_sdk.attempt import Attempt, Host
@@ -289,19 +291,13 @@ def test_a_planted_defect_is_found(
     assert told in found
 
 
-# What the machine says of a defect that it stumbles over: of the guarantee itself, or of what breaks without it.
-STUMBLED: dict[Callable[[MachineWorld], Any], tuple[str, ...]] = {
-    no_fence: ("a worker whose lease was over has", "RUN_POSITION_", "STATE_"),
-    no_scopes: ("RUN_POSITION_",),
-    no_repeats: ("RUN_POSITION_TAKEN",),
-    no_isolation: ("the state is",),
-}
-EXAMPLES_MAX = 200
+BY_CHANCE = [no_fence, no_scopes, no_repeats, no_isolation]
+EXAMPLES_MAX = 400
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="left to chance in soak")
 @pytest.mark.parametrize("number", [7, 8, 9])
-@pytest.mark.parametrize("defect", STUMBLED, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("defect", BY_CHANCE, ids=lambda one: one.__name__)
 def test_a_planted_defect_is_found_by_chance(
     machine_world: MachineWorld, defect: Callable[[MachineWorld], Any], number: int
 ) -> None:
@@ -322,11 +318,11 @@ def test_a_planted_defect_is_found_by_chance(
             super().__init__()
             self.example = next(examples)
 
-    with defect(machine_world), pytest.raises(Exception) as caught:  # noqa: PT011 - what it says is compared
+    # A complaint of the machine or of the engine, not a defect of the machine itself.
+    with defect(machine_world), pytest.raises((AssertionError, Refused, TgaError)) as caught:
         run_state_machine_as_test(seed(number)(Counted), settings=often)
     said = f"{type(caught.value).__name__}: {caught.value}"
     print(f"{defect.__name__}, seed {number}: found in example {next(examples)}: {said[:300]}")
-    assert any(told in said for told in STUMBLED[defect]), said
 
 
 # --- an unflushed `now`, in the SDK ---

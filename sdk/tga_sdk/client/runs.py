@@ -70,9 +70,8 @@ def start(
 
 
 def status(tries: Tries, run_id: str, *, steps: int | None = None) -> Script[Run]:
-    path = _of(run_id) + ("" if steps is None else f"?steps={steps}")
     with naming(run_id):
-        return model(Run, document((yield from asked("GET", path, tries=tries))))
+        return model(Run, document((yield from asked("GET", _of(run_id), tries=tries, query={"steps": steps}))))
 
 
 def wait(named: str, run_id: str, *, timeout: float, silence: float) -> Script[Run]:
