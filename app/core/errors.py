@@ -135,16 +135,22 @@ class TraceNotFound(TgaError):
 
 
 class KeyClaimed(TgaError):
-    """The loser of a claim stores nothing; `owner_stream` is the trace that has the key."""
+    """The loser of a claim stores nothing; `owner_stream` is the trace that has the key.
+
+    `winner`: what the store has of that trace (domain/tga/ports.py, RecordedCall), where it came with the refusal.
+    """
 
     code = "IDEMPOTENCY_KEY_CLAIMED"
     meaning = "Another trace already owns this idempotency key for this server and tool."
     remedy = "Answer from the trace that owns the key; nothing was stored for this one."
 
-    def __init__(self, what: str, *, owner_stream: str, owner_payload_digest: str) -> None:
+    def __init__(
+        self, what: str, *, owner_stream: str, owner_payload_digest: str, winner: object | None = None
+    ) -> None:
         super().__init__(what, found=owner_stream)
         self.owner_stream = owner_stream
         self.owner_payload_digest = owner_payload_digest
+        self.winner = winner
 
 
 class KeyReused(TgaError):

@@ -43,6 +43,10 @@ LIST_ENTRIES_MAX: Final = 1_000
 REPEAT_KEYS_EXPECTED_MAX: Final = 32_768
 REPEATS_VERIFIED_MAX: Final = 1_024
 REPEATS_VERIFIED_BYTES_MAX: Final = 8_388_608
+# Looks for recorded calls: statements under way at once, and how many of the looks that wait share the next one.
+CALL_LOOKUPS_AT_ONCE: Final = 2
+CALL_LOOKUPS_GROUPED_MAX: Final = 16
+WINNER_BYTES_MAX: Final = 65_536  # of a recorded call that comes with the refusal of its repeat; a batch has many
 LOCK_TIMEOUT_MS: Final = 5_000
 READ_LOCK_TIMEOUT_MS: Final = 2_000  # a read waits for a lock only if someone changes or locks the table itself
 # A batch that did not get its locks is committed plan by plan, and each plan has waited already. When so many of them

@@ -16,9 +16,12 @@ from app.core.limits import (
     LOCK_TIMEOUT_MS,
     SINGLE_LOCK_FAILURES_MAX,
     SINGLE_LOCK_TIMEOUT_MS,
+    WINNER_BYTES_MAX,
 )
 from app.domain.ledger.plans import Plan, PlanGroup
+from app.domain.tga.transitions import TRACE
 from app.postgres.sessions import Record, Sessions
+from app.postgres.traces import recorded_call
 
 _APPEND = """
 SELECT * FROM tga.append($1, $2::text[], $3::uuid[], $4::uuid[], $5::text[],
@@ -33,6 +36,18 @@ _APPEND_MORE = _APPEND.replace(
     "$25::text[])",
     "$25::text[], $26::int[], $27::int[], $28::jsonb[], $29::int[], $30::bigint[], $31::bytea[], $32::bigint[])",
 )
+
+
+def _with_winners(append: str) -> str:
+    """A plan that loses its claim brings the recorded call along: a repeat is answered from it without another look."""
+    return f"""
+SELECT a.*, CASE WHEN a.code = '{KeyClaimed.code}' AND starts_with(a.claimed_by, '{TRACE.stream("")}')
+                 THEN tga.recorded_call(a.claimed_by, {WINNER_BYTES_MAX}) END AS winner
+  FROM ({append}) AS a
+"""  # noqa: S608 - only our own words and numbers
+
+
+_CLAIM, _CLAIM_MORE = _with_winners(_APPEND), _with_winners(_APPEND_MORE)
 
 
 class PostgresLedger:
@@ -101,10 +116,11 @@ class PostgresLedger:
         return results
 
     async def _append(self, plans: Sequence[Plan], needs: Sequence[int | None], lock_timeout_ms: int) -> list[Record]:
+        has_claims = any(plan.claim is not None for plan in plans)
         if needs or any(plan.schedule is not None or plan.blobs for plan in plans):
-            more = (needs, *_more_columns(plans))
-            return await self._sessions.commit(_APPEND_MORE, lock_timeout_ms, *_columns(plans), *more)
-        return await self._sessions.commit(_APPEND, lock_timeout_ms, *_columns(plans))
+            statement, more = _CLAIM_MORE if has_claims else _APPEND_MORE, (needs, *_more_columns(plans))
+            return await self._sessions.commit(statement, lock_timeout_ms, *_columns(plans), *more)
+        return await self._sessions.commit(_CLAIM if has_claims else _APPEND, lock_timeout_ms, *_columns(plans))
 
 
 def _needs_of(groups: Sequence[PlanGroup]) -> list[int | None]:
@@ -171,8 +187,12 @@ def _error_of(row: asyncpg.Record, plan: Plan) -> TgaError | None:
     if code is None:
         return None
     if code == KeyClaimed.code:
+        winner = row["winner"]
         return KeyClaimed(
-            row["what"], owner_stream=row["claimed_by"], owner_payload_digest=Digest(row["claimed_payload"].hex())
+            row["what"],
+            owner_stream=row["claimed_by"],
+            owner_payload_digest=Digest(row["claimed_payload"].hex()),
+            winner=None if winner is None else recorded_call(winner),
         ).at(stream=plan.stream)
     error = BY_CODE[code](row["what"], expected=row["expected"], found=row["found"])
     return error.at(stream=plan.stream, sequence_number=row["sequence_number"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import partial
+from typing import Final
 
 import asyncpg
 from pydantic import ValidationError
@@ -24,12 +25,16 @@ from app.domain.tga.documents import Resolution, TraceId
 from app.domain.tga.ports import RecordedCall, StoredTrace
 from app.domain.tga.replay import LogRecord, fold, head_of, record_from_bytes
 from app.domain.tga.transitions import TRACE
+from app.postgres.call_lookup import CallLookup
 from app.postgres.owner import PostgresOwner
+from app.postgres.ownership import Executor
+from app.postgres.sessions import Sessions
 from app.postgres.state_store import verify_head
 
+_LOOKED_UP = "LEFT JOIN LATERAL (SELECT * FROM {table} o WHERE o.stream = h.stream LIMIT 1) AS {name} ON true"
 # All of a trace and of its claim: one statement, one snapshot, one round trip.
 _RECORDED = """
-SELECT h.stream, h.payload_digest, s.sealed_salt,
+SELECT {place}h.stream, h.payload_digest, s.sealed_salt,
        h.sequence_number, h.entry_digest, h.owner::text, h.waiting, h.effect_digest AS effect,
        e.entries, e.digests, e.artifacts, a.times, a.resolution,
        k.checkpoint_state, k.checkpoint_digest, k.sequence_number AS checkpoint_sequence,
@@ -52,8 +57,23 @@ SELECT h.stream, h.payload_digest, s.sealed_salt,
               (array_agg(d.resolution ORDER BY d.attempt DESC) FILTER (WHERE d.resolution IS NOT NULL))[1] AS resolution
          FROM tga.dispatch_attempts d WHERE d.stream = h.stream) AS a
 """
-_TRACE = _RECORDED.format(heads="(SELECT $1::text AS stream) AS asked LEFT JOIN tga.heads h USING (stream)")
-_CALL = _RECORDED.format(heads="tga.heads h") + " WHERE h.subject = $1 AND h.name = $2 AND h.idempotency_key = $3"
+_TRACE = _RECORDED.format(place="", heads="(SELECT $1::text AS stream) AS asked LEFT JOIN tga.heads h USING (stream)")
+_CALL = _RECORDED.format(place="", heads="tga.heads h") + (
+    " WHERE h.subject = $1 AND h.name = $2 AND h.idempotency_key = $3"
+)
+# Of many keys. Each of what is joined is found by its index, key by key, however the planner counts: LIMIT keeps it
+# from joining whole tables.
+_CALLS = (
+    _RECORDED.replace("LEFT JOIN tga.sealed s ON s.stream = h.stream", _LOOKED_UP.format(table="tga.sealed", name="s"))
+    .replace("LEFT JOIN tga.erasures r ON r.stream = h.stream", _LOOKED_UP.format(table="tga.erasures", name="r"))
+    .format(
+        place="u.place::integer AS place, ",
+        heads="""unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS u(subject, name, key, place)
+ CROSS JOIN LATERAL (
+       SELECT * FROM tga.heads w WHERE w.subject = u.subject AND w.name = u.name AND w.idempotency_key = u.key
+        LIMIT 1) AS h""",
+    )
+)
 _JUDGED = (
     "stream",
     "sequence_number",
@@ -78,6 +98,10 @@ SELECT stream FROM tga.at_rest WHERE waiting = 'supervisor' AND expires_at <= st
 class PostgresTraces(PostgresOwner):
     """One executor's view of the traces: it owns streams, and reads what a trace is."""
 
+    def __init__(self, sessions: Sessions, executor: Executor, url: str, **more: int) -> None:
+        super().__init__(sessions, executor, url, **more)
+        self._lookup: Final = CallLookup(sessions, one=_CALL, grouped=_CALLS)
+
     async def list_expired(self, *, limit: int) -> list[TraceId]:
         rows = await self._sessions.fetch(_EXPIRED, limit)
         return [TraceId(TRACE.identity_of(row["stream"])) for row in rows]
@@ -87,8 +111,8 @@ class PostgresTraces(PostgresOwner):
         return bool(await self._sessions.fetch("SELECT FROM tga.heads WHERE stream = $1", stream))
 
     async def find_call(self, server_id: str, tool_name: str, idempotency_key: str) -> RecordedCall | None:
-        rows = await self._sessions.fetch(_CALL, server_id, tool_name, idempotency_key)
-        return recorded_call(rows[0]) if rows else None
+        row = await self._lookup.find(server_id, tool_name, idempotency_key)
+        return None if row is None else recorded_call(row)
 
     async def load_trace(self, trace_id: TraceId) -> StoredTrace:
         """The trace, every link and digest of it verified (I5), its checkpoint (I4) and its head compared with it."""

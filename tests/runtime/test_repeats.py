@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -9,18 +10,27 @@ from typing import Any
 
 import pytest
 
-from app.core.errors import CallDenied, KeyReused, TgaError, TraceErased
-from app.core.limits import REPEAT_KEYS_EXPECTED_MAX, REPEATS_VERIFIED_BYTES_MAX, REPEATS_VERIFIED_MAX
+from app.core.errors import CallDenied, KeyReused, StoreUnavailable, TgaError, TraceErased
+from app.core.limits import (
+    CALL_LOOKUPS_AT_ONCE,
+    CALL_LOOKUPS_GROUPED_MAX,
+    REPEAT_KEYS_EXPECTED_MAX,
+    REPEATS_VERIFIED_BYTES_MAX,
+    REPEATS_VERIFIED_MAX,
+    WINNER_BYTES_MAX,
+)
 from app.domain.identity import Principal
 from app.domain.tga.documents import TraceId
 from app.domain.tga.erasing import ERASABLE_TRACES
 from app.domain.tga.ports import RecordedCall, StoredTrace
 from app.domain.tga.repeats import Repeats
 from app.domain.tga.replay import fold
+from app.domain.tga.runtime import CheckedCall, TgaRuntime
 from app.domain.tga.transitions import TRACE
 from app.postgres.database import Database
 from app.postgres.erasing import erase_stream
 from app.postgres.sessions import Sessions
+from app.postgres.traces import _CALL, _CALLS
 from tests.attacker import attacking
 from tests.conftest import Admin
 from tests.runtime.scripted import WRITE, Scripted, Tools, call, new_key, open_scripted
@@ -53,6 +63,87 @@ async def test_a_repeat_is_one_round_trip(database: Database, monkeypatch: pytes
         for _ in range(REPEATS):
             assert (await scripted.runtime.call(call_again)).replayed
         assert asked == ["fetch"] * REPEATS
+
+
+@pytest.mark.parametrize("size", [10, 2 * WINNER_BYTES_MAX], ids=["small", "large"])
+async def test_the_first_repeat_elsewhere_comes_with_the_append_that_loses(
+    database: Database, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The very bytes of a look at the store; what is too large for a batch of them is looked for."""
+    asked: list[str] = []
+    winners: list[object] = []
+    commit, fetch, answer_repeat = Sessions.commit, Sessions.fetch, TgaRuntime._answer_repeat
+
+    async def noting_commit(self: Sessions, *arguments: Any) -> Any:
+        asked.append("commit")
+        return await commit(self, *arguments)
+
+    async def noting_fetch(self: Sessions, *arguments: Any) -> Any:
+        asked.append("fetch")
+        return await fetch(self, *arguments)
+
+    async def noting_winner(self: TgaRuntime, of: CheckedCall, patience: Any, winner: Any = None) -> Any:
+        winners.append(winner)
+        return await answer_repeat(self, of, patience, winner)
+
+    monkeypatch.setattr(Sessions, "commit", noting_commit)
+    monkeypatch.setattr(Sessions, "fetch", noting_fetch)
+    monkeypatch.setattr(TgaRuntime, "_answer_repeat", noting_winner)
+    call_again = replace(call(key=new_key()), arguments={"amount": 1, "text": "x" * size})
+    async with open_scripted(database.gateway_url) as scripted, open_scripted(database.gateway_url) as other:
+        answer = await scripted.runtime.call(call_again)
+        await other.runtime.call(call(key=new_key()))  # it has read the tool's pin
+        asked.clear()
+        assert (await other.runtime.call(call_again)).effect == answer.effect
+        assert asked == (["commit"] if size <= WINNER_BYTES_MAX else ["commit", "fetch"])
+        found = await other.traces.find_call(
+            call_again.server_id, call_again.tool_name, str(call_again.idempotency_key)
+        )
+    (winner,) = winners
+    assert found is not None
+    if size > WINNER_BYTES_MAX:
+        assert winner is None
+    else:
+        assert isinstance(winner, RecordedCall)
+        assert replace(winner, read=found.read) == found
+        assert winner.read() == found.read()
+    assert call_again.idempotency_key not in other.connector.sends_of_key
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["grouped", "grouping_fails"])
+async def test_repeats_at_once_share_statements_and_each_gets_its_own_answer(
+    database: Database, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Those that wait share the next statement; if that fails, each is looked up by itself."""
+    sizes: list[int] = []
+    fetch = Sessions.fetch
+
+    async def noting(self: Sessions, statement: str, *arguments: Any) -> Any:
+        if statement in (_CALL, _CALLS):
+            sizes.append(len(arguments[0]) if statement == _CALLS else 1)
+            if fails and statement == _CALLS:
+                raise StoreUnavailable("only groups fail")
+        return await fetch(self, statement, *arguments)
+
+    calls = [call(key=new_key()) for _ in range(40)]
+    nothing = replace(calls[0], idempotency_key=new_key())
+    async with open_scripted(database.gateway_url) as scripted:
+        answers = [await scripted.runtime.call(one) for one in calls]
+        scripted.runtime._repeats.expect(nothing.server_id, nothing.tool_name, nothing.idempotency_key)
+        monkeypatch.setattr(Sessions, "fetch", noting)
+        await scripted.runtime.call(calls[0])
+        assert sizes == [1]
+        sizes.clear()
+        *repeats, fresh = await asyncio.gather(*(scripted.runtime.call(one) for one in (*calls, nothing)))
+    assert [repeat.trace_id for repeat in repeats] == [answer.trace_id for answer in answers]
+    assert [repeat.effect for repeat in repeats] == [answer.effect for answer in answers]
+    assert all(repeat.replayed for repeat in repeats)
+    assert not fresh.replayed
+    grouped = [size for size in sizes if size > 1]
+    assert sum(grouped) == 41 - CALL_LOOKUPS_AT_ONCE
+    assert max(grouped) == CALL_LOOKUPS_GROUPED_MAX
+    assert sizes.count(1) == (41 if fails else CALL_LOOKUPS_AT_ONCE)
+    assert all(sent == 1 for sent in scripted.connector.sends_of_key.values())
 
 
 async def _written(admin: Admin) -> tuple[int, int]:

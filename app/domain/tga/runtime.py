@@ -138,10 +138,11 @@ class TgaRuntime:
                 if repeat is not None:
                     return repeat
             return await patience.wait(execution, self._executions.start(execution))
-        except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ToolQuarantined, ConcurrentExecution):
+        except (KeyClaimed, ToolNotFound, ArgumentsInvalid, ToolQuarantined, ConcurrentExecution) as error:
             # A finished call's repeat is answered even if its tool has changed since, or is gone; a claim that was
             # lost, and a trace that another executor took over, are answered from what is recorded.
-            repeat = await self._answer_repeat(call, patience)
+            winner = cast("RecordedCall | None", error.winner) if isinstance(error, KeyClaimed) else None
+            repeat = await self._answer_repeat(call, patience, winner)
             if repeat is None:
                 raise
             return repeat
@@ -306,11 +307,15 @@ class TgaRuntime:
         salt = self._vault.new_salt(list(secrets))
         return redact(arguments, secrets, salt=salt.salt), self._vault.seal(trace_id, salt, secrets), secrets
 
-    async def _answer_repeat(self, call: CheckedCall, patience: Patience) -> Answer | None:
-        """What is recorded of the trace that has this key; None when no trace has it."""
+    async def _answer_repeat(
+        self, call: CheckedCall, patience: Patience, recorded: RecordedCall | None = None
+    ) -> Answer | None:
+        """What is recorded of the trace that has this key; None when no trace has it. `recorded`: as the store has just
+        given it."""
         if call.idempotency_key is None:
             return None
-        recorded = await self._traces.find_call(call.server_id, call.tool_name, call.idempotency_key)
+        if recorded is None:
+            recorded = await self._traces.find_call(call.server_id, call.tool_name, call.idempotency_key)
         if recorded is None:
             return None
         request, stands = self._repeats.read(recorded)
