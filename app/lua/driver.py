@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from app.lua.execution import Execution, LuaError, lost_child, retry_of
+from app.lua.execution import Execution, LuaError, lost_child
 from app.lua.options import LuaOptions
 from app.lua.pool import ChildLost, Chunk, Pool
-from app.lua.programs import Declaration, Source
+from app.lua.programs import Declaration, Source, policy_of
 from tga_sdk import guard
 from tga_sdk.context import Context
-from tga_sdk.procedures import Policy, Procedure
-from tga_sdk.retry import Retry
+from tga_sdk.procedures import Procedure
 
 __all__ = ["LuaError", "LuaOptions", "LuaProcedure", "lua_procedure"]
 
@@ -64,23 +63,14 @@ def lua_procedure(source: Source, declaration: Declaration, pool: Pool, *, optio
                 await state.close()
 
     metadata = declaration.metadata
-    policy = Policy(
-        timeout_ms=_milliseconds(metadata.get("timeout")),
-        checkpoint_timeout_ms=_milliseconds(metadata.get("checkpoint_timeout")),
-        retry=retry_of(metadata.get("retry")) or Retry(0),
-    )
     return LuaProcedure(
         name=declaration.name,
         version=declaration.version,
         fn=run,
         digest=source.digest,
         accepts=tuple(str(one) for one in metadata.get("accepts") or ()),
-        policy=policy,
+        policy=policy_of(metadata),
         description=declaration.description,
         tags=declaration.tags,
         declaration=declaration,
     )
-
-
-def _milliseconds(seconds: Any) -> int | None:
-    return None if seconds is None else round(float(seconds) * 1000)

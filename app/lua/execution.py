@@ -12,34 +12,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from app.lua.agents import LuaAgents
+from app.lua.given import input_type, unfit, verify_names
 from app.lua.options import LuaOptions
 from app.lua.pool import ChildLost, Failed, LuaFailure, LuaState, Returned, Yielded
-from app.lua.programs import Declaration, Source, file_reply
+from app.lua.programs import Declaration, Source, file_reply, retry_of
 from app.lua.state import StateCopy
 from tga_sdk.attempt import Over
 from tga_sdk.context import Context, Escalation, Review
 from tga_sdk.errors import OperationError, TgaError, ValueInvalid
 from tga_sdk.frames import current_frame, remember_caller
-from tga_sdk.retry import Retry
 
 JSON = Any
 Answer = Yielded | Returned | Failed
 MESSAGE_CHARS_MAX: Final = 1_024
-_INPUT_TYPES: Final[Mapping[str, Any]] = {
-    "text": str,
-    "string": str,
-    "number": float,
-    "integer": int,
-    "boolean": bool,
-    "array": list[Any],
-    "table": dict[str, Any],
-    "object": dict[str, Any],
-}
 
 
 class LuaError(TgaError):
@@ -140,7 +128,11 @@ class Execution:
         reply: dict[str, Any]
         copy = self._copy()  # it follows the state from before the operation on
         try:
+            verify_names(request)
             reply = {"value": await self._operations[request["op"]](thread, request)}
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            # What a body raises comes as an error of the SDK. This is about what the program gave the operation.
+            reply = {"error": self._told(unfit(request, error))}
         except Exception as error:
             reply = {"error": self._told(error)}
         news = copy.news()
@@ -282,7 +274,7 @@ class Execution:
             return found.model_dump(mode="json", exclude_none=True)
         if form == "escalate" and more["escalate"] is None:
             more["escalate"] = [Escalation(0.0, more["webhooks"])]  # whoever is to be told is told at once
-        return await ctx.input(message, type=_input_type(request), context=context, default=default, **more)
+        return await ctx.input(message, type=input_type(request), context=context, default=default, **more)
 
     async def _sleep(self, thread: int, request: Mapping[str, Any]) -> None:
         await self._ctx.sleep(request["seconds"], name=request["name"])
@@ -342,7 +334,8 @@ class Execution:
 
     def _error_of(self, failure: LuaFailure) -> Exception:
         value = failure.value if isinstance(failure.value, dict) else {}
-        told = self._raised.get(value.get("ref", 0))
+        ref = value.get("ref")
+        told = self._raised.get(ref) if isinstance(ref, int) else None
         if told is not None:
             return told
         kind, message = value.get("type"), value.get("message")
@@ -369,23 +362,3 @@ def failed_for_good(ctx: Context[Any], code: str, message: str) -> BaseException
     """The run fails here, whatever is around: the program met a limit, and would meet it again."""
     said = {"type": code, "message": message[:MESSAGE_CHARS_MAX], "retryable": False}
     return ctx._attempt.give_up(Over("FAILED", {"type": "fail", "error": said}))
-
-
-def retry_of(said: Mapping[str, Any] | None) -> Retry | None:
-    if not said:
-        return None
-    return Retry(int(said.get("retries") or 0), first=said.get("first", 1.0), longest=said.get("longest", 60.0))
-
-
-def _input_type(request: Mapping[str, Any]) -> Any:
-    """Of an answer: text unless the program says otherwise."""
-    kind = request.get("input_type") or "text"
-    found = _INPUT_TYPES.get(kind)
-    if found is None:
-        raise ValueInvalid(
-            f"Human.input.input_type: expected one of {', '.join(_INPUT_TYPES)}, found {kind}", where="input_type"
-        )
-    required = request.get("required")
-    if found is str and required:
-        return Annotated[str, Field(min_length=1)]
-    return found | None if required is False else found

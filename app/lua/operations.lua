@@ -265,7 +265,9 @@ for _, form in ipairs({"approve", "input", "select", "review", "escalate"}) do e
 function env.sleep(said, options)
     lang.verify_running("sleep")
     local name = lang.options_of(options, "sleep").name or auto_name("sleep", "sleep")
-    return ask({op = "sleep", seconds = seconds(said, "sleep"), name = name})
+    local wanted = seconds(said, "sleep")
+    if wanted == nil then lang.invalid("sleep", "expected seconds, or a text like \"30s\", found " .. tostring(said)) end
+    return ask({op = "sleep", seconds = wanted, name = name})
 end
 
 function env.signal(name, options)

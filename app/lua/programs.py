@@ -7,15 +7,22 @@ own is a script: its declarations end where it begins to work.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
+from app.core.limits import RUN_TAGS_MAX, TEXT_CHARS_MAX
 from app.lua.pool import Chunk, Failed, LuaFailure, Pool, Returned, Yielded
 from tga_sdk.errors import TgaError
-from tga_sdk.procedures import NAME, PROCEDURE_NAME
+from tga_sdk.procedures import NAME, PROCEDURE_NAME, Policy
+from tga_sdk.retry import Retry
 
 LANGUAGE_VERSION: Final = b"tga-lua-1"
+_YEAR_MS: Final = 31_536_000_000
+_LINE: Final = re.compile("[0-9]{1,9}")
+_TAG: Final = re.compile("[!-~]{1,128}")
 _JSON_TYPES: Final[Mapping[str, Any]] = {
     "string": "string",
     "number": "number",
@@ -194,6 +201,7 @@ def _read(source: Source, said: Mapping[str, Any]) -> Declaration:
             raise LuaSourceInvalid(
                 f"{text!r}", chunk=source.name, line=None, expected=f"a {what} like {pattern.pattern}"
             )
+    _verify_metadata(source, metadata)
     return Declaration(
         name=name,
         version=version,
@@ -205,6 +213,52 @@ def _read(source: Source, said: Mapping[str, Any]) -> Declaration:
         procedures=tuple(said["procedures"]),
         uses=said["uses"],
     )
+
+
+def _verify_metadata(source: Source, metadata: Mapping[str, Any]) -> None:
+    """Raise unless it can be registered."""
+
+    def refuse(key: str, expected: str) -> NoReturn:
+        found = f"{key} = {json.dumps(metadata.get(key), ensure_ascii=False)[:200]}"
+        raise LuaSourceInvalid(found, chunk=source.name, line=None, expected=expected)
+
+    for key in ("tags", "accepts"):
+        if not isinstance(metadata.get(key) or (), Iterable):
+            refuse(key, "a list of texts")
+    tags = [str(one) for one in metadata.get("tags") or ()]
+    if len(tags) > RUN_TAGS_MAX or not all(_TAG.fullmatch(one) for one in tags):
+        refuse("tags", f"at most {RUN_TAGS_MAX} tags of printable ASCII without spaces")
+    described = metadata.get("description")
+    if isinstance(described, str) and len(described) > TEXT_CHARS_MAX:
+        refuse("description", f"at most {TEXT_CHARS_MAX} characters")
+    try:
+        policy = policy_of(metadata)
+    except (TgaError, ValueError, TypeError, OverflowError) as error:
+        raise LuaSourceInvalid(
+            str(error), chunk=source.name, line=None, expected="times and retries that are numbers in their bounds"
+        ) from None
+    for key, times in (("timeout", policy.timeout_ms), ("checkpoint_timeout", policy.checkpoint_timeout_ms)):
+        if times is not None and not 1 <= times <= _YEAR_MS:
+            refuse(key, "a time from a millisecond to a year")
+
+
+def policy_of(metadata: Mapping[str, Any]) -> Policy:
+    """How runs of the program are timed and tried again."""
+    return Policy(
+        timeout_ms=_milliseconds(metadata.get("timeout")),
+        checkpoint_timeout_ms=_milliseconds(metadata.get("checkpoint_timeout")),
+        retry=retry_of(metadata.get("retry")) or Retry(0),
+    )
+
+
+def retry_of(said: Mapping[str, Any] | None) -> Retry | None:
+    if not said:
+        return None
+    return Retry(int(said.get("retries") or 0), first=said.get("first", 1.0), longest=said.get("longest", 60.0))
+
+
+def _milliseconds(seconds: Any) -> int | None:
+    return None if seconds is None else round(float(seconds) * 1000)
 
 
 def source_name(file: str) -> str:
@@ -220,7 +274,7 @@ def _refused(source: Source, failure: LuaFailure) -> LuaSourceInvalid:
     chunk, line = failure.chunk or source.name, failure.line
     place, colon, rest = message.partition(": ")
     file, _, number = place.rpartition(":")
-    if colon and number.isdigit():  # as Lua words it: file:line: what is wrong
+    if colon and _LINE.fullmatch(number):  # as Lua words it: file:line: what is wrong
         chunk, line, message = file, int(number), rest
     return LuaSourceInvalid(message, chunk=chunk, line=line)
 

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import inspect
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ FIRST_LOOK: Final = 0.02  # seconds; a look for answers while other branches go 
 LONGEST_LOOK: Final = 1.0
 MESSAGE_CHARS_MAX: Final = 1_024
 TYPE_CHARS_MAX: Final = 128
+_UNPRINTABLE: Final = re.compile("[^!-~]")
 JSON: Final = {"Content-Type": "application/json"}
 logger = logging.getLogger("tga_sdk")
 
@@ -129,10 +131,20 @@ class Attempt:
         if over.then is not None:
             if over.how == "DIVERGED":
                 self.pipe.forget_deferred()  # the journal is left as it was
+            return await self._tell_end(over)
+        return over.how
+
+    async def _tell_end(self, over: Over) -> str:
+        """How the attempt ended. Where the gateway refuses that end, or what was to be recorded with it, the run fails
+        with what the gateway said: else it would be attempted again, and refused again."""
+        while over.then is not None:
             try:
                 await self._put_last(over.then)
-            except Over as found:
-                return found.how
+            except Over as refused:
+                is_last = over.how.startswith("REFUSED")
+                over = Over(refused.how) if is_last else refused
+            else:
+                break
         return over.how
 
     def stop(self, reason: str) -> None:
@@ -407,9 +419,10 @@ class Attempt:
             return json_of(await self.host.wire.send(method, path, content=content, headers=headers, wait=wait))
         except GatewayError as error:
             then = None if error.code == "RUN_NOT_FOUND" else _fail(error.code, str(error))
-            if self.over is not None and self.over.then is not None:
-                then = None  # its end was refused; nothing more can be said
             self.log.error("run %s: the gateway refused %s %s: %s", self.run_id, method, path, error)
+            if self.over is not None and self.over.then is not None:  # its end was refused
+                self.pipe.forget_deferred()
+                raise Over(f"REFUSED {error.code}", then) from error
             raise self.give_up(Over(f"REFUSED {error.code}", then)) from error
 
     # ---------------------------------------------------------------------------------------------------------- values
@@ -598,7 +611,8 @@ def error_document(error: BaseException) -> dict[str, Any]:
     else:
         code = error.code if isinstance(error, TgaError) else type(error).__name__
         said = {"type": code, "message": str(error) or type(error).__name__, "retryable": False}
-    said["type"] = said["type"][:TYPE_CHARS_MAX]
+    # A class may be called as it likes, and a Lua program may say any type; the journal has names that can be printed.
+    said["type"] = _UNPRINTABLE.sub("_", said["type"])[:TYPE_CHARS_MAX] or "Error"
     said["message"] = said["message"][:MESSAGE_CHARS_MAX]
     return said
 

@@ -1,4 +1,4 @@
-"""The hostile programs of attempts.lua and attempts_again.lua, each with the ends that it may meet."""
+"""The hostile programs of attempts*.lua, each with the ends that it may meet."""
 
 from __future__ import annotations
 
@@ -24,4 +24,6 @@ def _attempts(file: str) -> list[Attempt]:
     ]
 
 
-ATTEMPTS: Final = [*_attempts("attempts.lua"), *_attempts("attempts_again.lua")]
+ATTEMPTS: Final = [
+    one for file in ("attempts.lua", "attempts_again.lua", "attempts_third.lua") for one in _attempts(file)
+]
