@@ -290,6 +290,7 @@ class LeasedItem(Shape):
     started_at: Time
     strict_determinism: bool = Field(description="What a replay would not repeat must stop the run.")
     lease_ms: Count = Field(description="How long the worker may be silent.")
+    traceparent: str = Field(description="W3C Trace Context of this attempt: the parent of the worker's spans.")
 
 
 class LeaseAnswered(Shape):
@@ -313,6 +314,7 @@ class LeaseAnswered(Shape):
                     "started_at": _TIME,
                     "strict_determinism": False,
                     "lease_ms": 30_000,
+                    "traceparent": f"00-{'4b' * 16}-{'ab' * 8}-01",
                 }
             ]
         }

@@ -25,8 +25,10 @@ from app.domain.runs.engine.starting import StartRequest
 from app.domain.runs.engine.viewing import RunView, view
 from app.domain.runs.procedures import PolicySaid
 from app.domain.runs.state import StateChanges
+from app.domain.runs.trace_context import traceparent_of
 from app.domain.runs.values import Path
 from app.edge.body import read_body
+from app.edge.calls import traceparent_in
 from app.edge.parameters import documented_parameters, number_in, parameters, steps_in
 from app.edge.permissions import Action, require, require_on
 from app.edge.problems import documented
@@ -153,8 +155,13 @@ def router(services: Services) -> APIRouter:
                     is_strict=body.strict_determinism,
                 )
             )
+            callers, observer = traceparent_in(request.scope["headers"]), engine.observer
+            if callers is not None and observer is not None and not started.replayed:
+                observer.started(started.run_id, body.procedure, callers)
             document = await _shown(services, principal.tenant, started.run_id)
-            return json_answer({**document, "replayed": started.replayed})
+            answer = json_answer({**document, "replayed": started.replayed})
+            answer.headers["traceresponse"] = traceparent_of(started.run_id)
+            return answer
 
     @routes.get(
         "/v1/runs/{run_id}",

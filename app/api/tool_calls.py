@@ -20,7 +20,7 @@ from app.domain.tga.runtime import CheckedCall
 from app.domain.tga.transitions import TRACE
 from app.edge.answers import accepted, denied, send_effect
 from app.edge.body import checked, read_body
-from app.edge.calls import Calls, checked_traceparent
+from app.edge.calls import Calls, traceparent_in
 from app.edge.handover import HandedOver
 from app.edge.permissions import require
 from app.edge.services import Services, header_of
@@ -70,11 +70,6 @@ class ToolCalls:
                 await accepted(answer.trace_id, answer.state, answer.waiting)(scope, receive, send)
 
     def _checked_call(self, scope: Scope, body: ToolCallBody, principal: Principal) -> CheckedCall:
-        traceparent = None
-        for name, value in scope["headers"]:
-            if name == b"traceparent":
-                traceparent = value.decode("latin-1")
-                break
         return CheckedCall(
             server_id=qualify(principal.tenant, body.server_id),
             tool_name=body.tool_name,
@@ -84,7 +79,7 @@ class ToolCalls:
             intent=body.intent,
             # Chosen here, so that a call without a key can be found again when the gateway has to stop.
             trace_id=TraceId(body.trace_id or self._services.clock.new_id()),
-            traceparent=checked_traceparent(traceparent),
+            traceparent=traceparent_in(scope["headers"]),
             is_trace_id_chosen=body.trace_id is not None,
         )
 

@@ -28,8 +28,11 @@ from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_PUT_BYTES_MAX, SAFE_INTEGE
 from app.domain.identity import Principal
 from app.domain.runs.engine.journal import first_seq, load_journal
 from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest, PutRequest, ThenChild, ThenTool
+from app.domain.runs.engine.ports import RunObserver
 from app.domain.runs.paths import place_of
+from app.domain.runs.trace_context import traceparent_of
 from app.edge.body import checked, read_body, read_bytes
+from app.edge.calls import traceparent_in
 from app.edge.parameters import documented_parameters, limit_in, parameters
 from app.edge.permissions import require
 from app.edge.problems import documented
@@ -80,7 +83,7 @@ def router(services: Services) -> APIRouter:
             body = await read_body(request.scope, request.receive, LeaseRequest)
             async with gone_with(request.receive) as gone:
                 leased = await services.runs.leasing.lease(body, principal, gone=gone)
-            return json_answer({"runs": [_leased(run) for run in leased]})
+            return json_answer({"runs": [_leased(run, services.runs.observer) for run in leased]})
 
     @routes.post(
         "/v1/worker/heartbeat",
@@ -145,7 +148,9 @@ def router(services: Services) -> APIRouter:
             run_id = run_of_worker(principal, request.path_params["run_id"])
             parameters(request)
             body = await _read_puts(request)
-            answer = await services.runs.put(run_id, _qualified(body, principal), principal)
+            answer = await services.runs.put(
+                run_id, _qualified(body, principal), principal, traceparent=traceparent_in(request.scope["headers"])
+            )
             result = answer.result
             if result is not None and "run_id" in result:
                 result = {**result, "run_id": own_run_id(principal.tenant, result["run_id"])}
@@ -233,12 +238,14 @@ def _position(given: str | None, first: int) -> int:
     return max(first, int(given))
 
 
-def _leased(run: LeasedRun) -> dict[str, Any]:
+def _leased(run: LeasedRun, observer: RunObserver | None) -> dict[str, Any]:
+    is_sampled = observer is None or observer.is_sampled_run(run.run_id, run.procedure)
     return {
         **asdict(run),
         "run_id": own_run_id(run.tenant, run.run_id),
         "input": run.input.to_json(),
         "policy": run.policy.to_json(),
+        "traceparent": traceparent_of(run.run_id, attempt=run.attempt, is_sampled=is_sampled),
     }
 
 

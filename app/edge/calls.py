@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from app.core.errors import CallInFlight, ConcurrentExecution, ShuttingDown, TgaError, TraceNotFound
@@ -111,6 +111,14 @@ def naming(trace_id: TraceId) -> Iterator[None]:
         yield
     except TgaError as error:
         raise error.at(stream=TRACE.stream(trace_id)) from None
+
+
+def traceparent_in(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The caller's trace context among the headers of a request."""
+    for name, value in headers:
+        if name == b"traceparent":
+            return checked_traceparent(value.decode("latin-1"))
+    return None
 
 
 def checked_traceparent(given: object) -> str | None:

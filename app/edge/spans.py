@@ -2,9 +2,10 @@
 
 A call is one trace: the caller's, if it sent a `traceparent`, else one whose id is the call's own. Its spans are made
 when it has come to rest, from the marks that its execution left, with ids that follow from those on the record: the one
-of the send is the parent that the tool server was told. A run is a trace of its own, with a span for each attempt; its
-spans and those of its calls are linked. Names are those of the semantic conventions for MCP and generative AI, where
-they have one. No arguments, outputs or keys are in them.
+of the send is the parent that the tool server was told. A run is a trace of its own, with a span for each attempt.
+Workers are told that context with the lease: a call for which the worker sends a `traceparent` is in the run's trace;
+any other call of a run has a trace of its own, and the two are linked. Names are those of the semantic conventions for
+MCP and generative AI, where they have one. No arguments, outputs or keys are in them.
 
 They go through a bounded queue to a thread that exports them. While the collector is away spans are dropped and
 counted; no call waits.
@@ -35,6 +36,7 @@ from app.domain.clock import Clock
 from app.domain.runs.documents import RunAttempt, RunDocument, RunIntent
 from app.domain.runs.engine.ports import LoadedRun
 from app.domain.runs.requests import ToolRequest
+from app.domain.runs.trace_context import attempt_span, run_span
 from app.domain.tga.execution import Answer, TraceExecution
 from app.domain.tga.runtime import CheckedCall
 from app.edge.otlp import CLIENT, CONSUMER, INTERNAL, SERVER, OtlpSender, OtlpSettings, Place, Span, Value, encoded
@@ -172,7 +174,11 @@ class Spans:
         links: list[Place] = []
         if request.run is not None:
             attributes["tga.run_id"] = request.run.run_id
-            links.append(_run_context(request.run.run_id))
+            run_context = _run_context(request.run.run_id)
+            if run_context.trace_id == trace_id:
+                self._forget_call(request.run.run_id, request.trace_id)
+            else:
+                links.append(run_context)
         effect = answer.effect
         if effect is not None and effect.error is not None:
             attributes["error.type"] = effect.error.code
@@ -222,6 +228,22 @@ class Spans:
         }
         self._queue.put([Span(f"tools/call {call.tool_name}", own, parent, SERVER, now_ns, now_ns, attributes)])
 
+    def started(self, run_id: str, procedure: str, traceparent: str) -> None:
+        """RunObserver: the caller's trace and the run's are linked, from here; the SDK links them from the caller's."""
+        _, caller, _ = _place_of(run_id, traceparent)
+        context = _run_context(run_id)
+        if not self.is_sampled_run(run_id, procedure):
+            return
+        now_ns = time.time_ns()
+        own = Place(context.trace_id, _hashed(f"start {run_id} {traceparent}"))
+        about: dict[str, Value] = {"gen_ai.workflow.name": procedure, "tga.run_id": run_id}
+        links = [] if caller is None else [caller]
+        self._queue.put([Span(f"start {procedure}", own, context, INTERNAL, now_ns, now_ns, about, links)])
+
+    def is_sampled_run(self, run_id: str, procedure: str) -> bool:
+        """RunObserver: whether spans of this run are recorded, which its workers are told."""
+        return self._is_sampled(_run_context(run_id).trace_id, None, procedure)
+
     def changed(self, loaded: LoadedRun, state_before: str | None, added: Sequence[RunDocument]) -> None:
         """RunObserver: a span for each attempt that has ended, and the run's own when it has."""
         try:
@@ -249,7 +271,7 @@ class Spans:
         }
         spans, ended_ns = [], time.time_ns()
         if state_before == "RUNNING" and noted is not None:  # else another gateway gave it to its worker
-            own = Place(context.trace_id, _hashed(f"attempt {run.run_id} {run.attempt}"))
+            own = Place(context.trace_id, attempt_span(run.run_id, run.attempt))
             name, links = f"attempt {start.procedure}", [_called(trace_id) for trace_id in noted.calls]
             spans.append(Span(name, own, context, CONSUMER, noted.leased_ns, ended_ns, about, links))
         if state in _ENDED:
@@ -273,6 +295,12 @@ class Spans:
                 noted = self._attempts.get(run_id)
                 if noted is not None and len(noted.calls) < _LINKS_MAX:
                     noted.calls.append(artifact.request.trace_id)
+
+    def _forget_call(self, run_id: str, trace_id: str) -> None:
+        """A call in the run's own trace is linked by its parent."""
+        noted = self._attempts.get(run_id)
+        if noted is not None and trace_id in noted.calls:
+            noted.calls.remove(trace_id)
 
     def _is_sampled(self, trace_id: int, parent: Place | None, name: str) -> bool:
         """As the sampler decides; by default as the caller did, and everything that has no caller's trace."""
@@ -321,8 +349,7 @@ def _called(call_trace_id: str) -> Place:
 
 def _run_context(run_id: str) -> Place:
     """Every gateway comes to the same."""
-    digest = hashlib.sha256(f"run {run_id}".encode()).digest()
-    return Place(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]))
+    return Place(*run_span(run_id))
 
 
 def _within(context: Place, place: int) -> int:

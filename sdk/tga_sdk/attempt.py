@@ -18,12 +18,15 @@ import hashlib
 import inspect
 import logging
 import re
+import sysconfig
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tga_sdk import guard
+from tga_sdk import guard, telemetry
 from tga_sdk.defaults import makes_defaults
 from tga_sdk.draws import Drawers, Draws, ForkDraws, fork_salt
 from tga_sdk.errors import GatewayError, NotDeterministic, OperationError, Stop, TgaError, ValueInvalid
@@ -43,6 +46,8 @@ LONGEST_LOOK: Final = 1.0
 MESSAGE_CHARS_MAX: Final = 1_024
 TYPE_CHARS_MAX: Final = 128
 _UNPRINTABLE: Final = re.compile("[^!-~]")
+SDK: Final = str(Path(__file__).parent)
+LIBRARIES: Final = sysconfig.get_path("stdlib")
 JSON: Final = {"Content-Type": "application/json"}
 logger = logging.getLogger("tga_sdk")
 
@@ -108,6 +113,7 @@ class Attempt:
         self._suspending: asyncio.Task[None] | None = None
         self._main: asyncio.Task[Over] | None = None
         self._loop = asyncio.get_running_loop()
+        self.traceparents: dict[str, str] = {}  # by path: the contexts of the spans of tool calls under way
         self._told: set[str] = set()  # of which values it was said that their defaults differ
 
     # ------------------------------------------------------------------------------------------ the attempt as a whole
@@ -153,6 +159,8 @@ class Attempt:
 
     async def _perform(self) -> Over:
         """Run the program; what the gateway is told of its end."""
+        if telemetry.active is not None:
+            telemetry.active.enter_run(self._leased.get("traceparent"))
         try:
             await self._read_drawers()
             root = Frame(self, Scope(), None, State(self.procedure.state_type, {}), self.draws(""))
@@ -205,7 +213,10 @@ class Attempt:
     def failed(self, error: BaseException) -> Over:
         """The program raised. What an operation has recorded as failed would fail again; anything else may not."""
         document = error_document(error)
-        if not isinstance(error, OperationError | ValueInvalid | OperationsAtOnce):
+        if isinstance(error, OperationError | ValueInvalid | OperationsAtOnce):
+            line = program_line(error)
+            self.log.error("run %s failed%s: %s", self.run_id, f" at {line}" if line else "", document["message"])
+        else:
             document["retryable"] = not isinstance(error, TgaError) or error.retryable
             self.log.error("run %s failed: %s", self.run_id, document["message"], exc_info=error)
         return Over("FAILED", {"type": "fail", "error": document})
@@ -389,7 +400,10 @@ class Attempt:
         content = encode_json(head)[:-1] + b',"puts":[' + puts + b"]}"
         path = f"/v1/runs/{self.run_id}/checkpoints"
         wait = 0.0 if then is None else then.get("wait_ms", 0) / 1000
-        answer: dict[str, Any] = await self._asked("POST", path, content, wait=wait)
+        headers = JSON
+        if self.traceparents and then is not None and then["type"] == "tool":
+            headers = {**JSON, "traceparent": self.traceparents.get(then["path"], "")}
+        answer: dict[str, Any] = await self._asked("POST", path, content, headers=headers, wait=wait)
         directive = answer["directive"]
         if directive == "STOP":
             raise self.give_up(Over(f"STOP {answer['reason']}"))
@@ -412,10 +426,17 @@ class Attempt:
                 event.set()
         return answer
 
-    async def _asked(self, method: str, path: str, content: bytes | None = None, *, wait: float = 0.0) -> Any:
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        wait: float = 0.0,
+    ) -> Any:
         """An answer of the gateway; a refusal ends the attempt, and the run fails with what was said."""
         try:
-            headers = None if content is None else JSON
             return json_of(await self.host.wire.send(method, path, content=content, headers=headers, wait=wait))
         except GatewayError as error:
             then = None if error.code == "RUN_NOT_FOUND" else _fail(error.code, str(error))
@@ -615,6 +636,16 @@ def error_document(error: BaseException) -> dict[str, Any]:
     said["type"] = _UNPRINTABLE.sub("_", said["type"])[:TYPE_CHARS_MAX] or "Error"
     said["message"] = said["message"][:MESSAGE_CHARS_MAX]
     return said
+
+
+def program_line(error: BaseException) -> str | None:
+    """The line of the program at which this was raised: the innermost one outside of the SDK and the libraries."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((SDK, LIBRARIES)) and not file.startswith("<") and "site-packages" not in file:
+            found = f"{file}:{line}"
+    return found
 
 
 def log_line(level: str, text: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from tga_sdk.journal import Begun, Ended, Operation
 from tga_sdk.pipe import Sent
 from tga_sdk.procedures import Procedure, Task, procedure_of
 from tga_sdk.retry import Retry
+from tga_sdk.telemetry import traced
 from tga_sdk.values import Artifact, Secret, decode, encode, input_digest, result_type, to_json, verify_tier
 
 S = TypeVar("S")
@@ -141,36 +142,37 @@ class Context(Generic[S]):
         path = frame.scope.enter(operation)
         source = caller()
         found = await attempt.match(frame, path, operation, source)
-        while not isinstance(found, Ended):
-            attempt.verify_own()
-            tried = attempt.journal.try_of(path)
-            if found is None and tried > 1:
-                await attempt.host.pause(retry.pause(tried - 1))
-            then: dict[str, Any] = {
-                "type": "tool",
-                "path": path,
-                "input_digest": operation.input_digest,
-                "try_number": tried,
-                "server_id": server,
-                "tool_name": tool,
-                "arguments": given,
-                "retries": retry.retries,
-                "wait_ms": WAIT_FOR_TOOL_MS if attempt.is_alone else 0,
-            }
-            if source is not None:
-                then["source"] = source
-            if intent is not None:
-                then["intent"] = intent
-            if timeout is not None:
-                then["timeout_ms"] = max(1, round(timeout * 1000))
-            going = attempt.journal.going_try(path)
-            if going is not None:
-                then["continues_try"] = going
-            answer = await attempt.put((), then)
-            if (answer.get("result") or {}).get("status") == "pending":
-                await attempt.blocked(path, "tool")
-            found = await attempt.match(frame, path, operation, source)
-        return await self._recorded(frame, path, found, type)
+        with traced(attempt, found, "tool", f"{server}.{tool}", path):
+            while not isinstance(found, Ended):
+                attempt.verify_own()
+                tried = attempt.journal.try_of(path)
+                if found is None and tried > 1:
+                    await attempt.host.pause(retry.pause(tried - 1))
+                then: dict[str, Any] = {
+                    "type": "tool",
+                    "path": path,
+                    "input_digest": operation.input_digest,
+                    "try_number": tried,
+                    "server_id": server,
+                    "tool_name": tool,
+                    "arguments": given,
+                    "retries": retry.retries,
+                    "wait_ms": WAIT_FOR_TOOL_MS if attempt.is_alone else 0,
+                }
+                if source is not None:
+                    then["source"] = source
+                if intent is not None:
+                    then["intent"] = intent
+                if timeout is not None:
+                    then["timeout_ms"] = max(1, round(timeout * 1000))
+                going = attempt.journal.going_try(path)
+                if going is not None:
+                    then["continues_try"] = going
+                answer = await attempt.put((), then)
+                if (answer.get("result") or {}).get("status") == "pending":
+                    await attempt.blocked(path, "tool")
+                found = await attempt.match(frame, path, operation, source)
+            return await self._recorded(frame, path, found, type)
 
     @overload
     async def step(
@@ -214,6 +216,8 @@ class Context(Generic[S]):
         again in every attempt. `at_most_once`: recorded before the body begins; a crash in it raises `Interrupted`.
         `defer`: recorded with the next operation instead of at once; nothing else happens before that.
         """
+        if not callable(fn):
+            verify_callable(name, fn)
         given = [
             to_json(value, where=f"argument {number} of step {name}", for_digest=True)
             for number, value in enumerate(args, 1)
@@ -248,13 +252,15 @@ class Context(Generic[S]):
         defer: bool = False,
         shown: bool = False,
         then_shows: str | None = None,
+        tool_call: tuple[str, Any] | None = None,
         type: Any = None,  # noqa: A002
     ) -> Any:
         """What steps, sub-procedures, an agent's turns and predictions are made of: a body, and a record of its end.
 
         `given` is what the operation is given, for its identity. `shown`: that it has begun is recorded, too, so that
         whoever looks sees it in progress. `then_shows`: the name of the step, given nothing, that certainly comes next
-        and is shown: that it begins is recorded together with the end of this one.
+        and is shown: that it begins is recorded together with the end of this one. `tool_call`: of an agent's Python
+        tool, the id and arguments of the model's call, for its span.
         """
         frame, attempt = self._begin()
         verify_tier(tier, resume, where=f"{kind} {name}")
@@ -271,13 +277,14 @@ class Context(Generic[S]):
         if isinstance(found, Begun) and at_most_once:
             return await body.interrupt()
         following = None if then_shows is None else self._operation(frame, "step", then_shows, None)
-        return await body.perform(
-            Retry.of(retry),
-            at_most_once=at_most_once,
-            defer=defer,
-            shown=shown and found is None,
-            following=following,
-        )
+        with traced(attempt, found, kind, name, path, tool_call=tool_call):
+            return await body.perform(
+                Retry.of(retry),
+                at_most_once=at_most_once,
+                defer=defer,
+                shown=shown and found is None,
+                following=following,
+            )
 
     async def checkpoint(self, *, name: str = "checkpoint", defer: bool = False) -> None:
         """Record the state and the log lines so far, and go on. It computes nothing and spares no computation in a
@@ -414,6 +421,8 @@ class Context(Generic[S]):
 
     async def sleep(self, seconds: float, *, name: str = "sleep") -> None:
         """Wait. The run holds nothing meanwhile, and wakes on any worker."""
+        if not isinstance(seconds, int | float):
+            raise ProcedureInvalid(f"sleep {name}: expected a number of seconds, found {seconds!r}{_line()}")
         milliseconds = round(seconds * 1000)
 
         def put() -> dict[str, Any]:
@@ -479,7 +488,8 @@ class Context(Generic[S]):
             return gathered(await self._recorded(frame, path, found), types, name)
         from tga_sdk.branches import gather
 
-        return await gather(frame, path, operation, source, branches, types)
+        with traced(attempt, found, "gather", name, path):
+            return await gather(frame, path, operation, source, branches, types)
 
     # --------------------------------------------------------------------------------- what needs no record of its own
 
@@ -620,11 +630,12 @@ class Context(Generic[S]):
         path = frame.scope.enter(operation)
         source = caller()
         found = await attempt.match(frame, path, operation, source)
-        if found is None:
-            attempt.verify_own()
-            put = {"type": kind, **named(operation, path, attempt.journal.try_of(path), source), **more()}
-            await attempt.put([Sent(put, frame.is_kept)])
-        return await self._awaited(frame, path, operation, kind, source, type_)
+        with traced(attempt, found, kind, name, path):
+            if found is None:
+                attempt.verify_own()
+                put = {"type": kind, **named(operation, path, attempt.journal.try_of(path), source), **more()}
+                await attempt.put([Sent(put, frame.is_kept)])
+            return await self._awaited(frame, path, operation, kind, source, type_)
 
     async def _awaited(
         self, frame: Frame, path: str, operation: Operation, kind: str, source: str | None, type_: Any
@@ -646,21 +657,22 @@ class Context(Generic[S]):
         path = frame.scope.enter(operation)
         source = caller()
         found = await attempt.match(frame, path, operation, source)
-        if not isinstance(found, Ended):
-            attempt.verify_own()
-            then: dict[str, Any] = {
-                "type": "child",
-                **named(operation, path, attempt.journal.try_of(path), source),
-                "procedure": procedure_name,
-                "input": await attempt.encoded(plain, where=f"the input of {procedure_name}"),
-            }
-            version = version if version is not None else (called.version if called else None)
-            for field, value in (("run_id", run_id), ("version", version)):
-                if value is not None:
-                    then[field] = value
-            await attempt.put((), then)
-        output_type = None if called is None else called.output_type
-        return await self._awaited(frame, path, operation, "child", source, output_type)
+        with traced(attempt, found, "child", name or procedure_name, path):
+            if not isinstance(found, Ended):
+                attempt.verify_own()
+                then: dict[str, Any] = {
+                    "type": "child",
+                    **named(operation, path, attempt.journal.try_of(path), source),
+                    "procedure": procedure_name,
+                    "input": await attempt.encoded(plain, where=f"the input of {procedure_name}"),
+                }
+                version = version if version is not None else (called.version if called else None)
+                for field, value in (("run_id", run_id), ("version", version)):
+                    if value is not None:
+                        then[field] = value
+                await attempt.put((), then)
+            output_type = None if called is None else called.output_type
+            return await self._awaited(frame, path, operation, "child", source, output_type)
 
 
 async def _run_inline(ctx: Context[Any], called: Procedure[Any, Any], given: Any) -> Any:
@@ -687,6 +699,21 @@ async def _run_inline(ctx: Context[Any], called: Procedure[Any, Any], given: Any
     finally:
         if frame.state is not callers:
             callers.leave(frame.state)
+
+
+def verify_callable(name: str, fn: Any) -> None:
+    """ProcedureInvalid for what is no function, and most often is what a function has returned."""
+    if inspect.iscoroutine(fn):
+        fn.close()
+    raise ProcedureInvalid(
+        f"step {name}: expected a function, found {type(fn).__name__}{_line()}: the step calls it itself, so give the "
+        f"function and its arguments, ctx.step({name!r}, fn, argument), and not fn(argument)"
+    )
+
+
+def _line() -> str:
+    source = caller()
+    return "" if source is None else f" ({source})"
 
 
 def _time_of(said: str) -> datetime:

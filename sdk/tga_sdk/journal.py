@@ -93,7 +93,9 @@ class Scope:
         """The address of the operation that comes next; OperationsAtOnce while another one is under way."""
         if self.busy_with is not None:
             raise OperationsAtOnce(
-                f"{operation} began while operation {self.busy_with} of the same scope was under way: use ctx.gather"
+                f"{operation} began while operation {self.busy_with} of the same scope was under way. Operations of a "
+                "body come one after the other; what is to happen at the same time goes into ctx.gather: "
+                "await ctx.gather(lambda: ctx.step(...), lambda: ctx.step(...))"
             )
         self.busy_with = f"{self.address}.{self.performed + 1}" if self.address else str(self.performed + 1)
         return self.busy_with

@@ -178,8 +178,12 @@ def declared(
 ) -> Procedure[P, R]:
     """A procedure of this function, with its types as annotated. ProcedureInvalid names what cannot be run."""
     name = name or fn.__name__.replace("_", "-").strip("-")
-    for what, said, pattern in (("name", name, PROCEDURE_NAME), ("version", version, NAME)):
-        if not pattern.fullmatch(said):
+    given: Sequence[tuple[str, object, re.Pattern[str]]] = (
+        ("name", name, PROCEDURE_NAME),
+        ("version", version, NAME),
+    )
+    for what, said, pattern in given:
+        if not isinstance(said, str) or not pattern.fullmatch(said):
             raise ProcedureInvalid(f"{what} of a procedure: expected {pattern.pattern}, found {said!r}")
     parameters = list(inspect.signature(fn).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -22,8 +22,12 @@ class Retry:
     longest: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.retries <= 1_000:
-            raise ProcedureInvalid(f"retries: expected 0 to 1000, found {self.retries}")
+        retries: object = self.retries
+        if not isinstance(retries, int) or not 0 <= retries <= 1_000:
+            raise ProcedureInvalid(f"retries: expected a whole number from 0 to 1000, found {self.retries!r}")
+        for name in ("first", "longest"):
+            if not isinstance(getattr(self, name), int | float):
+                raise ProcedureInvalid(f"{name}: expected a number of seconds, found {getattr(self, name)!r}")
         if not 0 <= self.first <= self.longest:
             raise ProcedureInvalid(f"expected 0 <= first <= longest, found first={self.first}, longest={self.longest}")
 

@@ -554,7 +554,8 @@ _ANNOTATIONS: Final[dict[Any, Any]] = {}
 def _named(value: Any) -> str:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"of type {name}"
+    said = f"of type {name}"
+    return f"{said} (was `await` forgotten before it?)" if isinstance(value, Awaitable) else said
 
 
 def _shown(type_: Any) -> str:

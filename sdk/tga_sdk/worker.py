@@ -31,6 +31,7 @@ from tga_sdk import guard
 from tga_sdk.attempt import Attempt, Host
 from tga_sdk.errors import GatewayError, ProcedureInvalid
 from tga_sdk.procedures import Procedure, procedure_of
+from tga_sdk.telemetry import enable_by_environment
 from tga_sdk.wire import Wire
 
 LEASE_WAIT_MS: Final = 20_000
@@ -70,6 +71,7 @@ class Worker:
     ) -> None:
         if not 1 <= slots <= SLOTS_MAX:
             raise ProcedureInvalid(f"slots: expected 1 to {SLOTS_MAX}, found {slots}")
+        enable_by_environment()
         self.given = list(procedures)
         self.procedures = self._served()
         self.slots = slots

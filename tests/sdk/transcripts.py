@@ -128,7 +128,7 @@ def normalised(notes: list[dict[str, Any]]) -> list[Any]:
     def walk(value: Any) -> Any:
         if isinstance(value, dict):
             is_problem = "code" in value and "status" in value and "detail" in value
-            left_out = _NOT_COMPARED if is_problem else {"roles", "signature", "allowed_by"}
+            left_out = _NOT_COMPARED if is_problem else {"roles", "signature", "allowed_by", "traceparent"}
             return {key: walk(member) for key, member in value.items() if key not in left_out}
         if isinstance(value, list):
             return [walk(item) for item in value]

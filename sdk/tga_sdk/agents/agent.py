@@ -34,6 +34,7 @@ from tga_sdk.agents.turns import TurnModel, Turns, cost_of
 from tga_sdk.errors import ProcedureInvalid
 from tga_sdk.frames import current_frame
 from tga_sdk.retry import Retry
+from tga_sdk.telemetry import agent_run
 
 if TYPE_CHECKING:
     from tga_sdk.context import Context
@@ -136,8 +137,9 @@ class DurableAgent(WrapperAgent[Any, Any]):
         options["capabilities"] = [*(options.get("capabilities") or ()), durability]
         if definitions:
             options["toolsets"] = [*(options.get("toolsets") or ()), GatewayTools(definitions)]
-        async with super().iter(*args, **options) as run:
-            yield run
+        with agent_run(self._called, ctx.run_id):
+            async with super().iter(*args, **options) as run:
+                yield run
         frame.attempt.verify_going()
 
 

@@ -127,7 +127,9 @@ class DurableToolset(WrapperToolset[Any]):
             return await _outcome_of(self.wrapped.call_tool(call.name, call.args, call.ctx, call.tool))
 
         given = [call.name, to_jsonable_python(call.args)]
-        found: dict[str, Any] = await self.calls.ctx.perform("step", call.name, body, given=given)
+        found: dict[str, Any] = await self.calls.ctx.perform(
+            "step", call.name, body, given=given, tool_call=(call.id, call.args)
+        )
         return found
 
 

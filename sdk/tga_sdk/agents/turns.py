@@ -37,6 +37,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext
 
 from tga_sdk.retry import Retry
+from tga_sdk.telemetry import model_request
 
 if TYPE_CHECKING:
     from tga_sdk.context import Context
@@ -117,15 +118,13 @@ class Turns:
             tried += 1
             self.requests += 1
             try:
-                async with asyncio.timeout(self.timeout):
-                    if tokens is None:
-                        return await model.request(messages, settings, parameters), tried
-                    await tokens.begin()
-                    async with model.request_stream(messages, settings, parameters, run_context) as answer:
-                        async for event in answer:
-                            await tokens.take(event)
-                        await tokens.show()
-                        return answer.get(), tried
+                with model_request(
+                    model, settings, messages, run_id=self.ctx.run_id, stream=tokens is not None
+                ) as span:
+                    response = await self._request(model, messages, settings, parameters, run_context, tokens)
+                    if span is not None:
+                        span.answered(response)
+                return response, tried
             except (TimeoutError, ModelAPIError) as error:
                 pause = _pause_after(error, self.retry, tried)
                 if pause is None:
@@ -136,6 +135,26 @@ class Turns:
                     level="warning",
                 )
             await asyncio.sleep(pause)
+
+    async def _request(
+        self,
+        model: Model,
+        messages: list[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None,
+        tokens: Tokens | None,
+    ) -> ModelResponse:
+        """One request to the provider; TimeoutError when it takes too long."""
+        async with asyncio.timeout(self.timeout):
+            if tokens is None:
+                return await model.request(messages, settings, parameters)
+            await tokens.begin()
+            async with model.request_stream(messages, settings, parameters, run_context) as answer:
+                async for event in answer:
+                    await tokens.take(event)
+                await tokens.show()
+                return answer.get()
 
 
 @dataclass

@@ -19,8 +19,10 @@ from tga_sdk.errors import (
     OutcomeUnknown,
     TgaError,
     Unfinished,
+    ValueInvalid,
 )
 from tga_sdk.keys import new_key
+from tga_sdk.telemetry import client_call
 from tga_sdk.values import to_json
 from tga_sdk.wire import seconds_of
 
@@ -49,6 +51,8 @@ def call(
     timeout: float | None,
 ) -> Script[Result]:
     """One tool call, repeated with one key until its outcome is known. Every error carries the key."""
+    if args is not None and not isinstance(args, Mapping):
+        raise ValueInvalid(f"args: expected a dict of arguments by name, found {type(args).__name__}", where="args")
     chosen = new_key() if key is None else key
     calling = _Calling(named, chosen, wait, timeout)
     body: dict[str, Any] = {
@@ -59,13 +63,20 @@ def call(
     }
     if intent is not None:
         body["intent"] = intent
+    span = client_call(server, tool)
     try:
-        return (yield from calling.outcome(body))
-    except TgaError as error:
-        error.key = chosen
-        error.may_have_run = error.may_have_run or calling.may_have_run(error)
-        error.trace_id = error.trace_id or calling.trace_id
+        result = yield from calling.outcome(body, {} if span is None else span.headers())
+    except BaseException as error:
+        if isinstance(error, TgaError):
+            error.key = chosen
+            error.may_have_run = error.may_have_run or calling.may_have_run(error)
+            error.trace_id = error.trace_id or calling.trace_id
+        if span is not None:
+            span.failed(error)
         raise
+    if span is not None:
+        span.ended(trace_id=result.trace_id)
+    return result
 
 
 class _Calling:
@@ -89,13 +100,13 @@ class _Calling:
             return False  # this very call was denied
         return self._tries.may_have_run or isinstance(error, AnswerInvalid)
 
-    def outcome(self, body: dict[str, Any]) -> Script[Result]:
+    def outcome(self, body: dict[str, Any], headers: Mapping[str, str]) -> Script[Result]:
         while True:
             hold, began = self._hold(), time.monotonic()
             sent = body if hold is None else {**body, "wait_ms": round(hold * 1000)}
             wait = HELD_BY_ITSELF if hold is None else hold
             try:
-                reply = yield from asked("POST", "/v1/tool-calls", sent, tries=self._tries, wait=wait)
+                reply = yield from asked("POST", "/v1/tool-calls", sent, tries=self._tries, wait=wait, headers=headers)
             except GatewayError as error:
                 if error.code not in ("CALL_IN_FLIGHT", "STATE_CONCURRENT_EXECUTION") or not error.retryable:
                     raise

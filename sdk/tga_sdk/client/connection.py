@@ -16,6 +16,7 @@ from tga_sdk.client.calls import seconds
 from tga_sdk.client.exchange import ANSWER_BYTES_MAX, Lost, Reply, Tries
 from tga_sdk.errors import AnswerInvalid
 from tga_sdk.settings import api_key, gateway_urls
+from tga_sdk.telemetry import enable_by_environment
 
 CONNECT: Final = 5.0
 WATCHED_MAX: Final = 32  # streams for who waits for runs; beyond, runs are looked at from time to time
@@ -32,6 +33,7 @@ class Connection:
         self._silence = seconds(give_up_after)
         self._api_key = api_key(given_key, self._urls)
         self._at = 0
+        enable_by_environment()
         self._watching = 0  # streams of events that are open for who waits for a run
 
     def __repr__(self) -> str:

@@ -165,18 +165,19 @@ def asked(
     query: Mapping[str, Any] | None = None,
     wait: float = 0.0,
     bytes_max: int | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Script[Reply]:
     """The gateway's answer below 300, however often it takes while there is time; GatewayError when it refuses.
 
     `wait`: for how long the answer may take, beyond what every answer may.
     """
     content = None if body is None else written(body)
-    headers = {} if body is None else {"Content-Type": "application/json"}
+    sent = {**({} if body is None else {"Content-Type": "application/json"}), **(headers or {})}
     given = {name: value for name, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(given)}" if given else path
     while True:
         patience = min(wait + MARGIN, max(0.0, tries.left) + GRACE)
-        came = yield Request(method, target, content, headers, patience, bytes_max)
+        came = yield Request(method, target, content, sent, patience, bytes_max)
         at_least = 0.0
         if isinstance(came, Reply):
             if came.status < 300:

@@ -11,6 +11,7 @@ from uuid import uuid4
 from tga_sdk.client.documents import Approval, Run, RunState, Triggered
 from tga_sdk.client.exchange import Pause, Script, Tries, Watched, asked, document, model, path_to
 from tga_sdk.errors import AnswerInvalid, GatewayError, RunFailed, RunUnfinished, TgaError
+from tga_sdk.telemetry import run_start
 from tga_sdk.values import decode, to_json
 
 _LOOKS_FIRST: Final = 0.05
@@ -65,8 +66,20 @@ def start(
         body["tags"] = list(tags)
     if strict_determinism:
         body["strict_determinism"] = True
-    with naming(chosen):
-        return model(Run, document((yield from asked("POST", "/v1/runs", body, tries=tries))))
+    span = run_start(name, chosen)
+    try:
+        with naming(chosen):
+            headers = {} if span is None else span.headers()
+            reply = yield from asked("POST", "/v1/runs", body, tries=tries, headers=headers)
+            run = model(Run, document(reply))
+    except BaseException as error:
+        if span is not None:
+            span.failed(error)
+        raise
+    if span is not None:
+        span.linked(reply.headers.get("traceresponse"))
+        span.ended()
+    return run
 
 
 def status(tries: Tries, run_id: str, *, steps: int | None = None) -> Script[Run]:

@@ -27,6 +27,7 @@ class Clock:
         return int(self._start_ms + (time.monotonic() - self._origin_s) * 1000 + self._moved_ms)
 
     def now(self) -> datetime:
+        """The time, in UTC: the machine's, and what it was moved."""
         return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
 
     def move(self, delta: timedelta | None = None, **parts: float) -> None:
@@ -41,6 +42,7 @@ class Clock:
         self.move_ms(max(0.0, at.timestamp() * 1000 - self.now_ms()))
 
     def move_ms(self, milliseconds: float) -> None:
+        """Move it on by so many milliseconds; what is due then happens at once."""
         with self._lock:
             self._moved_ms += milliseconds
         for heard in list(self._listeners):

@@ -154,6 +154,7 @@ class MemoryGateway:
     # Requests that wait. All others are answered in routes.py.
 
     async def lease(self, body: m.LeaseRequest, principal: str) -> list[dict[str, Any]]:
+        """The route that workers ask for runs: waits until there is one, or `wait_ms` is over."""
         ends_s = time.monotonic() + body.wait_ms / 1000
         while True:
             with self.lock:
@@ -168,6 +169,7 @@ class MemoryGateway:
             await self._wait(waiter, ends_s, seen)
 
     async def put(self, run_id: str, body: m.PutRequest, principal: str) -> dict[str, Any]:
+        """The route by which workers record: all of the puts, or none."""
         then = body.then
         if isinstance(then, m.ThenTool):
             return await self._put_tool(run_id, body, then, principal)
@@ -335,6 +337,7 @@ class MemoryGateway:
     # For synchronous clients: one loop, in a thread of its own.
 
     def in_background(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the gateway's own thread and wait: for `Client`, which has no event loop."""
         with self.lock:
             if self._background is None:
                 self._background = asyncio.new_event_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import secrets
 from typing import Any
 
@@ -70,6 +71,7 @@ class Leasing(Starting):
             "started_at": start["started_at"],
             "strict_determinism": start.get("strict_determinism", False),
             "lease_ms": self.lease_ms,
+            "traceparent": _traceparent(run),
         }
 
     def beat(self, body: m.BeatRequest) -> list[dict[str, Any]]:
@@ -104,3 +106,10 @@ class Leasing(Starting):
         pause_ms = 0 if run.failures == 0 else min(1_000 << min(run.failures - 1, 16), 60_000)
         not_before = self.later(pause_ms * 0.75) if pause_ms else None
         self.commit(run, [self._attempt(run, "LOST", run.attempt, reason=reason, not_before=not_before)])
+
+
+def _traceparent(run: MemoryRun) -> str:
+    """The trace context of this attempt: follows from the run's id and the attempt's number, as at every gateway."""
+    trace_id = hashlib.sha256(f"run {run.run_id}".encode()).digest()[:16]
+    span_id = hashlib.blake2b(f"attempt {run.run_id} {run.attempt}".encode(), digest_size=8).digest()
+    return f"00-{trace_id.hex()}-{span_id.hex()}-01"

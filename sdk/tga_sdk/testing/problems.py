@@ -85,6 +85,7 @@ class Problem(Exception):
 
     def told(self) -> str:
         """In one line, as a journal has it of a call that was refused."""
-        if self.expected:
-            return f"{self.what} (expected {self.expected}, found {self.found})"[:1024]
-        return self.what[:1024]
+        if not self.expected:
+            return self.what[:1024]
+        found = "" if self.found is None else f", found {self.found}"
+        return f"{self.what} (expected {self.expected}{found})"[:1024]

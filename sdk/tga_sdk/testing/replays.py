@@ -53,6 +53,7 @@ def record_golden(procedure: Any, input: Any, path: str | Path, **options: Any) 
 
 
 async def record_golden_async(procedure: Any, input: Any, path: str | Path, **options: Any) -> Outcome:  # noqa: A002
+    """As `record_golden`, from code that is async."""
     golden, outcome = await _recorded(procedure, input, **options)
     written = json.dumps(golden, indent=1, ensure_ascii=False) + "\n"
     await asyncio.to_thread(Path(path).write_text, written)
@@ -69,6 +70,7 @@ def replay_golden(procedure: Any, path: str | Path, *, also: Sequence[Any] = ())
 
 
 async def replay_golden_async(procedure: Any, path: str | Path, *, also: Sequence[Any] = ()) -> Outcome:
+    """As `replay_golden`, from code that is async."""
     golden = json.loads(await asyncio.to_thread(Path(path).read_text))
     if golden.get("form") != FORM:
         raise ValueError(f"{path} is no golden journal: expected form {FORM}, found {golden.get('form')!r}")

@@ -64,6 +64,7 @@ class Tool:
     input_schema: Mapping[str, Any] | None = None
 
     def why_denied(self, call: Call) -> str | None:
+        """Why the policy refuses this call; None when it does not."""
         return self.denied(call) if callable(self.denied) else self.denied
 
     def item(self, name: str) -> dict[str, Any]:
@@ -144,10 +145,12 @@ class Call:
 
     @property
     def is_final(self) -> bool:
+        """Whether the call is over, however it ended."""
         return self.state in FINAL
 
     @property
     def tool_call_id(self) -> str:
+        """The id that the tool server would see: the same for every attempt of this call."""
         made = hashlib.sha256(f"call\0{self.trace_id}".encode()).hexdigest()
         return f"{made[:8]}-{made[8:12]}-7{made[13:16]}-8{made[17:20]}-{made[20:32]}"
 
@@ -158,6 +161,7 @@ class Call:
         return hashlib.sha256(canonical(said)).hexdigest()
 
     def is_same_call(self, server_id: str, tool_name: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether a repeat with its key asks for the same; else the key is reused for something else."""
         mine = [self.server_id, self.tool_name, self.arguments]
         return canonical(mine) == canonical([server_id, tool_name, arguments])
 

@@ -69,7 +69,9 @@ class Calling:
         self._table = table
         self._putting = putting
 
-    async def call(self, run_id: str, request: PutRequest, then: ThenTool, principal: Principal) -> PutAnswer:
+    async def call(
+        self, run_id: str, request: PutRequest, then: ThenTool, principal: Principal, traceparent: str | None = None
+    ) -> PutAnswer:
         """Put, then call the tool; the answer when it is there, `pending` when it takes longer than `wait_ms`."""
         putter = Putter.of(request, principal, self._ports)
         loaded = await self._table.peek(run_id)
@@ -98,6 +100,7 @@ class Calling:
             principal=start.principal,
             intent=then.intent,
             trace_id=TraceId(intent.request.trace_id),  # type: ignore[union-attr]  # a tool's
+            traceparent=traceparent,
             run=RunOfCall(
                 run_id=run_id,
                 procedure=start.procedure,
@@ -282,6 +285,7 @@ def _has_tries(run: Run, path: str, begun: Begun) -> bool:
 
 
 def _told(error: TgaError) -> str:
-    return (
-        f"{error.what} (expected {error.expected}, found {error.found})"[:1024] if error.expected else error.what[:1024]
-    )
+    if not error.expected:
+        return error.what[:1024]
+    found = "" if error.found is None else f", found {error.found}"
+    return f"{error.what} (expected {error.expected}{found})"[:1024]

@@ -74,12 +74,14 @@ class RunEngine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._swept = asyncio.Event()  # set when something may be due sooner than the sweep thinks
 
-    async def put(self, run_id: str, request: PutRequest, principal: Principal) -> PutAnswer:
-        """What a worker has done, and what it does then."""
+    async def put(
+        self, run_id: str, request: PutRequest, principal: Principal, *, traceparent: str | None = None
+    ) -> PutAnswer:
+        """What a worker has done, and what it does then. `traceparent`: of the worker's span, for a tool call."""
         request = await self._with_secrets_sealed(run_id, request, principal.tenant)
         then = request.then
         if isinstance(then, ThenTool):
-            return await self.calling.call(run_id, request, then, principal)
+            return await self.calling.call(run_id, request, then, principal, traceparent)
         if isinstance(then, ThenChild):
             return await self._start_child(run_id, request, then, principal)
         return await self.putting.put(run_id, request, principal)

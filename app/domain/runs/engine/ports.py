@@ -202,6 +202,14 @@ class RunObserver(Protocol):
 
     def changed(self, loaded: LoadedRun, state_before: str | None, added: Sequence[RunDocument]) -> None: ...
 
+    def started(self, run_id: str, procedure: str, traceparent: str) -> None:
+        """A caller with this trace context has started the run."""
+        ...
+
+    def is_sampled_run(self, run_id: str, procedure: str) -> bool:
+        """Whether workers are to record spans of this run."""
+        ...
+
 
 def refuse_callback(url: str) -> None:
     """Where no operator allows any."""
