@@ -47,7 +47,11 @@ async def main(number: int = 7) -> None:
         while (run := await client.status(run.run_id)).status == "running":
             await asyncio.sleep(0.1)
         for asked in run.awaits:
-            said = await asyncio.to_thread(input, f"Order {number} waits for an approval. Give it? [y/n] ")
+            try:
+                said = await asyncio.to_thread(input, f"Order {number} waits for an approval. Give it? [y/n] ")
+            except EOFError:  # there is no terminal
+                print(f"\nAnswer it with: tga run answer {run.run_id} {asked['path']} true. Then start this again.")
+                return
             await client.answer(run.run_id, asked["path"], said.lower().startswith("y"))
         print(await client.result(run.run_id, Outcome))
 

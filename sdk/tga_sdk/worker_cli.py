@@ -174,7 +174,11 @@ async def _serve(options: argparse.Namespace, served: list[Any]) -> None:
     except SettingInvalid as error:
         raise CannotServe(error.message, REFUSED) from error
     if key is None:
-        raise CannotServe("TGA_API_KEY is not set: put a key with the role worker into it", REFUSED)
+        raise CannotServe(
+            "TGA_API_KEY is not set: put a key with the role worker into it; for the gateway that `make run` started "
+            "here, TGA_HOME=.tga will do",
+            REFUSED,
+        )
 
     def tell() -> None:
         for value in served:

@@ -62,6 +62,7 @@ GIVEN: dict[str, tuple[str, Any, list[tuple[str, int]]]] = {
         [("charge", 300), ("charge", 200), ("refund", 200), ("refund", 300)],
     ),
     "invoices": ("month", [120, 80], []),
+    "research_agent": ("research", "What is tea?", [("charge", 5)]),
 }
 
 
