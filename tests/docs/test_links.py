@@ -99,7 +99,8 @@ def test_every_command_is_in_its_document() -> None:
 
 
 def test_every_environment_variable_that_is_named_is_read_somewhere() -> None:
-    sources = "".join(path.read_text("utf-8") for path in (*ROOT.glob("app/**/*.py"), *ROOT.glob("tests/*.py")))
+    trees = ("app/**/*.py", "sdk/**/*.py", "tests/*.py")
+    sources = "".join(path.read_text("utf-8") for tree in trees for path in ROOT.glob(tree))
     for document in DOCUMENTS:
         named = set(re.findall(r"\bTGA_[A-Z_]+\b", (ROOT / document).read_text("utf-8")))
         assert sorted(name for name in named if name not in sources) == [], document
