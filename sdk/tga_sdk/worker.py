@@ -191,6 +191,9 @@ class Worker:
             host.lease_ms = leased[0]["lease_ms"]
             if not self._running:
                 host.heard_at = max(host.heard_at, sent)
+            # A question that was held for long says nothing of now: the run would be left before its first body.
+            if (time.monotonic() - host.heard_at) * 1000 > host.lease_ms / BEATS_A_LEASE:
+                await self._beat(host)
         return leased
 
     def _begin(self, host: Host, leased: dict[str, Any]) -> None:

@@ -132,7 +132,7 @@ def _compared(record: dict[str, Any]) -> dict[str, Any]:
 def normalised(found: Found, side: str) -> Any:
     text = json.dumps(found.__dict__, ensure_ascii=False, sort_keys=True)
     text = re.sub(r'"balance": \d+', '"balance": 0', text)  # of all programs together
-    text = re.sub(r" \(expected one of [^\"]*\)", "", text)  # which tools there are
+    text = re.sub(r" \(expected (?:one of|a configured tool) [^\"]*\)", "", text)  # which tools there are
     return json.loads(_MADE.sub("MADE", _TIME.sub("TIME", text.replace(f"{side}-", "side-"))))
 
 
