@@ -70,8 +70,10 @@ bench: $(READY)
 	$(BIN)/python -m bench.mcp
 	$(BIN)/python -m bench.sequencer
 	$(BIN)/python -m bench.verify
+	$(BIN)/python -m bench.processes
 	$(BIN)/python -m bench.flat
 	$(BIN)/python -m bench.load --minutes 10
+	$(BIN)/python -m bench.soak --minutes 60
 
 # Both distributions, as sdist and as wheel.
 wheel: $(READY)

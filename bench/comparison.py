@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,7 +140,7 @@ class CallLoad(Load):
 
 
 @contextlib.contextmanager
-def _answering(role: str, home: Path) -> Iterator[tuple[str, int]]:
+def answering(role: str, home: Path) -> Iterator[tuple[str, int]]:
     """The address and process of our gateway, or of its tool server."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TGA_")}
     environment = {**inherited, "TGA_HOME": str(home), "TGA_PORT": "0"}
@@ -160,9 +160,9 @@ def _answering(role: str, home: Path) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _our_gateway(home: Path) -> Iterator[Running]:
-    with _answering("tool", home) as (tool, tool_pid):
+    with answering("tool", home) as (tool, tool_pid):
         (home / "tga.toml").write_text(CONFIG.format(tool=tool))
-        with _answering("gateway", home) as (url, pid):
+        with answering("gateway", home) as (url, pid):
             key = (home / "admin.key").read_text("ascii").strip()
             port = int(url.rpartition(":")[2].rstrip("/"))
 
@@ -441,7 +441,7 @@ async def bench(server: Server, machine: str, console: Console, scale: Scale, fo
 def _write(out: Path, report: dict[str, Any]) -> str:
     out.mkdir(parents=True, exist_ok=True)
     (out / "comparison.json").write_text(json.dumps(report, indent=2) + "\n")
-    (out / "comparison.svg").write_text(draw(report["medians"], f"{report['machine']}, {report['began_at'][:10]}"))
+    (out / "comparison.svg").write_text(draw(report))
     return f"Written: {out / 'comparison.json'}, {out / 'comparison.svg'}"
 
 
@@ -450,6 +450,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, default=default_folder(), help="where the peers are (default: %(default)s)"
     )
+    parser.add_argument("--rounds", type=int, help="in which all take turns (default 3)")
     parser.add_argument("--install", action="store_true", help="look for the peers, put them there, and end")
     parser.add_argument("--out", type=Path, help="where report and chart go (default: docs; with --quick: nowhere)")
     parser.add_argument("--role", choices=("gateway", "tool"), help=argparse.SUPPRESS)
@@ -462,6 +463,7 @@ def main() -> None:
         install(given.peers, lambda line: print(line, flush=True))
         return
     scale = Scale.quick() if given.quick else Scale.full()
+    scale = replace(scale, rounds=given.rounds or scale.rounds)
     out = given.out or (None if given.quick else DOCS)
     run_bench(lambda server, machine, console: bench(server, machine, console, scale, given.peers, out))
 

@@ -111,7 +111,7 @@ class Running:
     files: Path | None = None
 
     def cpu_s(self) -> float:
-        return sum(_cpu_s_with_children(pid) for pid in self.pids)
+        return sum(cpu_s_with_children(pid) for pid in self.pids)
 
     def stored_bytes(self) -> int:
         if self.files is None:
@@ -298,7 +298,7 @@ def _wait_for_port(port: int, server: subprocess.Popen[str]) -> None:
     raise PeerMissing("its server does not listen")
 
 
-def _cpu_s_with_children(pid: int) -> float:
+def cpu_s_with_children(pid: int) -> float:
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):

@@ -6,6 +6,9 @@ Processor time, of one core. The measures are sha256 over the same bytes (entrie
 it, which no verifier can be quicker than; and the same walk step by step, which judges whatever is not usual. All of
 them take turns; the best of the rounds counts. Memory is the peak of a process of its own, at one size and at a
 multiple of it: flat means equal.
+
+Then the larger bundle with `--jobs`, by the clock, from the start of the command to its verdict; and entries of runs,
+which have no quick way.
 """
 
 from __future__ import annotations
@@ -28,9 +31,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 from rich.table import Table
 
+from app.cli.bundle_files import DiskMemory
+from app.cli.verify_workers import usable_cores
+from app.core.merkle import leaf_hash
 from app.core.note import VerifierKey
+from app.domain.ledger.checks import Report
+from app.domain.log.bundle import EntryLine
+from app.domain.log.streams import BundleWalk
+from app.domain.runs.verification import stream_checks
 from bench.measure import arguments_of
 from tests.export.by_hand import lines_by_hand, write_by_hand
+from tests.runs.samples import SampleRun
 
 TRACES: Final = 2_500
 TRACES_QUICK: Final = 100
@@ -73,7 +84,7 @@ def measure(which: str, folder: str, key: str) -> None:
 
         began = time.process_time()
         with step_by_step() if which == "step by step" else nullcontext():
-            is_sound = asyncio.run(verify_bundle_command(Path(folder), key, as_json=True))
+            is_sound = asyncio.run(verify_bundle_command(Path(folder), key, as_json=True, jobs=1))
     print(json.dumps([time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
     sys.exit(0 if is_sound else 1)
 
@@ -94,6 +105,52 @@ def _add_rows(table: Table, folder: Path, key: str, traces: int, *, rounds: int)
         table.add_row(which, f"{entries:,}", rate, each, *ratios, f"{peaks[which]:.0f}")
 
 
+def measured_jobs(folder: Path, key: str, jobs: int) -> tuple[float, float, float]:
+    """Seconds by the clock, seconds of processor time of all processes, and the largest peak among them in MB."""
+    command = [sys.executable, "-m", "app.main", "verify", "--file", str(folder), "--key", key, "--jobs", str(jobs)]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    taken, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return taken, used, after.ru_maxrss / 1024
+
+
+def _jobs_table(folder: Path, key: str, entries: int, *, rounds: int) -> Table:
+    table = Table("jobs", "entries/s", "to one", "processor s", box=None)
+    counts = sorted({1, 2, usable_cores()})
+    found = {jobs: [measured_jobs(folder, key, jobs) for _ in range(rounds)] for jobs in counts}
+    alone = min(found[1])[0]
+    for jobs in counts:
+        taken, used, _ = min(found[jobs])
+        table.add_row(str(jobs), f"{entries / taken:,.0f}", f"{alone / taken:.2f}", f"{used:.2f}")
+    return table
+
+
+def run_entry_us(runs: int, checkpoints: int) -> float:
+    """Microseconds of processor time for an entry of a run, in a bundle's walk."""
+    lines: list[bytes] = []
+    for number in range(runs):
+        run = SampleRun(f"bench-{number}")
+        run.add("attempt", 1)
+        for place in range(1, checkpoints + 1):
+            run.add("checkpoint", str(place), state_change=[{"op": "set", "at": "/n", "to": place}])
+        run.add("end", positions=checkpoints)
+        for place, (entry, artifact) in enumerate(run.records, 1):
+            assert artifact is not None
+            line = EntryLine(len(lines), entry.stream, place, entry.body_bytes(), artifact.to_bytes())
+            lines.append(line.to_line())
+    kinds = stream_checks()
+    with DiskMemory(kinds) as memory:
+        walk = BundleWalk(kinds, Report(), memory, complete=True)
+        began = time.process_time()
+        for raw in lines:
+            line = EntryLine.from_line(raw)
+            leaf_hash(line.entry)
+            for error in walk.judge(line):
+                raise error
+        return (time.process_time() - began) / len(lines) * 1e6
+
+
 def main() -> None:
     parser = arguments_of("verify", __doc__)
     parser.add_argument("--traces", type=int, help=f"of four entries each (default {TRACES:,}; 250,000 make a million)")
@@ -108,13 +165,18 @@ def main() -> None:
     table = Table(
         "verifier", "entries", "entries/s a core", "us an entry", "of sha256", "of step by step", "peak MB", box=None
     )
+    console = Console()
     with tempfile.TemporaryDirectory() as made:
         fewer = given.traces or (TRACES_QUICK if given.quick else TRACES)
         for traces in (fewer, fewer * given.times):
             folder = Path(made) / str(traces)
             write_by_hand(folder, key, verifier, traces=traces, heads=20)
             _add_rows(table, folder, verifier.to_text(), traces, rounds=given.rounds or (1 if given.quick else 3))
-    Console().print(table)
+        console.print(table)
+        jobs = _jobs_table(folder, verifier.to_text(), traces * 4, rounds=given.rounds or (1 if given.quick else 3))
+        console.print(jobs)
+    us = run_entry_us(5 if given.quick else 50, 20)
+    console.print(f"An entry of a run takes {us:.0f} us.")
 
 
 if __name__ == "__main__":

@@ -71,8 +71,10 @@ class FolderFiles:
 class BlobList:
     """Blobs to which entries refer, each once for every tenant and size that is said of it, on disk."""
 
-    def __init__(self, disk: sqlite3.Connection | None = None) -> None:
+    def __init__(self, disk: sqlite3.Connection | None = None, *, is_new: bool = True) -> None:
         self._disk = disk or sqlite3.connect("", isolation_level=None)
+        if not is_new:
+            return
         self._disk.executescript(
             """
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
@@ -102,14 +104,25 @@ class BlobList:
 class DiskMemory:
     """The StreamMemory on disk: a temporary database that vanishes with it, in front of it what was used last."""
 
-    def __init__(self, kinds: Kinds, *, streams_max: int = BUNDLE_STREAMS_IN_MEMORY_MAX) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        *,
+        streams_max: int = BUNDLE_STREAMS_IN_MEMORY_MAX,
+        path: Path | None = None,
+        is_new: bool = True,
+    ) -> None:
+        """`path`: of a file that stays when this is closed; another process opens it (not `is_new`) after `leave`."""
         self._kinds = kinds
         self._recent: OrderedDict[str, Standing] = OrderedDict()
         self._streams_max = streams_max
         self._has_origins = False  # most bundles have none
+        self._has_spilled = not is_new
         # An empty name: a private file, removed when it is closed; little of it is kept in memory.
-        self._disk = sqlite3.connect("", isolation_level=None)
-        self._blobs = BlobList(self._disk)
+        self._disk = sqlite3.connect("" if path is None else path, isolation_level=None)
+        self._blobs = BlobList(self._disk, is_new=is_new)
+        if not is_new:
+            return
         self._disk.executescript(
             """
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
@@ -128,6 +141,8 @@ class DiskMemory:
         if found is not None:
             self._recent.move_to_end(stream)
             return found
+        if not self._has_spilled:
+            return None
         row = self._disk.execute("SELECT standing FROM streams WHERE stream = ?", (stream,)).fetchone()
         return None if row is None else Standing.from_bytes(stream, row[0], self._kinds)
 
@@ -193,7 +208,22 @@ class DiskMemory:
     def blobs(self) -> Iterator[tuple[EntryPlace, ReferredBlob]]:
         return self._blobs.all()
 
+    def claims(self) -> Iterator[tuple[str, str]]:
+        """Each key with the stream that claimed it, in the order of keys."""
+        yield from self._disk.execute("SELECT key, stream FROM claims ORDER BY key")
+
+    def claimed_by(self, key: str) -> str | None:
+        found = self._disk.execute("SELECT stream FROM claims WHERE key = ?", (key,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def leave(self) -> None:
+        """All of it is in its file from here on."""
+        while self._recent:
+            self._spill(*self._recent.popitem())
+        self._disk.execute("COMMIT")
+
     def _spill(self, stream: str, standing: Standing) -> None:
+        self._has_spilled = True
         self._disk.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (stream, standing.to_bytes()))
 
     def __enter__(self) -> Self:

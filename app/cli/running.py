@@ -45,6 +45,7 @@ from app.core.errors import (
     TgaError,
     ToolNotFound,
     TooManyInFlight,
+    VerificationUnfinished,
 )
 from app.domain.runs.transitions import RUN
 from app.domain.tga.transitions import TRACE
@@ -82,6 +83,7 @@ _UNREACHABLE: Final = (
     RateLimited,
     TooManyInFlight,
     RequestTimeout,
+    VerificationUnfinished,
 )
 _TRACE_ID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -15,18 +16,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from app.cli.blob_checking import UncheckedBlobs, VerifiedBlobs, blobs_in_words, open_referred_blobs, unchecked_in_words
 from app.cli.concerned_call import ConcernedCall
 from app.cli.held_heads import load_held
+from app.cli.ledger_jobs import jobs_for, open_ledger_jobs
 from app.cli.running import AsJson, MaybeStream, context_of, refuse, run, stream_of
 from app.cli.showing import counted, printable
+from app.cli.tree_examination import TreeExamination
 from app.cli.verify_bundle import show_epoch, verify_bundle_command
 from app.cli.verify_receipt import verify_receipt_command
 from app.core.errors import RunNotFound, StoreUnfit, TgaError, TraceNotFound
-from app.core.note import VerifierKey, open_note
-from app.domain.ledger.checks import Epoch, Report
+from app.core.limits import VERIFY_JOBS_MAX
+from app.domain.ledger.checks import Epoch, Kinds, NoteBlob, Report
 from app.domain.ledger.verification import verify_ledger
 from app.domain.log.bundled_blobs import BlobReport
-from app.domain.log.epochs import is_lost, keys_for, origins_of, verify_former
-from app.domain.log.forensics import Diagnosis, HeldHead, Unlogged, examine_tree, find_unlogged
-from app.domain.log.heads import fits
+from app.domain.log.forensics import Diagnosis, Unlogged, find_unlogged
 from app.domain.runs.transitions import RUN
 from app.domain.runs.verification import stream_checks
 from app.domain.tga.documents import TraceId
@@ -35,9 +36,8 @@ from app.keys.keyring import Unsealer
 from app.postgres.database import open_database
 from app.postgres.listing import load_head
 from app.postgres.migrate import load_status
-from app.postgres.reader import open_reader
+from app.postgres.reader import PostgresLedgerReader, open_reader
 from app.postgres.sessions import Sessions
-from app.postgres.tree import PostgresTree
 from app.postgres.tree_reader import open_tree_reader
 from app.settings import Settings
 
@@ -69,6 +69,16 @@ def verify_command(
     with_blobs: Annotated[
         bool, typer.Option("--blobs", help="Also read and hash the blobs that entries refer to; of a bundle: insist.")
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            max=VERIFY_JOBS_MAX,
+            metavar="N",
+            help="With --all or --file: so many processes (default: all cores; 1 stays in this one).",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Recompute every digest, link, transition, artifact, claim, checkpoint and head; exit 1 if anything is wrong.
@@ -80,10 +90,15 @@ def verify_command(
 
     With --blobs the bytes beside the ledger to which entries refer are read from the store and compared with their
     digests. A bundle that was exported with blobs is always judged with them; with --blobs one without is refused.
+
+    With --jobs several processes share the work: findings, their order and the exit code are the same for every number.
+    Whatever they do not accept is judged by one. A small ledger or bundle is verified in one unless --jobs is given.
     """
     heads = head or []
     if (trace_id is not None) + everything + (file is not None) + (receipt is not None) != 1:
         refuse("name one trace or run, or say --all, --file or --receipt")
+    if jobs is not None and not everything and file is None:
+        refuse("--jobs goes with --all or --file")
     if receipt is not None:
         if with_blobs:
             refuse("--blobs goes with a run, --all or --file")
@@ -93,11 +108,11 @@ def verify_command(
     if file is not None:
         if key is None:
             refuse("--file needs --key: the log's public key, from somewhere else than the bundle")
-        run(verify_bundle_command(file, key, heads=heads, with_blobs=with_blobs, as_json=as_json))
+        run(verify_bundle_command(file, key, heads=heads, with_blobs=with_blobs, as_json=as_json, jobs=jobs))
     if not everything and (heads or key is not None):
         refuse("--head and --key go with --all or --file")
     settings = context_of(context).settings
-    run(verify(settings, trace_id, as_json=as_json, heads=heads, key=key, with_blobs=with_blobs))
+    run(verify(settings, trace_id, as_json=as_json, heads=heads, key=key, with_blobs=with_blobs, jobs=jobs))
 
 
 async def verify(
@@ -109,6 +124,7 @@ async def verify(
     key: str | None = None,
     with_memory: bool = True,
     with_blobs: bool = False,
+    jobs: int | None = None,
 ) -> bool:
     """True when everything that was looked at is sound. Without a trace the tree is compared too: with the heads in
     these files (signed notes or receipts), with what the signer remembers (unless that is not wanted), and with the
@@ -126,26 +142,26 @@ async def verify(
     async with open_database(settings.home, settings.database_url, make=False) as database:
         if not (await load_status(database.admin_url)).applied:
             raise StoreUnfit("the database holds no ledger", remedy="Run `tga db migrate` first.")
-        async with await Sessions.open(database.gateway_url, sessions_max=2) as sessions:
+        async with await Sessions.open(database.gateway_url, sessions_max=4) as sessions:
             calls = _StoredCalls(sessions)
-            async with open_reader(sessions, stream=stream) as reader:
-                with _progress() as progress:
-                    task = progress.add_task("verifying", total=reader.count_streams())
-                    async for error in verify_ledger(reader, kinds, report, on_blob=blobs.note):
-                        out.finding(error, await calls.of(error))
-                        broken.add(error)
+            tree = TreeExamination(sessions, report, keys, held)
+            async with tree, open_reader(sessions, stream=stream) as reader:
+                count = jobs_for(reader.count_streams(), jobs) if stream is None else 1
+                async with _findings(
+                    reader, kinds, report, blobs.note, tree, database.gateway_url, settings, count
+                ) as found:
+                    with _progress() as progress:
+                        task = progress.add_task("verifying", total=reader.count_streams())
+                        async for error in found:
+                            out.finding(error, await calls.of(error))
+                            broken.add(error)
+                            progress.update(task, completed=report.streams)
                         progress.update(task, completed=report.streams)
-                    progress.update(task, completed=report.streams)
-            if stream is None:
-                epochs = await _signed_epochs(sessions, report.epochs, keys)
-                keys, held = _with_epochs(keys, held, epochs, unlogged.append)
-            async with open_tree_reader(sessions) as tree:
                 if stream is None:
-                    diagnosis = await examine_tree(
-                        tree, held, keys=keys, broken=broken.first_entries, on_finding=unlogged.append
-                    )
-                else:
-                    unlogged = [error async for error in find_unlogged(tree, Unlogged(), stream)]
+                    diagnosis, epochs, unlogged = await tree.examined(broken.first_entries)
+            if stream is not None:
+                async with open_tree_reader(sessions) as leaves:
+                    unlogged = [error async for error in find_unlogged(leaves, Unlogged(), stream)]
             async for error in blobs.findings(sessions, stream):
                 unlogged.append(error)
             for error in unlogged:
@@ -158,34 +174,24 @@ async def verify(
     return report.findings == 0 and (diagnosis is None or diagnosis.is_sound)
 
 
-async def _signed_epochs(sessions: Sessions, epochs: Sequence[Epoch], keys: Sequence[VerifierKey]) -> Sequence[Epoch]:
-    """How often the log began anew. It counts only if a trusted key has signed a head of the last epoch: whoever has
-    the database could write such an entry, to explain away what they removed."""
-    latest = await PostgresTree(sessions).latest_head() if epochs else None
-    if latest is None or latest.head.origin != epochs[-1].origin:
-        return ()
-    try:
-        open_note(latest.note, [*keys, *keys_for(latest.head.origin, keys)], fits)
-    except TgaError:  # examine_tree says so
-        return ()
-    return epochs
-
-
-def _with_epochs(
-    keys: Sequence[VerifierKey],
-    held: Sequence[HeldHead],
-    epochs: Sequence[Epoch],
-    note: Callable[[TgaError], None],
-) -> tuple[list[VerifierKey], list[HeldHead]]:
-    """The keys, for heads of earlier epochs too; and the heads that the tree can be compared with. Those over leaves
-    that were lost before an epoch began are compared with what its entry says of them."""
-    for kept in held:
-        if is_lost(kept.signed.head, epochs):
-            for error in verify_former(kept.signed.head, epochs, root=None):
-                note(error)
-    origins = origins_of(epochs) + [epoch.origin for epoch in epochs]
-    every = dict.fromkeys((*keys, *(found for origin in origins for found in keys_for(origin, keys))))
-    return list(every), [kept for kept in held if not is_lost(kept.signed.head, epochs)]
+@asynccontextmanager
+async def _findings(
+    reader: PostgresLedgerReader,
+    kinds: Kinds,
+    report: Report,
+    on_blob: NoteBlob,
+    tree: TreeExamination,
+    url: str,
+    settings: Settings,
+    count: int,
+) -> AsyncIterator[AsyncIterator[TgaError]]:
+    """What is wrong with streams, found by one process or by several."""
+    if count > 1:
+        async with open_ledger_jobs(reader, url, settings.keys, count) as jobs:
+            if jobs is not None:
+                yield jobs.verify(reader, kinds, report, on_blob, tree.begin)
+                return
+    yield verify_ledger(reader, kinds, report, on_blob=on_blob)
 
 
 class _Broken:

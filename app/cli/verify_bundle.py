@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from app.cli.blob_checking import blobs_in_words
 from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
+from app.cli.bundle_jobs import accept_in_jobs, jobs_for
 from app.cli.concerned_call import BundledCalls, ConcernedCall
 from app.cli.showing import counted, output, printable
 from app.core.errors import BundleInvalid, NoteInvalid, SettingInvalid, TgaError
@@ -34,23 +35,40 @@ _KEY: Final = "name+id+base64, or a file of them"
 
 
 async def verify_bundle_command(
-    folder: Path, key: str, *, heads: Sequence[Path] = (), with_blobs: bool = False, as_json: bool = False
+    folder: Path,
+    key: str,
+    *,
+    heads: Sequence[Path] = (),
+    with_blobs: bool = False,
+    as_json: bool = False,
+    jobs: int | None = None,
 ) -> bool:
     """True when the bundle is sound; `with_blobs`: one that was exported without its blobs is not. `key`: the log's
     verifier key, or a file of them, from another source. `heads`: files with heads or receipts that were kept from this
-    log."""
-    keys, report = load_keys(key), BundleReport()
+    log. `jobs`: in so many processes (None: as many as are worth it); what they do not accept this one judges."""
+    keys = load_keys(key)
     held = [read_held(path, keys).head for path in heads]
-    kinds = stream_checks()
-    with _progress(folder) as progress, DiskMemory(kinds) as memory:
+    calls, out = BundledCalls(FolderFiles(folder)), _Json() if as_json else _Words()
+    count, report = jobs_for(folder, jobs), None
+    with _progress(folder) as progress:
         task = next(iter(progress.task_ids), None)
-        files = FolderFiles(folder, seen=lambda read: None if task is None else progress.advance(task, read))
-        calls = BundledCalls(FolderFiles(folder))
-        out = _Json() if as_json else _Words()
-        for error in verify_bundle(
-            files, keys, verify=fits, memory=memory, report=report, schemas=own_schemas(), kinds=kinds, held=held
-        ):
-            out.finding(error, calls.of(error))
+
+        def seen(read: int) -> None:
+            if task is not None:
+                progress.advance(task, read)
+
+        if count > 1:
+            report = accept_in_jobs(folder, keys, held, count, seen=seen)
+        if report is None:
+            if task is not None:
+                progress.reset(task)
+            report, kinds = BundleReport(), stream_checks()
+            files, schemas = FolderFiles(folder, seen=seen), own_schemas()
+            with DiskMemory(kinds) as memory:
+                for error in verify_bundle(
+                    files, keys, verify=fits, memory=memory, report=report, schemas=schemas, kinds=kinds, held=held
+                ):
+                    out.finding(error, calls.of(error))
         if with_blobs and report.manifest is not None and not report.manifest.blobs:
             report.findings += 1
             out.finding(BundleInvalid("the bundle was exported without blobs", remedy="Export it with --blobs."), None)

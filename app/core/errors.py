@@ -455,6 +455,12 @@ class NotYetLogged(TgaError):
     remedy = "Ask again in a second. If that lasts, the gateway's log says who holds the sequencer up."
 
 
+class VerificationUnfinished(TgaError):
+    code = "VERIFICATION_UNFINISHED"
+    meaning = "A process of the verification ended before it had judged its share: there is no verdict."
+    remedy = "Verify again. If it was ended for want of memory, use fewer processes: --jobs 1 stays in one."
+
+
 class EntryUnlogged(TgaError):
     code = "ENTRY_UNLOGGED"
     meaning = "An entry stands on the record that the sequencer never saw: no signed tree head will ever cover it."
@@ -727,6 +733,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     NoteInvalid,
     ProofInvalid,
     NotYetLogged,
+    VerificationUnfinished,
     EntryUnlogged,
     LogForked,
     BundleInvalid,

@@ -164,6 +164,7 @@ class Instruments:
         self.resident_bytes = Gauge("process_resident_memory_bytes", "Resident memory.")
         self.open_files = Gauge("process_open_fds", "Open file descriptors.")
         self.files_max = Gauge("process_max_fds", "How many there may be.")
+        self.tasks = Gauge("tga_event_loop_tasks", "Tasks of the event loop that have not ended.")
         self.started_at = Gauge("process_start_time_seconds", "When the process started, in seconds since 1970.")
         self.collections = ReadCounter(
             "python_gc_collections_total", "Times that Python's collector has run, by generation.", ("generation",)

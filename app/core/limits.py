@@ -321,6 +321,14 @@ BUNDLE_FILES_MAX: Final = 256
 BUNDLE_PARTIAL_HEADS_MAX: Final = 64  # with a consistency proof each; a complete bundle carries them all
 BUNDLE_STREAMS_IN_MEMORY_MAX: Final = 10_000
 BUNDLE_FINDINGS_MAX: Final = 1_000  # a bundle with more is as broken as one can be
+# Verification in several processes: what all of them keep in memory, and below which size one is as fast.
+BUNDLE_FORKS_SHARED_MAX: Final = 100_000
+BUNDLE_VOUCHING_SHARED_MAX: Final = 100_000
+BUNDLE_SHARED_FROM_BYTES: Final = 32 * 1024 * 1024
+LEDGER_SHARED_FROM_STREAMS: Final = 10_000
+LEDGER_PIECES_A_JOB: Final = 16  # each holds a few cursors open until the end
+LEDGER_PIECE_STREAMS_MIN: Final = 500
+VERIFY_JOBS_MAX: Final = 256
 EXPORT_PAGE_ENTRIES: Final = 1_024
 EXPORT_COVER_WAIT_MS: Final = 5_000  # for a head that covers what was erased just now
 EXPORT_COVER_POLL_MS: Final = 100

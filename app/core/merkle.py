@@ -71,16 +71,17 @@ class Frontier:
     size: int = 0
     hashes: list[Hash] = field(default_factory=list)  # of nodes_of(Range(0, size))
 
-    def append(self, leaf: Hash) -> list[tuple[Node, Hash]]:
-        """One leaf more; the nodes that it completes, from the smallest on, without the leaf itself."""
-        completed, node = [], Node(0, self.size)
-        self.hashes.append(leaf)
+    def append(self, leaf: Hash, *, from_level: int = 1) -> list[tuple[Node, Hash]]:
+        """One leaf more; the nodes that it completes, from the smallest on, without those below `from_level`."""
+        completed, hashes, index, level = [], self.hashes, self.size, 0
+        while index & 1:
+            leaf = node_hash(hashes.pop(), leaf)
+            index >>= 1
+            level += 1
+            if level >= from_level:
+                completed.append((Node(level, index), leaf))
+        hashes.append(leaf)
         self.size += 1
-        while node.index & 1:
-            right, left = self.hashes.pop(), self.hashes.pop()
-            node = Node(node.level + 1, node.index >> 1)
-            self.hashes.append(node_hash(left, right))
-            completed.append((node, self.hashes[-1]))
         return completed
 
     def grow(self, leaf: Hash) -> None:

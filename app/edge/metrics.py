@@ -123,6 +123,7 @@ class ProcessMetrics:
         used = resource.getrusage(resource.RUSAGE_SELF)
         shown.build.show({(__version__,): 1})
         shown.cpu_seconds.set(used.ru_utime + used.ru_stime)
+        shown.tasks.set(len(asyncio.all_tasks()))
         shown.started_at.set(self._started_at)
         shown.files_max.set(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         shown.collections.show({(str(n),): told["collections"] for n, told in enumerate(gc.get_stats())})

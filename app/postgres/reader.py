@@ -7,6 +7,7 @@ first: the keys that signed decisions are on them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -110,8 +111,10 @@ _SYSTEMS: Final = "SELECT stream_no FROM tga.heads WHERE stream >= 'system:' AND
 _ASKED_FOR: Final = "SELECT stream_no FROM tga.heads WHERE stream = $1"
 # Along the index of names; where someone has dropped it, two rows may have one name.
 _REPEATED: Final = "SELECT stream FROM tga.heads GROUP BY stream HAVING count(*) > 1"
+_NUMBERS_END: Final = "SELECT coalesce(max(stream_no), 0) + 1 FROM tga.heads"
 _KINDS: Final = "SELECT kind, id_field FROM tga.stream_kinds ORDER BY kind"
 
+_SNAPSHOT: Final = re.compile("[0-9A-F-]{1,64}")
 _PREFETCH_ROWS: Final = 500
 _NO_NUMBER: Final = 2**63  # of what is left of a stream whose head is gone, after all others: as PostgreSQL sorts NULL
 
@@ -152,6 +155,7 @@ class PostgresLedgerReader:
         self._streams = streams
         self._id_fields: dict[str, str] = {}
         self._repeated: set[str] = set()
+        self._systems: list[int] = []
 
     def count_streams(self) -> int:
         return self._streams
@@ -160,19 +164,39 @@ class PostgresLedgerReader:
         return self._stream in (None, stream)
 
     async def streams(self) -> AsyncIterator[StoredStream]:
-        self._id_fields = {row["kind"]: row["id_field"] for row in await self._connection.fetch(_KINDS)}
-        self._repeated = {row["stream"] for row in await self._connection.fetch(_REPEATED)}
-        systems = [row["stream_no"] for row in await self._connection.fetch(_SYSTEMS)]
-        async for stored in self._merged("e.stream_no = ANY ($1)", systems):
+        async for stored in self.vouching():
             yield stored
         if self._stream is None:
-            async for stored in self._merged("(e.stream_no <> ALL ($1) OR e.stream_no IS NULL)", systems):
+            async for stored in self.numbered():
                 yield stored
             return
         asked = await self._connection.fetchval(_ASKED_FOR, self._stream)
-        if asked is not None and asked not in systems:
+        if asked is not None and asked not in self._systems:
             async for stored in self._merged("e.stream_no = ANY ($1)", [asked]):
                 yield stored
+
+    async def vouching(self) -> AsyncIterator[StoredStream]:
+        """System streams, before all others."""
+        self._id_fields = {row["kind"]: row["id_field"] for row in await self._connection.fetch(_KINDS)}
+        self._repeated = {row["stream"] for row in await self._connection.fetch(_REPEATED)}
+        self._systems = [row["stream_no"] for row in await self._connection.fetch(_SYSTEMS)]
+        async for stored in self._merged("e.stream_no = ANY ($1)", self._systems):
+            yield stored
+
+    def numbered(self, first: int | None = None, end: int | None = None) -> AsyncIterator[StoredStream]:
+        """All others, in the order of their numbers: from `first` on, and before `end`. Without `end` also what is left
+        of streams that have no number any more."""
+        within = "e.stream_no <> ALL ($1)" + ("" if first is None else f" AND e.stream_no >= {int(first)}")
+        within += "" if end is None else f" AND e.stream_no < {int(end)}"
+        return self._merged(within if end is not None else f"({within} OR e.stream_no IS NULL)", self._systems)
+
+    async def numbers_end(self) -> int:
+        """After the last number that a head has."""
+        return int(await self._connection.fetchval(_NUMBERS_END))
+
+    async def export_snapshot(self) -> str:
+        """For readers in other sessions (`open_reader`), as long as this one is open."""
+        return str(await self._connection.fetchval("SELECT pg_export_snapshot()"))
 
     async def _merged(self, numbers: str, argument: list[int]) -> AsyncIterator[StoredStream]:
         cursors = [
@@ -246,12 +270,23 @@ class PostgresLedgerReader:
 
 
 @asynccontextmanager
-async def open_reader(sessions: Sessions, *, stream: str | None = None) -> AsyncIterator[PostgresLedgerReader]:
+async def open_reader(
+    sessions: Sessions, *, stream: str | None = None, snapshot: str | None = None
+) -> AsyncIterator[PostgresLedgerReader]:
+    """`snapshot`: as another reader sees it, which has exported this and is still open."""
     async with sessions.reading() as connection:
+        if snapshot is not None:
+            await adopt_snapshot(connection, snapshot)
         # Without hash joins and sorts the cursors follow their indexes and the first row comes at once.
         await connection.execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_sort = off")
         count = 1 if stream is not None else await connection.fetchval("SELECT count(*) FROM tga.heads")
         yield PostgresLedgerReader(connection, stream, count)
+
+
+async def adopt_snapshot(connection: Connection, snapshot: str) -> None:
+    if not _SNAPSHOT.fullmatch(snapshot):
+        raise ValueError(f"no snapshot of PostgreSQL: {snapshot!r}")
+    await connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
 
 
 def _digest(raw: bytes | None) -> Digest | None:

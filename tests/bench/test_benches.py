@@ -34,7 +34,13 @@ PRINTS: Final = {
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
     "sequencer": (rf"while sequencing +│ +[\d,]+ │ +{RATIO}", rf"when catching up +│ +[\d,]+ │ +{RATIO}"),
     "flat": (rf"8 │ +buffers │ +{RATIO} │ +{RATIO} │ +{RATIO} │",),
-    "verify": (rf"tga +1,600 +[\d,]+ +{RATIO} +{RATIO} +{RATIO}", rf"tools/verify\.py +1,600 +[\d,]+ +{RATIO}"),
+    "verify": (
+        rf"tga +1,600 +[\d,]+ +{RATIO} +{RATIO} +{RATIO}",
+        rf"tools/verify\.py +1,600 +[\d,]+ +{RATIO}",
+        "entry of a run",
+    ),
+    "processes": (rf"0\.15 │ +2 │ +[\d,]+ │ +{RATIO} │",),
+    "soak": (r"fresh calls, .* runs", r"descriptors +│", r"tasks +│"),
     "load": ("requests: .* a second", "SIGKILL", "\n0 findings"),
 }
 

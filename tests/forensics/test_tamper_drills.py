@@ -11,18 +11,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.core.errors import LogForked
 from app.core.note import TreeHead, VerifierKey, sign_note
-from app.domain.ledger.checks import Report
-from app.domain.ledger.verification import verify_ledger
 from app.domain.log.forensics import Diagnosis, HeldHead, examine_tree
 from app.domain.log.heads import SignedHead
-from app.domain.runs.verification import stream_checks
-from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.tree import PostgresTree
 from app.postgres.tree_reader import open_tree_reader
 from tests.attacker import disarm, renumber
 from tests.conftest import Admin, Server
 from tests.export.world import World
+from tests.forensics.jobs import found_by_any_number
 from tests.log.test_restored import Dump
 from tests.traces import completed_trace, trace_id
 
@@ -33,11 +30,10 @@ STREAM = f"trace:{trace_id(4)}"
 
 async def diagnose(world: World, sessions: Sessions, *held: SignedHead) -> Diagnosis:
     """As `tga verify --all --head FILE` does it."""
-    async with open_reader(sessions) as reader:
-        broken: dict[str, int] = {}
-        async for error in verify_ledger(reader, stream_checks(), Report()):
-            first = error.sequence_number or 1
-            broken[str(error.stream)] = min(first, broken.get(str(error.stream), first))
+    broken: dict[str, int] = {}
+    for error in await found_by_any_number(world, sessions):
+        first = error.sequence_number or 1
+        broken[str(error.stream)] = min(first, broken.get(str(error.stream), first))
     async with open_tree_reader(sessions) as tree:
         kept = [HeldHead(one, "a client") for one in held]
         return await examine_tree(tree, kept, keys=[world.verifier_key], broken=broken)
@@ -125,8 +121,7 @@ async def test_a_deleted_trace_is_found_and_named(
     await _remove(
         attacker, [STREAM], "entries", "artifacts", "execution_checkpoints", "claims", "claim_effects", "heads"
     )
-    async with open_reader(sessions) as reader:
-        in_chains = [error async for error in verify_ledger(reader, stream_checks(), Report())]
+    in_chains = await found_by_any_number(world, sessions)
     assert in_chains == []  # the chains do not miss it
     found = await diagnose(world, sessions, heads[1])
     assert (found.kind, found.streams) == ("deleted_trace", [STREAM])
@@ -169,8 +164,7 @@ async def test_a_trace_that_was_recomputed_whole_is_found(
     await _remove(attacker, [stream], *tables)
     await world.append(completed_trace(n, arguments={"title": "another", "priority": 1})[:count])
     await renumber(attacker, stream, number)
-    async with open_reader(sessions) as reader:
-        in_chains = [error async for error in verify_ledger(reader, stream_checks(), Report())]
+    in_chains = await found_by_any_number(world, sessions)
     assert in_chains == []  # chains, claims and heads are right
     found = await diagnose(world, sessions, heads[1])
     assert found.kind == "changed_entry"

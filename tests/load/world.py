@@ -36,6 +36,7 @@ burst = 2000
 POLICY = """
 @id("every-tool") permit(principal, action == Action::"call", resource);
 @id("every-approval") permit(principal, action == Action::"approve", resource);
+@id("every-start") permit(principal, action == Action::"start", resource);
 @id("unattended") permit(principal, action == Action::"call_unattended", resource)
 unless { resource.tags.contains("approval") };
 @id("no-thirteen") forbid(principal, action == Action::"call", resource == Tool::"bank/charge")
@@ -131,21 +132,21 @@ class World:
 
     def make_keys(self, principals: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
         """A key for each name with its role."""
+        return asyncio.run(self.create_keys(principals))
 
-        async def make() -> list[tuple[str, str, str]]:
-            url = self.database.gateway_url
-            async with await Sessions.open(url, sessions_max=1) as sessions:
-                access = PostgresAccess(sessions, url)
-                return [
-                    (
-                        name,
-                        role,
-                        (await access.create_key(name=name, principal_id=name, roles=[role], created_by="t")).text,
-                    )
-                    for name, role in principals
-                ]
-
-        return asyncio.run(make())
+    async def create_keys(self, principals: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+        """As `make_keys`; a role may be several, with commas between them."""
+        url = self.database.gateway_url
+        async with await Sessions.open(url, sessions_max=1) as sessions:
+            access = PostgresAccess(sessions, url)
+            return [
+                (
+                    name,
+                    role,
+                    (await access.create_key(name=name, principal_id=name, roles=role.split(","), created_by="t")).text,
+                )
+                for name, role in principals
+            ]
 
     def verify(self) -> str:
         """What `tga verify --all` has to say; empty when all is well."""

@@ -55,6 +55,14 @@ class Report:
     unfinished: Counter[str] = field(default_factory=Counter)  # those of them in no final state
     epochs: list[Epoch] = field(default_factory=list)  # how often the log began anew
 
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """What another process has counted (`counts`) in streams that do not vouch for others."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
+
+    def counts(self) -> dict[str, int]:
+        return {name: found for name in self.__slots__ if isinstance(found := getattr(self, name), int)}
+
 
 class Erased(NamedTuple):
     """What an erasure says of the stream that it erased, and where it stands itself."""

@@ -41,7 +41,7 @@ recomputed all of it: signed tree heads show that. Memory is flat.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from typing import ClassVar, Final
 
@@ -339,7 +339,18 @@ async def verify_ledger(
     beside the ledger to which entries refer: whether they are there is not looked at here."""
     walk = Walk(kinds, report)
     walk.on_blob = on_blob
-    async for stored in reader.streams():
+    async for error in verify_streams(reader.streams(), walk, reader):
+        yield error
+    async for error in verify_keys_once(reader, report):
+        yield error
+
+
+async def verify_streams(
+    streams: AsyncIterator[StoredStream], walk: Walk, reader: LedgerReader
+) -> AsyncGenerator[TgaError, None]:
+    """Every finding about these streams. Those that vouch for others must have been walked before."""
+    report = walk.report
+    async for stored in streams:
         found = 0
         async for error in verify_stream(stored, walk, reader):
             found += 1
@@ -348,10 +359,6 @@ async def verify_ledger(
         # What is wrong with a stream that vouches is wrong with whatever rests on it.
         report.findings += found
         report.broken_streams += found > 0
-    async for error in _verify_keys_once(reader):
-        report.findings += 1
-        report.broken_streams += 1
-        yield error
 
 
 async def verify_stream(
@@ -425,11 +432,13 @@ async def _reference_errors(walk: Walk, reader: LedgerReader) -> AsyncIterator[T
             yield error
 
 
-async def _verify_keys_once(reader: LedgerReader) -> AsyncIterator[TgaError]:
+async def verify_keys_once(reader: LedgerReader, report: Report) -> AsyncIterator[TgaError]:
     """I2: a key has one stream. The index that sees to it can be dropped; here only neighbours are compared."""
     before: ClaimedKey | None = None
     async for claimed in reader.claimed_keys():
         if before is not None and before[:3] == claimed[:3]:
+            report.findings += 1
+            report.broken_streams += 1
             yield RecoveryFailed(
                 f"two {kind_name(claimed.stream)}s hold the claim of one key",
                 expected=before.stream,

@@ -20,11 +20,11 @@ said in the report. tools/verify.py says the same of every bundle, and shares no
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Final, Protocol
 
 from app.core.errors import (
     BundleInvalid,
@@ -34,27 +34,24 @@ from app.core.errors import (
     SequenceGap,
     TgaError,
 )
-from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX
+from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX, BUNDLE_VOUCHING_SHARED_MAX
 from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
 from app.domain.ledger.checks import Kinds
-from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, SCHEMAS, EntryLine, FileFacts, HeadLine, Manifest
+from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, EntryLine, FileFacts, HeadLine, Manifest
 from app.domain.log.bundle_report import BundleReport, unknown_of
-from app.domain.log.bundled_blobs import BlobFiles, verify_blobs
+from app.domain.log.bundle_small_files import BundleFiles, verify_small_files
+from app.domain.log.bundled_blobs import verify_blobs
 from app.domain.log.epochs import base_of, keys_for, verify_epochs, verify_former
+from app.domain.log.shares import (
+    NotShared,
+    Shares,
+    covered_lines,
+    forks_in,
+    read_shared,
+    vouching_prefixes,
+)
 from app.domain.log.streams import BundleWalk, StreamMemory
-
-_FORK: Final = rb"forked_from\":{"  # as a line writes it, in a text within a text
-
-
-class BundleFiles(BlobFiles, Protocol):
-    """The files of a bundle, by the names of its manifest. BundleInvalid where one is missing or no file."""
-
-    def read(self, name: str, *, bytes_max: int) -> bytes: ...
-
-    def lines(self, name: str) -> Iterator[bytes]:
-        """Each with its newline, if it has one; none longer than a line may be by more than one byte."""
-        ...
 
 
 @dataclass(slots=True)
@@ -67,6 +64,7 @@ class _Verification:
     streams: BundleWalk
     held: dict[int, TreeHead]
     former: list[TreeHead]  # that were kept from earlier epochs of the log
+    shares: Shares | None = None
     former_roots: dict[int, Hash] = field(default_factory=dict)
     is_complete: bool = True  # every leaf of the tree is here
     frontier: Frontier = field(default_factory=Frontier)
@@ -86,13 +84,15 @@ def verify_bundle(
     schemas: Mapping[str, bytes],
     kinds: Kinds,
     held: Sequence[TreeHead] = (),
+    shares: Shares | None = None,
 ) -> Iterator[TgaError]:
     """Every finding about the bundle and its covered entries, as it is found, up to a bound. `report` counts along,
     holds what was found about entries that no head covers, and says at the end what is not known.
 
     `keys` are whom the reader trusts; those in the bundle count for nothing. `schemas` are this version's own,
     `kinds` judge what streams of each kind say. `held` are heads that the reader kept and has opened: an old backup and
-    a rewritten history look sound without them.
+    a rewritten history look sound without them. `shares` judge streams that do not vouch for others; NotShared where
+    they cannot accept the bundle, or something is found: what was counted until then means nothing.
     """
     try:
         manifest = Manifest.from_bytes(files.read(MANIFEST, bytes_max=BUNDLE_MANIFEST_BYTES_MAX))
@@ -104,9 +104,12 @@ def verify_bundle(
     streams = BundleWalk(kinds, report.streams, memory, complete=manifest.complete, tenant=manifest.filter.tenant)
     of_now = {head.size: head for head in held if head.origin == manifest.origin}
     former = [head for head in held if head.origin != manifest.origin]
-    walk = _Verification(files, keys, verify, report, manifest, streams, of_now, former, is_complete=manifest.complete)
+    walk = _Verification(files, keys, verify, report, manifest, streams, of_now, former, shares)
+    walk.is_complete = manifest.complete
+    if shares is not None and not manifest.complete:
+        raise NotShared("a part of a log")
     parts = (
-        _verify_small_files(walk, schemas),
+        verify_small_files(files, manifest, schemas),
         _verify_held(walk),
         _verify_heads(walk),
         _verify_entries(walk),
@@ -114,43 +117,14 @@ def verify_bundle(
     )
     for part in parts:
         for finding in part:
+            if shares is not None:
+                raise NotShared(finding.what)
             report.findings += 1
             yield finding
             if report.findings >= BUNDLE_FINDINGS_MAX:
                 report.unknown.append("There may be more findings: verification stopped here.")
                 return
     report.unknown.extend(unknown_of(report, manifest))
-
-
-def _verify_small_files(walk: _Verification, schemas: Mapping[str, bytes]) -> Iterator[TgaError]:
-    """Nothing rests on keys.json: it is only compared with what the manifest says of it."""
-    missing = {SCHEMAS + name for name in schemas} - walk.manifest.files.keys()
-    for name in sorted(missing):
-        yield BundleInvalid("the bundle lacks a schema", expected=name)
-    for name, facts in sorted(walk.manifest.files.items()):
-        if name in (ENTRIES, HEADS):
-            continue
-        try:
-            raw = walk.files.read(name, bytes_max=BUNDLE_MANIFEST_BYTES_MAX)
-            found = FileFacts.of(raw)
-            if found != facts:
-                raise BundleInvalid(f"{name} is not the file that was exported", expected=facts, found=found)
-            if name.startswith(SCHEMAS):
-                _verify_schema(name, raw, schemas)
-        except TgaError as error:
-            yield error
-
-
-def _verify_schema(name: str, raw: bytes, schemas: Mapping[str, bytes]) -> None:
-    """Documents are judged by this version's schemas; one of the bundle's that differs is not passed over."""
-    own = schemas.get(name.removeprefix(SCHEMAS))
-    if own != raw:
-        raise BundleInvalid(
-            f"{name} is not this version's",
-            expected="no such schema" if own is None else hashlib.sha256(own).hexdigest(),
-            found=hashlib.sha256(raw).hexdigest(),
-            remedy="Verify the bundle with the version that exported it; if that is this one, it was changed.",
-        )
 
 
 def _lines(walk: _Verification, name: str) -> Iterator[bytes]:
@@ -255,11 +229,18 @@ def _verify_epochs(walk: _Verification) -> Iterator[TgaError]:
 
 def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
     """Covered lines, each in the tree and in its stream; when they end, what rests on all of them; then the others."""
-    _note_origins(walk)
-    lines = (EntryLine.from_line(raw) for raw in _lines(walk, ENTRIES))
+    raw_lines = _lines(walk, ENTRIES)
+    lines = (EntryLine.from_line(raw) for raw in raw_lines)
     uncovered: EntryLine | None = None
     try:
-        uncovered = yield from _verify_covered(walk, lines)
+        if walk.shares is None:
+            # A fork goes on from an entry before it, where its source has long gone on: look for forks first.
+            with suppress(TgaError):  # what cannot be read is said when it is read again
+                for fork in forks_in(walk.files.lines(ENTRIES), walk.streams.kinds):
+                    walk.streams.note_origin(fork.origin)
+            uncovered = yield from _verify_covered(walk, lines)
+        else:
+            uncovered = yield from _verify_shared(walk, raw_lines, walk.shares)
     except TgaError as error:
         yield error
     if walk.is_complete and walk.frontier.size != walk.manifest.tree_size:
@@ -277,21 +258,10 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
             yield error
 
 
-def _note_origins(walk: _Verification) -> None:
-    """A fork goes on from an entry that stands before it, where its source has long gone on: look for forks first."""
-    with suppress(TgaError):  # what cannot be read is said when it is read again
-        for raw in walk.files.lines(ENTRIES):
-            if _FORK in raw:
-                with suppress(TgaError):
-                    walk.streams.note_origin(EntryLine.from_line(raw))
-
-
 def _verify_covered(walk: _Verification, lines: Iterator[EntryLine]) -> Generator[TgaError, None, EntryLine | None]:
     """Up to the first line without a leaf, which is returned."""
-    heads = islice(_heads(walk.files.lines(HEADS)), walk.heads_right if walk.is_complete else 0)
-    next_head = next(heads, None)
     uncovered: EntryLine | None = None
-    frontier, kept_sizes = walk.frontier, {*walk.held, *(kept.size for kept in walk.former)}
+    frontier, due = walk.frontier, _Due(walk)
     for line in lines:
         if line.leaf_index is None:
             uncovered = line
@@ -300,13 +270,69 @@ def _verify_covered(walk: _Verification, lines: Iterator[EntryLine]) -> Generato
             _grow(walk, line)
         else:
             yield from _verify_leaf(walk, line, line.leaf_index)
-        while next_head is not None and next_head[1].size <= frontier.size:
-            yield from _verify_root(walk, next_head[1])
-            next_head = next(heads, None)
-        if frontier.size in kept_sizes and walk.is_tree_known:
-            yield from _verify_kept(walk, frontier.size, frontier.root())
-            walk.former_roots[frontier.size] = frontier.root()
+        if frontier.size >= due.size:
+            yield from due.compare(walk)
         yield from walk.streams.judge(line)
+    return uncovered
+
+
+class _Due:
+    """Signed heads and heads that were kept, in the order of their sizes; `size`: when the next one is to be compared
+    with the tree that the entries make."""
+
+    def __init__(self, walk: _Verification) -> None:
+        self._heads = islice(_heads(walk.files.lines(HEADS)), walk.heads_right if walk.is_complete else 0)
+        self._next = next(self._heads, None)
+        self._kept = sorted({*walk.held, *(kept.size for kept in walk.former)}, reverse=True)
+        self.size = self._least()
+
+    def _least(self) -> float:
+        sizes = [] if self._next is None else [self._next[1].size]
+        return min([*sizes, *self._kept[-1:]], default=math.inf)
+
+    def compare(self, walk: _Verification) -> Iterator[TgaError]:
+        size = walk.frontier.size
+        while self._next is not None and self._next[1].size <= size:
+            yield from _verify_root(walk, self._next[1])
+            self._next = next(self._heads, None)
+        while self._kept and self._kept[-1] <= size:
+            if self._kept.pop() == size and walk.is_tree_known:
+                yield from _verify_kept(walk, size, walk.frontier.root())
+                walk.former_roots[size] = walk.frontier.root()
+        self.size = self._least()
+
+
+def _verify_shared(
+    walk: _Verification, raw_lines: Iterator[bytes], shares: Shares
+) -> Generator[TgaError, None, EntryLine | None]:
+    """As `_verify_covered`; shares judge the streams that do not vouch, and their leaves come when they have ended."""
+    own: dict[int, Hash] = {}  # streams that vouch are few, and so are their entries
+    covered, uncovered = 0, None
+    prefixes = vouching_prefixes(walk.streams.kinds)
+    for number, stream, raw in covered_lines(raw_lines):
+        if stream is None:
+            uncovered = EntryLine.from_line(raw)
+            break
+        covered = number + 1
+        if stream.startswith(prefixes):
+            line = read_shared(number, stream, raw)
+            own[number] = leaf_hash(line.entry)
+            walk.streams.pass_over(number)
+            yield from walk.streams.judge(line)
+            if len(own) > BUNDLE_VOUCHING_SHARED_MAX:
+                raise NotShared("more entries that vouch for others than are kept in memory")
+    gathered, due, frontier = shares.gather(), _Due(walk), walk.frontier
+    for report in gathered.reports:
+        walk.report.streams.add_counts(report.counts())
+    if walk.report.streams.entries != covered:
+        raise NotShared("a line was judged twice, or by none")
+    for leaf in islice(gathered.leaves, covered):
+        frontier.grow(own.get(frontier.size, leaf))
+        if frontier.size >= due.size:
+            yield from due.compare(walk)
+    walk.report.leaves = frontier.size
+    walk.last_index = frontier.size - 1
+    walk.streams.pass_over(covered)
     return uncovered
 
 

@@ -216,8 +216,9 @@ async def examine_tree(
                 _contradict(walk, node)
             if next_node is not None and next_node[0] == node:
                 next_node = await anext(nodes, None)
-        async for source, size, root in checkpoints.up_to(walk.diagnosis.tree_size, walk):
-            _compare(walk, source, size, root, last_entry)
+        if checkpoints.is_due(walk.diagnosis.tree_size):
+            async for source, size, root in checkpoints.up_to(walk.diagnosis.tree_size, walk):
+                _compare(walk, source, size, root, last_entry)
     async for source, size, _ in checkpoints.up_to(None, walk):
         walk.diagnosis.broken_size = min(size, walk.diagnosis.broken_size or size)
         walk.stored_beyond += source is None
@@ -275,7 +276,7 @@ async def _examine_leaf(walk: _Examination, reader: TreeReader, leaf: StoredLeaf
 def _completed(walk: _Examination, leaf: StoredLeaf) -> list[tuple[Node, Hash]]:
     if leaf.entry is None or not walk.is_tree_known:
         return []
-    return [one for one in walk.frontier.append(leaf_hash(leaf.entry)) if one[0].level >= KEPT_LEVEL]
+    return walk.frontier.append(leaf_hash(leaf.entry), from_level=KEPT_LEVEL)
 
 
 def _order(node: Node) -> tuple[int, int]:
@@ -297,6 +298,13 @@ class _Checkpoints:
         self._next_stored: StoredHead | None = None
         self._is_begun = False
         self._held = list(held)
+
+    def is_due(self, size: int) -> bool:
+        """Whether `up_to` may give one of at most this size."""
+        stored = self._next_stored
+        if not self._is_begun or (stored is not None and stored.size <= size):
+            return True
+        return bool(self._held) and self._held[0].signed.head.size <= size
 
     async def up_to(self, size: int | None, walk: _Examination) -> AsyncIterator[tuple[HeldHead | None, int, Hash]]:
         """Those of at most this size that were not given before; None: all others."""

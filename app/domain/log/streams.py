@@ -99,13 +99,9 @@ class BundleWalk(Walk):
     def note_erasure(self, erased: Erased) -> None:
         self._memory.remember_erasure(erased)
 
-    def note_origin(self, line: EntryLine) -> None:
-        """Before all lines are judged: from which entries streams go on, so that what they fold to is kept there."""
-        kind = self.kinds.get(kind_name(line.stream))
-        if kind is not None and line.artifact is not None and line.sequence_number == 1:
-            place = kind.origin_of(line.artifact)
-            if place is not None:
-                self._memory.want_origin(place)
+    def note_origin(self, place: EntryPlace) -> None:
+        """Before all lines are judged: a stream goes on from this entry, so what is known there is kept."""
+        self._memory.want_origin(place)
 
     def origin(self, place: EntryPlace) -> Origin:
         return self._memory.origin(place)
@@ -124,6 +120,10 @@ class BundleWalk(Walk):
         """Every finding about the next covered line."""
         self.report.entries += 1
         return self._judge(line)
+
+    def pass_over(self, lines: int) -> None:
+        """The next line is the one after so many: those that were not given here were judged elsewhere."""
+        self._lines = lines
 
     def judge_after_head(self, line: EntryLine) -> Iterator[TgaError]:
         """As `judge`, when all covered lines were seen: continues the streams that vouch, and vouches for nothing."""

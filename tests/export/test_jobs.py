@@ -1,0 +1,158 @@
+"""`tga verify --file --jobs N`: the same verdict, findings, order and exit code for every number of processes; and a
+process that does not end as it should is no verdict. tests/export/world.py compares shares with one walk for every
+bundle that any test here judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from app.cli import verify_workers
+from app.cli.bundle_jobs import accept_in_jobs
+from app.core.errors import VerificationUnfinished
+from app.core.note import VerifierKey
+from app.domain.ledger.checks import EntryPlace
+from app.domain.log.bundle import ENTRIES
+from app.domain.log.shares import Forked, share_of, sources_of
+from tests.export.by_hand import write_by_hand
+from tests.export.changing import lines_of, refit, write_lines
+from tests.export.world import SharesHere, World, copied, judge, run_ledger, small_ledger
+from tests.patience import HANG_S
+from tests.processes.world import children_of
+
+NAME = "example.org/jobs"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> tuple[Path, VerifierKey]:
+    key = Ed25519PrivateKey.generate()
+    verifier = VerifierKey(NAME, key.public_key().public_bytes_raw())
+    write_by_hand(tmp_path / "bundle", key, verifier, traces=40, heads=3)
+    return tmp_path / "bundle", verifier
+
+
+def tga(folder: Path, key: VerifierKey, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app.main", "verify", "--file", str(folder), "--key", key.to_text(), *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+def test_several_processes_say_what_one_says(bundle: tuple[Path, VerifierKey], tmp_path: Path) -> None:
+    whole, key = bundle
+    broken = copied(whole, tmp_path / "broken")
+    lines = lines_of(broken, ENTRIES)
+    for place in (7, 90):
+        lines[place]["artifact"] = lines[place]["artifact"].replace("2026", "2027")
+    write_lines(broken, ENTRIES, lines)
+    refit(broken, ENTRIES)
+    for folder, code in ((whole, 0), (broken, 1)):
+        one, three = (tga(folder, key, "--json", "--jobs", jobs) for jobs in ("1", "3"))
+        assert (one.returncode, one.stdout) == (three.returncode, three.stdout)
+        assert one.returncode == code, one.stderr
+    assert len(json.loads(one.stdout)["findings"]) == 2
+
+
+@pytest.mark.parametrize("shares", [2, 5])
+async def test_shares_accept_what_an_export_writes(world: World, tmp_path: Path, shares: int) -> None:
+    """Signed decisions, erasures, several tenants, entries after the head; runs with children, forks, tools."""
+    await small_ledger(world)
+    await run_ledger(world)
+    await world.sequence()
+    await world.announce()  # after the head
+    await world.export(tmp_path / "bundle")
+    verdict = judge(tmp_path / "bundle", world.verifier_key)
+    assert verdict.is_sound
+    assert verdict.entries_after_head > 0
+    accepted = accept_in_jobs(tmp_path / "bundle", [world.verifier_key], [], shares, start=SharesHere)
+    assert accepted == verdict.report
+
+
+def test_a_fork_falls_to_the_share_of_the_run_that_it_goes_back_to() -> None:
+    forks = [Forked("run:c", EntryPlace("run:b", 3)), Forked("run:b", EntryPlace("run:a", 2))]
+    forks += [Forked("run:x", EntryPlace("run:y", 1)), Forked("run:y", EntryPlace("run:x", 1))]
+    sources = sources_of(forks)
+    for shares in range(2, 9):
+        assert len({share_of(name, shares, sources) for name in (b"run:a", b"run:b", b"run:c")}) == 1
+        assert len({share_of(name, shares, sources) for name in (b"run:x", b"run:y")}) == 1
+
+
+class Meddled(verify_workers.Workers):
+    """Workers with which something is done as soon as they are started."""
+
+    meddle: Callable[[subprocess.Popen[bytes]], None]
+
+    def __init__(self, jobs: Sequence[dict[str, Any]]) -> None:
+        super().__init__(jobs)
+        type(self).meddle(self._processes[-1])
+
+
+def test_a_killed_process_is_no_verdict(bundle: tuple[Path, VerifierKey]) -> None:
+    class Killed(Meddled):
+        meddle = staticmethod(lambda process: process.send_signal(signal.SIGKILL))
+
+    with pytest.raises(VerificationUnfinished, match="ended early") as raised:
+        accept_in_jobs(bundle[0], [bundle[1]], [], 2, start=Killed)
+    assert "SIGKILL" in str(raised.value.found)
+
+
+@pytest.mark.parametrize("job", [{"memory": "/dev/null/share"}, {"kind": "share", "forks": None}])
+def test_a_process_that_fails_is_no_verdict(bundle: tuple[Path, VerifierKey], job: dict[str, Any]) -> None:
+    """One says why, another crashes."""
+
+    class Failing(verify_workers.Workers):
+        def __init__(self, jobs: Sequence[dict[str, Any]]) -> None:
+            super().__init__([*jobs[:-1], {**jobs[-1], **job}])
+
+    with pytest.raises(VerificationUnfinished):
+        accept_in_jobs(bundle[0], [bundle[1]], [], 2, start=Failing)
+
+
+def test_where_no_process_can_be_started_one_verifies_and_says_so(
+    bundle: tuple[Path, VerifierKey], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify_workers, "WORKER", ("/nowhere/python",))
+    assert accept_in_jobs(bundle[0], [bundle[1]], [], 2) is None
+    assert "one verifies all of it" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_whatever_ends_the_command_no_process_stays(
+    bundle: tuple[Path, VerifierKey], tmp_path: Path, ending: signal.Signals
+) -> None:
+    """The bundle is a pipe's end that never comes, for the workers too: they would read for ever."""
+    folder, _key = bundle
+    (folder / ENTRIES).unlink()
+    os.mkfifo(folder / "pipe")
+    held = os.open(folder / "pipe", os.O_RDWR)
+    try:
+        code = (
+            "import sys; from pathlib import Path; from app.cli import bundle_files as f; "
+            "f.FolderFiles._file = lambda self, name: Path(sys.argv[1]) / 'pipe'; "
+            "from app.cli.bundle_jobs import _Shares, SharedMemory; from app.cli.verify_workers import Workers; "
+            "jobs = [{'kind': 'share', 'folder': sys.argv[1], 'index': n, 'of': 2, 'forks': [], "
+            "'memory': f'{sys.argv[1]}/m{n}', 'leaves': f'{sys.argv[1]}/manifest.json'} for n in (0, 1)]\n"
+            "with Workers(jobs) as workers:\n    print('started', flush=True)\n    workers.hear(0)\n"
+        )
+        (folder / ENTRIES).symlink_to("pipe")
+        process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        workers = children_of(process.pid)
+        assert len(workers) == 2
+        process.send_signal(ending)
+        process.communicate(timeout=HANG_S)
+        until = time.monotonic() + HANG_S
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            assert time.monotonic() < until, "a process stays"
+            time.sleep(0.02)
+    finally:
+        os.close(held)
