@@ -15,6 +15,7 @@ from app.core.canonical import canonical_bytes
 from app.core.errors import BY_CODE
 from app.domain.ledger.checks import Report
 from app.domain.log.bundle import EntryLine
+from app.domain.log.shares import forks_in
 from app.domain.log.streams import BundleWalk
 from app.domain.runs.transitions import RUN
 from app.domain.runs.verification import stream_checks
@@ -49,8 +50,8 @@ def judged(vector: Json) -> Json:
     places: dict[tuple[str, int], int] = {}
     with DiskMemory(kinds) as memory:
         walk = BundleWalk(kinds, Report(), memory, complete=True)
-        for line in lines:
-            walk.note_origin(line)
+        for fork in forks_in((line.to_line() for line in lines), kinds):
+            walk.note_origin(fork.origin)
         for place, line in enumerate(lines, start=1):
             places.setdefault((line.stream, line.sequence_number), place)
             for error in walk.judge(line):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,27 @@ def lines_by_hand(
 
 
 def write_by_hand(
-    folder: Path, key: Ed25519PrivateKey, verifier: VerifierKey, *, traces: int, heads: int = 2, **overrides: Any
+    folder: Path,
+    key: Ed25519PrivateKey,
+    verifier: VerifierKey,
+    *,
+    traces: int = 0,
+    heads: int = 2,
+    lines: Sequence[EntryLine] | None = None,
+    **overrides: Any,
 ) -> int:
-    """A complete bundle; returns how many bytes its entries and artifacts have."""
-    (folder / SCHEMAS).mkdir(parents=True)
+    """A complete bundle, of finished traces or of these lines; returns how many bytes entries and artifacts have."""
+    (folder / SCHEMAS).mkdir(parents=True, exist_ok=True)
     frontier, signed, payload = Frontier(), [], 0
-    every = max(1, traces * 4 // heads)
+    count = traces * 4 if lines is None else len(lines)
+    every = max(1, count // heads)
+    given = lines_by_hand(traces, **overrides) if lines is None else ((line, line.entry) for line in lines)
     with (folder / ENTRIES).open("wb") as file:
-        for line, entry in lines_by_hand(traces, **overrides):
+        for line, entry in given:
             file.write(line.to_line())
             payload += len(entry) + len(line.artifact or b"")
             frontier.append(leaf_hash(entry))
-            if frontier.size % every == 0 or frontier.size == traces * 4:
+            if frontier.size % every == 0 or frontier.size == count:
                 head = TreeHead(verifier.name, frontier.size, frontier.root())
                 signed.append(HeadLine(head.size, sign_note(head.to_text(), verifier, key.sign)).to_line())
     (folder / HEADS).write_bytes(b"".join(signed))

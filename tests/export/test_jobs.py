@@ -22,13 +22,18 @@ from app.cli.bundle_jobs import accept_in_jobs
 from app.core.errors import VerificationUnfinished
 from app.core.note import VerifierKey
 from app.domain.ledger.checks import EntryPlace
-from app.domain.log.bundle import ENTRIES
+from app.domain.log.bundle import ENTRIES, EntryLine
 from app.domain.log.shares import Forked, share_of, sources_of
+from tests.conformance.test_run_vectors import VECTORS as RUN_VECTORS
+from tests.conformance.test_run_vectors import lines_of as lines_of_vector
+from tests.conformance.test_vectors import DOCUMENT as TRACE_VECTORS
 from tests.export.by_hand import write_by_hand
 from tests.export.changing import lines_of, refit, write_lines
 from tests.export.world import SharesHere, World, copied, judge, run_ledger, small_ledger
 from tests.patience import HANG_S
 from tests.processes.world import children_of
+from tests.sampling import share
+from tests.traces import completed_trace, trace_id
 
 NAME = "example.org/jobs"
 
@@ -74,6 +79,41 @@ async def test_shares_accept_what_an_export_writes(world: World, tmp_path: Path,
     assert verdict.entries_after_head > 0
     accepted = accept_in_jobs(tmp_path / "bundle", [world.verifier_key], [], shares, start=SharesHere)
     assert accepted == verdict.report
+
+
+def test_vectors_are_judged_the_same_in_shares(tmp_path: Path) -> None:
+    """`judge` compares. All of them in soak, a sample in every run."""
+    key = Ed25519PrivateKey.generate()
+    verifier = VerifierKey(NAME, key.public_key().public_bytes_raw())
+    traces = [
+        {**vector, "records": [{"stream": f"trace:{one['entry'].get('trace_id')}", **one} for one in vector["records"]]}
+        for vector in TRACE_VECTORS["log_vectors"]
+    ]
+    every = [*RUN_VECTORS, *traces]
+    step, sound = len(every) // share(len(every), 60), 0
+    for vector in every[::step]:
+        write_by_hand(tmp_path / "bundle", key, verifier, lines=lines_of_vector(vector), heads=1)
+        verdict = judge(tmp_path / "bundle", verifier)
+        if verdict.is_sound:
+            assert accept_in_jobs(tmp_path / "bundle", [verifier], [], 3, start=SharesHere) == verdict.report
+            sound += 1
+    assert sound > 0
+
+
+def test_two_traces_in_different_shares_that_made_a_call_with_one_key_are_not_accepted(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    verifier = VerifierKey(NAME, key.public_key().public_bytes_raw())
+    by_share = {share_of(f"trace:{trace_id(n)}".encode(), 2, {}): n for n in range(20)}
+    for claimed, is_accepted in (("one", False), (None, True)):
+        lines: list[EntryLine] = []
+        for n in by_share.values():
+            for place, (entry, artifact) in enumerate(completed_trace(n, idempotency_key=claimed or f"key-{n}"), 1):
+                assert artifact is not None
+                line = EntryLine(len(lines), entry.stream, place, entry.body_bytes(), artifact.to_bytes())
+                lines.append(line)
+        write_by_hand(tmp_path / "bundle", key, verifier, lines=lines, heads=1)
+        accepted = accept_in_jobs(tmp_path / "bundle", [verifier], [], 2, start=SharesHere)
+        assert (accepted is not None) == judge(tmp_path / "bundle", verifier).is_sound == is_accepted
 
 
 def test_a_fork_falls_to_the_share_of_the_run_that_it_goes_back_to() -> None:
