@@ -10,11 +10,13 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from app.cli.bundle_files import DiskMemory, FolderFiles
@@ -38,7 +40,7 @@ def main() -> None:
             asyncio.run(_say_pieces(job))
     except TgaError as error:
         say({"failed": f"{error.code}: {error.what}"})
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         say({"failed": str(error)})
 
 
@@ -54,7 +56,7 @@ def say(document: Any) -> None:
     sys.stdout.flush()
 
 
-class LeafFile:
+class LeafFile(AbstractContextManager["LeafFile"]):
     """Hashes of leaves, each at its number; those that follow one another are written together."""
 
     def __init__(self, path: Path) -> None:
@@ -74,14 +76,22 @@ class LeafFile:
             raise OSError("hashes of leaves could not be written: is the disk full?")
         self._waiting.clear()
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
 
 def accept_share(job: dict[str, Any]) -> dict[str, Any]:
     """The counts of its report; what it remembers, and its leaves, are in the files that the job names."""
     kinds = stream_checks()
     forks = [Forked(stream, EntryPlace(*origin)) for stream, origin in job["forks"]]
     share = Share(job["index"], job["of"], forks)
-    leaves = LeafFile(Path(job["leaves"]))
-    with DiskMemory(kinds, path=Path(job["memory"])) as memory, DiskMemory(kinds) as aside:
+    with (
+        LeafFile(Path(job["leaves"])) as leaves,
+        DiskMemory(kinds, path=Path(job["memory"])) as memory,
+        DiskMemory(kinds) as aside,
+    ):
         try:
             lines = FolderFiles(Path(job["folder"])).lines(ENTRIES)
             report = walk_share(lines, share, kinds, memory=memory, aside=aside, put=leaves.put)

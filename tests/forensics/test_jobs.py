@@ -46,7 +46,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_pieces_find_what_one_walk_finds(world: World, sessions: Sessions, admin: Admin, damage: str) -> None:
-    await small_ledger(world)
     await run_ledger(world)
     await disarm(admin)
     for statement in DAMAGES[damage]:

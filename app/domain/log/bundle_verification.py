@@ -24,7 +24,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 
 from app.core.errors import (
     BundleInvalid,
@@ -33,9 +33,10 @@ from app.core.errors import (
     ProofInvalid,
     SequenceGap,
     TgaError,
+    VerificationUnfinished,
 )
 from app.core.limits import BUNDLE_FINDINGS_MAX, BUNDLE_MANIFEST_BYTES_MAX, BUNDLE_VOUCHING_SHARED_MAX
-from app.core.merkle import Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
+from app.core.merkle import EMPTY_ROOT, Frontier, Hash, leaf_hash, verify_consistency, verify_inclusion
 from app.core.note import TreeHead, VerifierKey, Verify, open_note, read_note
 from app.domain.ledger.checks import Kinds
 from app.domain.log.bundle import ENTRIES, HEADS, MANIFEST, EntryLine, FileFacts, HeadLine, Manifest
@@ -43,14 +44,7 @@ from app.domain.log.bundle_report import BundleReport, unknown_of
 from app.domain.log.bundle_small_files import BundleFiles, verify_small_files
 from app.domain.log.bundled_blobs import verify_blobs
 from app.domain.log.epochs import base_of, keys_for, verify_epochs, verify_former
-from app.domain.log.shares import (
-    NotShared,
-    Shares,
-    covered_lines,
-    forks_in,
-    read_shared,
-    vouching_prefixes,
-)
+from app.domain.log.shares import NotShared, Shares, covered_lines, forks_in, read_shared, vouching_prefixes
 from app.domain.log.streams import BundleWalk, StreamMemory
 
 
@@ -241,6 +235,8 @@ def _verify_entries(walk: _Verification) -> Iterator[TgaError]:
             uncovered = yield from _verify_covered(walk, lines)
         else:
             uncovered = yield from _verify_shared(walk, raw_lines, walk.shares)
+    except VerificationUnfinished:  # no finding: there is no verdict
+        raise
     except TgaError as error:
         yield error
     if walk.is_complete and walk.frontier.size != walk.manifest.tree_size:
@@ -326,7 +322,8 @@ def _verify_shared(
         walk.report.streams.add_counts(report.counts())
     if walk.report.streams.entries != covered:
         raise NotShared("a line was judged twice, or by none")
-    for leaf in islice(gathered.leaves, covered):
+    # A leaf that no share has told is none of the tree's: then its root is another one.
+    for leaf in islice(chain(gathered.leaves, repeat(EMPTY_ROOT)), covered):
         frontier.grow(own.get(frontier.size, leaf))
         if frontier.size >= due.size:
             yield from due.compare(walk)
