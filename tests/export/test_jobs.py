@@ -92,7 +92,7 @@ def test_vectors_are_judged_the_same_in_shares(tmp_path: Path) -> None:
     for vector in every[::step]:
         try:
             lines = lines_of_vector(vector)
-        except InputMalformed:  # no gateway could have written it
+        except (InputMalformed, KeyError):  # nothing that a line can hold
             continue
         write_by_hand(tmp_path / "bundle", key, verifier, lines=lines, heads=1)
         verdict = judge(tmp_path / "bundle", verifier)

@@ -32,10 +32,12 @@ DAMAGES = {
     "entries beyond all heads": ("UPDATE tga.links SET stream_no = 1000000 WHERE stream_no = 9",),
     "claims of one key": (
         "DO $$ DECLARE name text; BEGIN FOR name IN SELECT indexrelid::regclass::text FROM pg_index"
-        " WHERE indrelid = 'tga.heads'::regclass AND indisunique AND pg_get_indexdef(indexrelid) LIKE '%key%'"
+        " WHERE indrelid = 'tga.heads'::regclass AND indisunique"
+        " AND pg_get_indexdef(indexrelid) LIKE '%idempotency_key%'"
         " LOOP EXECUTE 'DROP INDEX ' || name; END LOOP; END $$",
         "UPDATE tga.heads h SET idempotency_key = o.idempotency_key, subject = o.subject, name = o.name"
-        " FROM tga.heads o WHERE o.stream_no = 9 AND h.stream_no = 10",
+        " FROM (SELECT * FROM tga.heads WHERE idempotency_key IS NOT NULL ORDER BY stream_no LIMIT 1) o"
+        " WHERE h.stream_no = (SELECT max(stream_no) FROM tga.heads WHERE idempotency_key IS NOT NULL)",
     ),
     "the key of a system stream": (
         "UPDATE tga.payloads SET artifacts[1] = artifacts[1] || ' ' WHERE stream_no ="
