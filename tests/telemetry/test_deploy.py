@@ -94,7 +94,13 @@ def test_every_graph_shows_what_is_there() -> None:
     }
     unshown = {metric.name for metric in Instruments().all()} - shown
     assert unshown <= {
-        *("tga_build_info", "process_open_fds", "process_max_fds", "process_start_time_seconds"),
+        *(
+            "tga_build_info",
+            "process_open_fds",
+            "process_max_fds",
+            "process_start_time_seconds",
+            "tga_event_loop_tasks",
+        ),
         *("python_gc_collections_total", "tga_commit_queue_bytes", "tga_log_leading"),
     }
     ids = [panel["id"] for panel in panels()]
