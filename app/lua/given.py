@@ -12,6 +12,9 @@ from tga_sdk.errors import ValueInvalid
 
 _FOUND_CHARS_MAX: Final = 300
 _NAME: Final = re.compile("[!-~]{1,128}")
+_RECORDED: Final = frozenset(
+    {"step", "call", "gather", "checkpoint", "ask", "sleep", "signal", "child", "emit", "tool"}
+)
 _NAMES: Final = frozenset({"name", "server", "tool", "version"})
 _INPUT_TYPES: Final[Mapping[str, Any]] = {
     "text": str,
@@ -33,7 +36,9 @@ def unfit(request: Mapping[str, Any], error: Exception) -> ValueInvalid:
 
 
 def verify_names(request: Mapping[str, Any]) -> None:
-    """Raise what the program can catch, unless the operation's names can be recorded."""
+    """Raise what the program can catch, unless the operation's names can be recorded. Names of files are not."""
+    if request["op"] not in _RECORDED:
+        return
     for field in _NAMES & request.keys():
         if not (isinstance(request[field], str) and _NAME.fullmatch(request[field])):
             raise ValueInvalid(
