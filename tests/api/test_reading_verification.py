@@ -193,6 +193,7 @@ async def test_one_verification_at_a_time_over_all_gateways_and_any_of_them_tell
         status, stopped = await other.post(f"{path}/stop", None, "auditor")
         assert (status, stopped["state"]) == (200, "stopped")
         assert (await front.page(path))["state"] == "stopped"
+        assert (await front.page("/v1/log/standing"))["verified"] is None, "what was stopped says nothing of the log"
         held.may_go_on.set()
         _, again = await other.post("/v1/log/verifications", None, "auditor")
         async with front.follow(f"/v1/log/verifications/{again['verification_id']}/events") as subscriber:
@@ -241,7 +242,10 @@ async def test_only_a_gateway_that_was_silent_for_long_is_taken_for_gone(front: 
     assert await patient.take("living") is None, "a gateway that lives was overtaken"
     assert await eager.take("living") == 2
     assert await patient.save("living", 1, {}, is_over=False, is_conclusive=False) is None
-    assert await patient.save("living", 2, {}, is_over=True, is_conclusive=False) is False
+    await patient.stop("living", "acme")
+    assert await patient.save("living", 2, {}, is_over=False, is_conclusive=False) is False, "another tenant stopped it"
+    await patient.stop("living", "default")
+    assert await patient.save("living", 2, {}, is_over=True, is_conclusive=False) is True
     assert await eager.take("living") is None, "what has ended is taken over by no gateway"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any, cast
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.console.gateway_api import SessionApi
 from app.console.kept_heads import KEPT_MAX, compare_kept, notes_in
+from app.core.errors import NoteInvalid
 from app.core.merkle import Frontier, Hash, consistency_ranges, leaf_hash
 from app.core.note import TreeHead, VerifierKey, sign_note
 
@@ -82,6 +84,16 @@ async def test_what_the_logs_key_did_not_sign_proves_nothing() -> None:
         standings, fits_up_to, splits_by = await compared(log, note)
         assert set(standings) <= {"invalid"}, note
         assert (fits_up_to, splits_by) == (None, None)
+
+
+async def test_a_newest_head_that_the_logs_key_did_not_sign_is_compared_with_nothing() -> None:
+    class Forged(Log):
+        async def text(self, path: str) -> str:
+            foreign = self.note(len(self.entries), Ed25519PrivateKey.generate())
+            return await super().text(path) if path == "/v1/log/key" else foreign
+
+    with pytest.raises(NoteInvalid):
+        await compared(Forged(entries(6)), Log(entries(6)).note(4))
 
 
 async def test_pasted_notes_are_told_apart_and_only_so_many_are_looked_at() -> None:

@@ -100,7 +100,9 @@ def test_a_changed_byte_is_red_at_its_entry_and_on_every_page_and_hides_nothing_
         page.locator("[data-deny]").click()
         expect(page.locator("#live-decision")).to_contain_text("You denied it")
         desk.go(page, f"/calls/{changed}")  # and of what was changed, everything but what cannot be believed
-        assert "STATE_CHECKSUM_MISMATCH" in page.content() or page.locator("#verified .fail").count() > 0
+        expect(page.locator("main")).to_contain_text("STATE_CHECKSUM_MISMATCH")
+        assert page.locator("#verified").count() == page.locator("#verified:has(.fail):has(.is-bad)").count()
+        assert page.locator("#ver-h", has_text=re.compile("^Verified")).count() == 0
     for theme in ("light", "dark"):
         for size in (WIDE, NARROW):
             with desk.as_("auditor", size, theme=theme) as page:
