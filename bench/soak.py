@@ -4,7 +4,7 @@ One gateway process as `tga serve` runs it, with PostgreSQL and a tool server of
 calls, repeats of finished ones, calls that wait for a person and are withdrawn, and runs with a tool call and a step.
 Every few seconds it is asked (`/metrics`) for its memory, descriptors and tasks, and PostgreSQL for its sessions. Of
 each the slope over the last two thirds is told, in units an hour. Caches fill at first, up to their bounds: 32,768 keys
-that were answered, and 1,024 answers of some 15 KB.
+that were answered, 1,024 answers and 2,048 runs of some 15 KB each. A short soak ends before they are full.
 
 Ends with 1 if descriptors, tasks or sessions grow, or memory by more than a tenth of itself in an hour.
 """
