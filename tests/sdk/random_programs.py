@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from typing import Any
 
 from tga_sdk import Artifact, Context, OperationError, Retry, procedure
@@ -19,14 +18,14 @@ TOO_MUCH = 900
 DEEP = 3
 SNAPSHOTS = ["auto snapshot", "inline snapshot", "artifact snapshot", "event snapshot"]
 RECOMPUTED = ["auto recompute", "transient recompute", "event recompute", "artifact recompute"]
-_bodies: Counter[tuple[str, str]] = Counter()  # by run and step: how often its body has failed
 
 
 class Maker:
     """Makes trees. `answers` and `signals`: what people are to say, by the name of the operation."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, crashes: bool = False) -> None:
         self._rng = random.Random(seed)
+        self._crashes = crashes
         self._numbers = itertools.count(1)
         self.answers: dict[str, Any] = {}
         self.signals: dict[str, Any] = {}
@@ -74,11 +73,12 @@ class Maker:
         tier, resume = self._rng.choice([*SNAPSHOTS, *RECOMPUTED]).split()
         options: dict[str, Any] = {"tier": tier, "resume": resume}
         if resume == "snapshot":
-            options["at_most_once"] = self._rng.random() < 0.2
+            # Whether a crash comes within such a step is chance where branches are under way, and so is its end.
+            options["at_most_once"] = self._rng.random() < 0.2 and not self._crashes
             options["defer"] = not options["at_most_once"] and self._rng.random() < 0.2
         failing = self._failing()
         if resume == "recompute":
-            failing["fails"] = 0  # it runs in every attempt, and how many those are is chance
+            failing["fails"] = 0  # it runs in every attempt, and is tried once in each
         value = self._rng.choice([1, "ä", None, [1.5, {"a": []}], "x" * 40_000])
         return {
             "value": value if tier != "inline" or value != "x" * 40_000 else 2,
@@ -142,7 +142,7 @@ async def _one(ctx: Context[Any], said: dict[str, Any]) -> Any:
 
             async def body() -> Any:
                 found = await _all(ctx, said["inside"])
-                _fail_for_now(ctx, name, said)
+                _fail_for_now(name, said)
                 return found
 
             return await ctx.step(name, body, retry=_soon(said))
@@ -165,18 +165,16 @@ def _soon(said: dict[str, Any]) -> Retry:
     return Retry(said["retry"], first=0.001, longest=0.001)
 
 
-def _fail_for_now(ctx: Context[Any], name: str, said: dict[str, Any]) -> None:
-    if _bodies[ctx.run_id, name] < said["fails"]:
-        _bodies[ctx.run_id, name] += 1
+def _fail_for_now(name: str, said: dict[str, Any]) -> None:
+    """By the number of the try that the journal has: a body that a crash has repeated does the same again."""
+    frame = current_frame()
+    assert frame is not None
+    if frame.attempt.journal.try_of(frame.scope.address) <= said["fails"]:
         raise ValueError(f"{name} fails for now")
 
 
 async def _leaf(name: str, said: dict[str, Any]) -> Any:
-    frame = current_frame()
-    run_id = "" if frame is None else frame.attempt.run_id
-    if _bodies[run_id, name] < said["fails"]:
-        _bodies[run_id, name] += 1
-        raise ValueError(f"{name} fails for now")
+    _fail_for_now(name, said)
     value = said["value"]
     return Artifact(value) if said["options"]["tier"] == "artifact" else value
 
