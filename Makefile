@@ -72,6 +72,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.verify
 	$(BIN)/python -m bench.processes
 	$(BIN)/python -m bench.flat
+	$(BIN)/python -m bench.pages
 	$(BIN)/python -m bench.load --minutes 10
 	$(BIN)/python -m bench.soak --minutes 60
 

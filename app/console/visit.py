@@ -90,16 +90,20 @@ class Visit:
                 return None
 
         waiting, tools, note, ready, standing = await asyncio.gather(
-            found("/v1/approvals", limit=100), found("/v1/tools"), head(), found("/readyz"), found("/v1/log/standing")
+            found("/v1/approvals", limit=1), found("/v1/tools"), head(), found("/readyz"), found("/v1/log/standing")
         )
-        items = [] if waiting is None else waiting["items"]
-        more = waiting is not None and waiting["next"] is not None
         listed = [] if tools is None else tools["items"]
         return {
-            "waiting": f"{len(items)}{'+' if more else ''}" if items else "",
+            "waiting": "" if waiting is None else counted(waiting["count"]),
             "quarantined": len([one for one in listed if one["pin"]["status"] == "quarantined"]),
             "log": log_strip(note, ready, standing),
         }
+
+
+def counted(count: Mapping[str, Any]) -> str:
+    """How many calls and questions wait for a person, in words that a badge has room for; nothing for none."""
+    total = count["calls"] + count["questions"]
+    return f"{total:,}{'' if count['is_exact'] else '+'}" if total else ""
 
 
 def log_strip(

@@ -7,6 +7,7 @@ narrow strip that says how long it was; between them the axis is to scale.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,7 @@ from app.console.components import moment, span
 QUIET_S: Final = 10.0  # shorter pauses are drawn to scale
 FOLDS_MAX: Final = 6
 _FOLD_PERCENT: Final = 7.0
+_PATH_SHOWN: Final = 10
 _WAITS: Final = frozenset({"ask", "sleep", "signal", "child"})
 _NUMBERS: Final = re.compile(r"[0-9]+")
 _INSIDE: Final = re.compile(r"(.*?)(?::[0-9]+)?\.[0-9]+")  # of which operation an address is inside
@@ -29,6 +31,7 @@ _ICONS: Final = {
     "sleep": "sleep",
     "gather": "scope",
     "call": "scope",
+    "scope": "scope",
     "child": "runs",
 }
 
@@ -53,10 +56,17 @@ class Row:
     record: Mapping[str, Any] = field(default_factory=dict)
     x: float = 0.0
     width: float = 0.0
+    folded_inside: int = 0  # operations of this page that are not drawn (scope_folding.py)
+    is_opened: bool = False
 
     @property
     def depth(self) -> int:
         return min(2, self.path.count("."))
+
+    @property
+    def short_path(self) -> str:
+        """The end of a long address, which tells it from those around it."""
+        return self.path if len(self.path) <= _PATH_SHOWN else f"…{self.path[-_PATH_SHOWN + 1 :]}"
 
     @property
     def icon(self) -> str:
@@ -67,7 +77,7 @@ class Row:
         """The class of its bar: what it was, unless it failed or waits."""
         if self.outcome in ("ERROR", "INTERRUPTED", "TIMEOUT"):
             return "b-fail"
-        if self.ended is None:
+        if self.ended is None and self.icon != "scope":
             return "b-wait"
         return {"tool": "b-tool", "turn": "b-model", "model": "b-model", "sleep": "b-sleep"}.get(
             self.kind, "b-scope" if self.icon == "scope" else "b-step"
@@ -75,6 +85,8 @@ class Row:
 
     @property
     def took(self) -> str:
+        if self.kind == "scope":
+            return ""
         if self.ended is None:
             return "waits" if self.kind in _WAITS else "open"
         if self.tries > 1:
@@ -157,10 +169,15 @@ def _enclose(rows: Sequence[Row]) -> None:
     """An operation lasts at least as long as what is inside of it."""
     by_path = {row.path: row for row in rows}
     for row in reversed(rows):  # the innermost first
-        inside = _INSIDE.fullmatch(row.path)
-        outer = None if inside is None else by_path.get(inside[1])
+        outer = by_path.get(outer_path(row.path) or "")
         if outer is not None:
             outer.began = min(outer.began, row.began)
+
+
+def outer_path(path: str) -> str | None:
+    """The operation that an address is inside of."""
+    inside = _INSIDE.fullmatch(path)
+    return None if inside is None else inside[1]
 
 
 def _place(path: str) -> tuple[int, ...]:
@@ -204,17 +221,17 @@ class _Axis:
             if before in folded:
                 self.folds.append(Fold(x, width, f"{span(seconds * 1000, whole=True)} later"))
             self._stops.append((after, min(100.0, x + width)))
+        self._moments = [when for when, _ in self._stops]
 
     def at(self, when: datetime) -> float:
-        before, x = self._stops[0]
-        if when <= before:
-            return x
-        for after, reached in self._stops[1:]:
-            if when <= after:
-                whole = (after - before).total_seconds()
-                return round(x + (reached - x) * ((when - before).total_seconds() / whole if whole else 0.0), 3)
-            before, x = after, reached
-        return 100.0
+        place = bisect_left(self._moments, when)
+        if place == 0:
+            return self._stops[0][1]
+        if place == len(self._stops):
+            return 100.0
+        (before, x), (after, reached) = self._stops[place - 1 : place + 1]
+        whole = (after - before).total_seconds()
+        return round(x + (reached - x) * ((when - before).total_seconds() / whole if whole else 0.0), 3)
 
     def marks(self) -> list[Mark]:
         """Times of day: at the begin, and after each fold; none where two would stand on one another."""

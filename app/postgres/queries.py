@@ -11,12 +11,13 @@ from app.core.limits import LIST_ITEMS_DEFAULT, LIST_ROWS_LOOKED_AT_MAX, PAGE_BY
 from app.domain.ledger.queries import EntryPage, ListedStream, Page, ShownEntry, Visibility
 from app.postgres.sessions import Sessions
 
-# Compared as pairs, which the index (tenant, stream) alone can follow: the primary key would lead through everybody's
-# traces, and would take longer to miss a foreign one than one that does not exist.
+# The first one from this place on in the order of the index (tenant, stream), which no other index gives: the unique
+# one of names would take longer to miss a foreign trace than one that does not exist. Without the order PostgreSQL
+# takes the pairs for most of the tenant's rows, and reads the whole table beside a million.
 _VISIBLE: Final = """
-SELECT FROM tga.heads h
- WHERE (h.tenant, h.stream) >= ($1, $2) AND (h.tenant, h.stream) <= ($1, $2)
-   AND h.sequence_number > 0 AND ($3::text IS NULL OR h.principal_id = $3)
+SELECT FROM (SELECT h.* FROM tga.heads h WHERE (h.tenant, h.stream) >= ($1, $2)
+              ORDER BY h.tenant, h.stream LIMIT 1) AS h
+ WHERE h.tenant = $1 AND h.stream = $2 AND h.sequence_number > 0 AND ($3::text IS NULL OR h.principal_id = $3)
 """
 # One snapshot: what the head says and what stands before it. The first entry comes whatever its size.
 _ENTRIES: Final = """

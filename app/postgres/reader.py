@@ -111,6 +111,9 @@ _SYSTEMS: Final = "SELECT stream_no FROM tga.heads WHERE stream >= 'system:' AND
 _ASKED_FOR: Final = "SELECT stream_no FROM tga.heads WHERE stream = $1"
 # Along the index of names; where someone has dropped it, two rows may have one name.
 _REPEATED: Final = "SELECT stream FROM tga.heads GROUP BY stream HAVING count(*) > 1"
+_REPEATED_SYSTEMS: Final = """
+SELECT stream FROM tga.heads WHERE stream >= 'system:' AND stream < 'system;' GROUP BY stream HAVING count(*) > 1
+"""
 _NUMBERS_END: Final = "SELECT coalesce(max(stream_no), 0) + 1 FROM tga.heads"
 _KINDS: Final = "SELECT kind, id_field FROM tga.stream_kinds ORDER BY kind"
 
@@ -170,7 +173,10 @@ class PostgresLedgerReader:
             async for stored in self.numbered():
                 yield stored
             return
-        asked = await self._connection.fetchval(_ASKED_FOR, self._stream)
+        found = await self._connection.fetch(_ASKED_FOR, self._stream)
+        if len(found) > 1:
+            self._repeated.add(self._stream)
+        asked = found[0]["stream_no"] if found else None
         if asked is not None and asked not in self._systems:
             async for stored in self._merged("e.stream_no = ANY ($1)", [asked]):
                 yield stored
@@ -178,7 +184,8 @@ class PostgresLedgerReader:
     async def vouching(self) -> AsyncIterator[StoredStream]:
         """System streams, before all others."""
         self._id_fields = {row["kind"]: row["id_field"] for row in await self._connection.fetch(_KINDS)}
-        self._repeated = {row["stream"] for row in await self._connection.fetch(_REPEATED)}
+        repeated = _REPEATED if self._stream is None else _REPEATED_SYSTEMS
+        self._repeated = {row["stream"] for row in await self._connection.fetch(repeated)}
         self._systems = [row["stream_no"] for row in await self._connection.fetch(_SYSTEMS)]
         async for stored in self._merged("e.stream_no = ANY ($1)", self._systems):
             yield stored

@@ -33,6 +33,7 @@ PRINTS: Final = {
     "shares": (r"fresh +│ +32 │ +this │ +[\d,]+", r"repeat +│ +32 │ +this │ +[\d,]+"),
     "mcp": (rf"write +│ tga mcp +(│ +{RATIO} ){{5}}",),
     "sequencer": (rf"while sequencing +│ +[\d,]+ │ +{RATIO}", rf"when catching up +│ +[\d,]+ │ +{RATIO}"),
+    "pages": (r"overview +│ +[\d,]+ │", r"\d+ of \d+ addresses met the aim, analysed"),
     "flat": (rf"8 │ +buffers │ +{RATIO} │ +{RATIO} │ +{RATIO} │",),
     "verify": (
         rf"tga +1,600 +[\d,]+ +{RATIO} +{RATIO} +{RATIO}",

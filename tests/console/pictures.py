@@ -19,6 +19,7 @@ from playwright.sync_api import Page
 from tests.cli.hand_worker import may_start
 from tests.cli.world import wait_for
 from tests.console.browsing import NARROW, WIDE, Desk, aside, open_desk
+from tests.console.picture_scenes import CHANGED, EMPTY, OF_RUNS, TAMPERED, change_byte, change_tool, play_runs
 from tests.console.test_runs import PROGRAM, start, until, worker
 
 SHOWN: Final = Path(__file__).parents[2] / "docs" / "pictures"
@@ -107,6 +108,27 @@ def draw(
     return made
 
 
+def draw_all(folder: Path) -> list[Path]:
+    """Every page, empty and full, wide and narrow, in both colour schemes."""
+    made: list[Path] = []
+
+    def draw_both(desk: Desk, ids: dict[str, str], scenes: dict[str, tuple[str, str]]) -> None:
+        for size, tag in ((WIDE, "-wide"), (NARROW, "-narrow")):
+            made.extend(draw(desk, ids, folder, scenes, size=size, tag=tag))
+
+    with open_desk(may_start) as desk:
+        draw_both(desk, {}, EMPTY)
+    with scenery() as (desk, ids):
+        draw_both(desk, ids, EVERY_PAGE)
+        play_runs(desk)
+        draw_both(desk, ids, OF_RUNS)
+        change_tool(desk)
+        draw_both(desk, ids, CHANGED)
+        change_byte(desk, ids["done"])
+        draw_both(desk, ids, TAMPERED)
+    return made
+
+
 def _settle(page: Page) -> None:
     page.wait_for_load_state("load")
     pill: Any = page.locator("[data-live-pill]")
@@ -117,13 +139,11 @@ def _settle(page: Page) -> None:
 def main(arguments: list[str]) -> None:
     is_all = "--all" in arguments
     folders = [one for one in arguments if not one.startswith("--")]
-    with scenery() as (desk, ids):
-        if not is_all:
+    if is_all:
+        made = draw_all(Path(folders[0]))
+    else:
+        with scenery() as (desk, ids):
             made = draw(desk, ids, Path(folders[0]) if folders else SHOWN, SCENES, size=SIZE, tag="")
-        else:
-            made = []
-            for size, tag in ((WIDE, "-wide"), (NARROW, "-narrow")):
-                made += draw(desk, ids, Path(folders[0]), EVERY_PAGE, size=size, tag=tag)
     for path in made:
         sys.stdout.write(f"{path} {path.stat().st_size // 1024} KiB\n")
 

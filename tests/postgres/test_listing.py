@@ -315,10 +315,18 @@ async def plan_and_buffers(admin: Admin, statement: str, *arguments: Any) -> tup
     async with admin.transaction():
         await admin.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         await admin.execute(f"PREPARE asked AS {statement}")
-        raw = await admin.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE asked({written})")
+        raw = await admin.fetchval(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE asked{f'({written})' if written else ''}"
+        )
         await admin.execute("DEALLOCATE asked")
     plan = json.loads(raw)[0]["Plan"]
     return json.dumps(plan), plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+async def test_what_tests_explain_is_what_runs(sessions: Sessions) -> None:
+    """Plans for the very values sort all that waits for a page of it (ADR 59)."""
+    (row,) = await sessions.fetch("SHOW plan_cache_mode")
+    assert row["plan_cache_mode"] == "force_generic_plan"
 
 
 async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, sessions: Sessions, admin: Admin) -> None:

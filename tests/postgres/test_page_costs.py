@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import asyncpg
 import pytest
 
-from app.postgres import api_keys, finding, log_verifications, policy_sets, tree_heads
+from app.postgres import api_keys, finding, log_verifications, policy_sets, queries, reader, tree_heads
 from app.postgres.call_facts import fold_all
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -97,6 +97,8 @@ async def test_find_keys_heads_and_policy_sets_cost_the_same_however_many_there_
         "newest heads": (tree_heads._HEADS, (2**62, 13)),
         "older heads": (tree_heads._HEADS, (1_000_500, 13)),
         "policy sets": (policy_sets._SETS, ("system:costs", 2**62, 21)),
+        "whether it may be seen": (queries._VISIBLE, ("default", stream, None)),
+        "systems of one name": (reader._REPEATED_SYSTEMS, ()),
         "last verification": (log_verifications._LAST_CONCLUSIVE, (30_000,)),
     }
     found: dict[int, dict[str, int]] = {}

@@ -7,13 +7,15 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from app.console.components import between_ms
+from app.console.components import between_ms, moment
 from app.console.gateway_api import ApiProblem
 from app.console.shown_text import arguments_shown, hidden_in, summary_of
-from app.console.visit import Visit
+from app.console.visit import Visit, counted
+from app.edge.cursors import list_cursor
 
 _SOON_MS: Final = 3_600_000
 _LISTED: Final = 100
+_NEAR: Final = 20
 # Execution goes on without us: the page that follows is live.
 _WAIT_MS: Final = 1_500
 
@@ -49,6 +51,8 @@ async def decide(visit: Visit) -> Response:
 async def _one(visit: Visit, trace_id: str, *, problem: ApiProblem | None = None, typed: str = "") -> Response:
     listed, trace = await asyncio.gather(_listed(visit), visit.api.get(f"/v1/traces/{trace_id}"))
     item = next((one for one in listed["items"] if one.get("trace_id") == trace_id), None)
+    if item is None and trace["waiting"] == "supervisor":
+        item = await _item(visit, trace)
     request = await _request(visit, trace, item)
     return await visit.page(
         "approvals.html",
@@ -63,15 +67,31 @@ async def _one(visit: Visit, trace_id: str, *, problem: ApiProblem | None = None
 
 
 async def _listed(visit: Visit) -> dict[str, Any]:
-    page = await visit.api.get("/v1/approvals", limit=_LISTED)
+    cursor = visit.query.get("cursor")
+    page = await visit.api.get("/v1/approvals", limit=_LISTED, cursor=cursor)
     now = visit.clock.now()
-    items = sorted(page["items"], key=lambda one: one["expires_at"] or "9999")
+    items: list[dict[str, Any]] = page["items"]
     for one in items:
         left_ms = between_ms(now, one["expires_at"])
         one["left_ms"], one["is_soon"] = left_ms, left_ms is not None and left_ms < _SOON_MS
         said = one.get("arguments") if one["kind"] == "call" else one.get("request")
         one["summary"], one["hidden"] = summary_of(said), hidden_in([said, one.get("intent")])
-    return {"items": items, "more": page["next"] is not None}
+    return {
+        "items": items,
+        "waiting": counted(page["count"]),
+        "later": None if page["next"] is None else f"/console/approvals?cursor={page['next']}",
+        "soonest": "/console/approvals" if cursor else None,
+        "cursor": cursor,
+    }
+
+
+async def _item(visit: Visit, trace: dict[str, Any]) -> dict[str, Any] | None:
+    """What the list says of a request that stands on another page of it: the page that begins where it expires. What
+    never expires stands in the order of its numbers, which only the store knows: None unless it is near."""
+    ends = trace["expires_at"]
+    place = "never" if ends is None else str(int(moment(ends).timestamp() * 1000) * 1000)
+    page = await visit.api.get("/v1/approvals", limit=_NEAR, cursor=list_cursor("approvals", f"{place}.0."))
+    return next((one for one in page["items"] if one.get("trace_id") == trace["trace_id"]), None)
 
 
 async def _request(visit: Visit, trace: dict[str, Any], item: dict[str, Any] | None) -> dict[str, Any]:

@@ -95,12 +95,23 @@ async def _metrics(
         "total": total,
         "now": stats["now"],
         "states": states,
+        "rate": _rate(total["asked_per_minute"]),
         "asked": _line(asked),
         "slow": _line(slow),
         "asked_max": max(asked),
         "slow_max": max(slow),
         "step": {60: "minute", 1800: "half hour", 86400: "day"}[stats["span_s"]],
     }
+
+
+def _rate(a_minute: float) -> str:
+    """As often as people say it: a minute, or else an hour or a day."""
+    rate, words = a_minute, "a minute"
+    if rate < 1:
+        rate, words = a_minute * 60, "an hour"
+    if rate < 1:
+        rate, words = a_minute * 1440, "a day"
+    return f"{rate:,.0f} {words}" if rate >= 20 else f"{rate:.1f} {words}".replace(".0 ", " ")
 
 
 def _line(values: list[int]) -> str:

@@ -15,6 +15,7 @@ from app.core.errors import TgaError
 
 HEADS_SHOWN: Final = 12
 FINDINGS_SHOWN: Final = 20
+BEFORE_SHOWN: Final = 7
 _ENTRIES_SHOWN: Final = 50
 _PLACES: Final = {"trace": ("/calls/", "/v1/traces/"), "run": ("/runs/", "/v1/runs/")}
 
@@ -77,7 +78,8 @@ async def _shown(
         key=key,
         current=None if current is None else _described(current),
         place=None if current is None else await _place(visit, current),
-        before=newest_first[1:8],
+        before=newest_first[1 : 1 + BEFORE_SHOWN],
+        before_total=max(0, len(newest_first) - 1),
         findings_shown=FINDINGS_SHOWN,
         comparison=comparison,
         kept=kept,

@@ -11,18 +11,19 @@ from starlette.responses import Response
 from app.console.components import after_ms, between_ms, moment, span
 from app.console.gateway_api import ApiProblem
 from app.console.shown_text import summary_of
-from app.console.visit import Visit, log_strip
+from app.console.visit import Visit, counted, log_strip
 
 _SHOWN: Final = 12
 _LOOKED_AT: Final = 200
+_HELD_COUNTED: Final = 99
 _PEOPLE_SHOWN: Final = 6
 _SOON_MS: Final = 3_600_000
 _BARS: Final = 49  # a day of half hours, and the one that has begun
 
 
 async def show(visit: Visit) -> Response:
-    waiting, held, servers, tools, recent, stats, note, ready, standing = await asyncio.gather(
-        visit.api.get("/v1/approvals", limit=100),
+    waiting, held, servers, tools, recent, stats, note, ready, standing, heads = await asyncio.gather(
+        visit.api.get("/v1/approvals", limit=_SHOWN),
         _held(visit),
         visit.api.find("/v1/servers"),
         visit.api.find("/v1/tools"),
@@ -31,28 +32,29 @@ async def show(visit: Visit) -> Response:
         _note(visit),
         visit.api.find("/readyz"),
         visit.api.find("/v1/log/standing"),
+        visit.api.find("/v1/log/heads", limit=1),
     )
+    strip = log_strip(note, ready, standing)
     changed = [one for one in (tools or {"items": []})["items"] if one["pin"]["status"] == "quarantined"]
     now = visit.clock.now()
     needs = _needs(waiting["items"], held, changed, now)
-    asks = {"call": 0, "run": 0}
-    for one in waiting["items"]:
-        asks[one["kind"]] += 1
     return await visit.page(
         "overview.html",
         nav="Overview",
-        asks=asks,
-        more_wait=waiting["next"] is not None,
-        held=held,
+        waiting=counted(waiting["count"]),
+        held=held[:_HELD_COUNTED],
+        more_held=len(held) > _HELD_COUNTED,
         changed=changed,
         needs=needs[:_SHOWN],
-        needs_more=max(0, len(needs) - _SHOWN),
+        needs_more=max(0, len(needs) - _SHOWN) or waiting["next"] is not None,
         servers=(servers or {"items": []})["items"],
         recent=recent["items"][:8],
         people=_people(recent["items"]),
+        signed_at=None if heads is None or not heads["items"] else heads["items"][0]["signed_at"],
+        unsigned=None if stats is None or strip["size"] is None else max(0, stats["tree_size"] - strip["size"]),
         looked_at=_LOOKED_AT,
         chart=_chart(stats),
-        record=log_strip(note, ready, standing),
+        record=strip,
         root=_root(note),
     )
 
@@ -67,9 +69,9 @@ def _people(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def _held(visit: Visit) -> list[dict[str, Any]]:
-    """Calls whose outcome nobody knows."""
-    page: dict[str, Any] = await visit.api.get("/v1/traces", state="EXECUTING", limit=100)
-    return [one for one in page["items"] if one["waiting"] == "operator"]
+    """Calls whose outcome nobody knows, the newest first; one more than are counted."""
+    page: dict[str, Any] = await visit.api.get("/v1/traces", waiting="operator", limit=_HELD_COUNTED + 1)
+    return list(page["items"])
 
 
 async def _note(visit: Visit) -> str | None:

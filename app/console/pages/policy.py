@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from shlex import quote
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -21,11 +22,12 @@ _QUESTIONS: Final = (("call", "May it be called?"), ("call_unattended", "Without
 
 async def show(visit: Visit) -> Response:
     asked = {name: visit.query.get(name, "") for name in ("principal", "tool", "arguments")}
-    policy, sets, keys, tools, told = await asyncio.gather(
+    policy, sets, keys, tools, stats, told = await asyncio.gather(
         visit.api.find("/v1/policy"),
         visit.api.find("/v1/policy/sets", limit=10),
         visit.api.find("/v1/keys", limit=100),
         visit.api.get("/v1/tools"),
+        visit.api.find("/v1/stats", since=visit.clock.after(-86_400_000)),
         _explained(visit, asked),
     )
     explained, problem = told
@@ -34,6 +36,7 @@ async def show(visit: Visit) -> Response:
         nav="Policy & keys",
         policy=policy,
         sets=[] if sets is None else sets["items"],
+        sets_go_on=sets is not None and sets["next"] is not None,
         keys=None if keys is None else keys["items"],
         keys_go_on=keys is not None and keys["next"] is not None,
         tools=[f"{one['server_id']}/{one['tool_name']}" for one in tools["items"]],
@@ -42,8 +45,21 @@ async def show(visit: Visit) -> Response:
         questions=[] if explained is None else [(words, explained["actions"][name]) for name, words in _QUESTIONS],
         verdict=None if explained is None else _VERDICTS[explained["verdict"]],
         deciding=set() if explained is None else _deciding(explained),
+        decided=None if stats is None else stats["rules"],
+        command=_command(asked),
         problem=problem,
     )
+
+
+def _command(asked: dict[str, str]) -> str:
+    """The same question for a shell."""
+    server_id, _, tool_name = asked["tool"].partition("/")
+    parts = ["tga", "policy", "explain", server_id, tool_name]
+    if asked["arguments"].strip() not in ("", "{}"):
+        parts += ["--arguments", asked["arguments"].strip()]
+    if asked["principal"]:
+        parts += ["--principal", asked["principal"]]
+    return " ".join(map(quote, parts))
 
 
 async def _explained(visit: Visit, asked: dict[str, str]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

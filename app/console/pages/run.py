@@ -12,6 +12,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from app.console.gateway_api import ApiProblem
+from app.console.scope_folding import OPEN_ALL, fold_scopes
 from app.console.shown_text import shown
 from app.console.visit import Visit
 from app.console.waterfall import Row, drawn
@@ -24,6 +25,7 @@ PROGRAM_CHARS_MAX: Final = 60_000  # of markup: a page stays below 200 KB, whate
 LINE_CHARS_MAX: Final = 500
 LINE_MARKUP_CHARS: Final = 40
 LINES_BEFORE: Final = 100
+EVENTS_SHOWN_MAX: Final = 20
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED"})
 RESTING: Final = frozenset({"FAILED", "PARKED", "DIVERGED"})
 
@@ -116,6 +118,11 @@ async def _shown(
     is_open = run["state"] not in ENDED
     picture = drawn(records, visit.clock.now() if is_open else run["updated_at"])
     chosen = _chosen(picture.rows, at)
+    opened = visit.query.get("open") or None
+    events = [told for one in records if (told := _event(one)) is not None]
+    earlier = max(0, after - RECORDS_SHOWN) if after else None
+    later = page["next"] if page["next"] is not None and page["next"] < last else None
+    back, forward = (_neighbour(picture.rows, chosen, step) for step in (-1, 1))
     return await visit.page(
         "run.html",
         nav="Runs",
@@ -126,11 +133,16 @@ async def _shown(
         after=after,
         picture=picture,
         chosen=chosen,
-        before=_neighbour(picture.rows, chosen, -1),
-        next=_neighbour(picture.rows, chosen, 1),
-        events=[told for one in records if (told := _event(one)) is not None],
-        earlier=max(0, after - RECORDS_SHOWN) if after else None,
-        later=page["next"] if page["next"] is not None and page["next"] < last else None,
+        rows=fold_scopes(picture.rows, opened=opened, chosen=chosen),
+        opened=opened,
+        open_all=OPEN_ALL,
+        # Past the first and the last operation of the page: the entry beside it, which stands on another page.
+        back=max(1, back.at) if back is not None else after or None,
+        forward=max(1, forward.at) if forward is not None else None if later is None else later + 1,
+        events=events[-EVENTS_SHOWN_MAX:],
+        events_total=len(events),
+        earlier=earlier,
+        later=later,
         state_then=None if state is None else state["state"],
         changed=[] if chosen is None else [one["at"] for one in chosen.record.get("state_change") or ()],
         questions=questions,

@@ -40,6 +40,7 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None) -> Response
     wanted = visit.query.get("server")
     known = {one["server_id"] for one in listed}
     chosen = wanted if wanted in known else next((one["server_id"] for one in listed), None)
+    stats = None if chosen is None else await _stats(visit, chosen)
     return await visit.page(
         "servers.html",
         nav="Servers & tools",
@@ -49,8 +50,19 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None) -> Response
         changed_total=len(changed),
         chosen=next((one for one in listed if one["server_id"] == chosen), None),
         tools=[one for one in of_all if one["server_id"] == chosen],
+        by_tool={} if stats is None else {one["tool_name"]: one for one in stats["by_tool"]},
+        is_counted=stats is not None,
         problem=None if problem is None else problem.document,
     )
+
+
+async def _stats(visit: Visit, server_id: str) -> dict[str, Any] | None:
+    """How often the tools of a server were called in the last day, and how fast they were; None for those who see only
+    their own calls."""
+    found: dict[str, Any] | None = await visit.api.find(
+        "/v1/stats", since=visit.clock.after(-86_400_000), server_id=server_id
+    )
+    return found
 
 
 async def _compared(visit: Visit, tool: dict[str, Any]) -> dict[str, Any]:

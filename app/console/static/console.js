@@ -150,16 +150,25 @@
     open(); show(); later();
   }
 
-  // keyboard: single keys only move focus or pages; nothing is decided by one
+  // keyboard: single keys only move focus or pages; nothing is decided by one. They can be switched off (WCAG 2.1.4):
+  // this browser remembers it, and the list has a button of its own.
   let g = 0;
+  const keys = $("#keys"), SINGLE = "single-keys";
+  const areOff = () => { try { return localStorage.getItem(SINGLE) === "off"; } catch { return false; } };
+  $$("[data-show-keys]").forEach((b) => { b.hidden = false; b.addEventListener("click", () => keys?.showModal()); });
+  $$("[data-single-keys]").forEach((box) => {
+    box.checked = !areOff();
+    box.addEventListener("change", () => { try { if (box.checked) localStorage.removeItem(SINGLE); else localStorage.setItem(SINGLE, "off"); } catch { /* then they stay on */ } });
+  });
   const go = { o: "/console/", a: "/console/approvals", c: "/console/calls", r: "/console/runs", l: "/console/ledger", s: "/console/servers", p: "/console/policy" };
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input:not([type=range]):not([type=radio]):not([type=checkbox]), textarea, select")) return;
     const k = e.key;
+    if (areOff()) return;
     if (g && Date.now() - g < 900 && go[k]) { $(`.nav [href="${go[k]}"]`)?.click(); g = 0; return; }
     g = k === "g" ? Date.now() : 0;
     if (k === "/") { const f = $("[data-find]"); if (f) { e.preventDefault(); f.focus(); } }
-    else if (k === "?") $("#keys")?.showModal();
+    else if (k === "?") keys?.showModal();
     else if (k === "j" || k === "k") {
       const rows = $$("[data-row]"), i = rows.indexOf(document.activeElement);
       rows[Math.max(0, Math.min(rows.length - 1, i + (k === "j" ? 1 : -1)))]?.focus();
