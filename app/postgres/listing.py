@@ -189,11 +189,11 @@ async def list_traces(
         subjects, names = [subject for subject, _ in filters.tools], [name for _, name in filters.tools]
         rows = await sessions.fetch(_TRACES_BY_KEY, *asked, subjects, names)
     elif filters.waiting is not None:
-        rows = await sessions.fetch(_TRACES_WAITING, *asked)
+        rows = await sessions.fetch_page(_TRACES_WAITING, *asked)
     elif states is None or TRACE.usual_end in states:
         rows = await sessions.fetch(_TRACES, *asked)
     else:
-        rows = await sessions.fetch(_TRACES_IN_STATES[len(states)], *asked)
+        rows = await sessions.fetch_page(_TRACES_IN_STATES[len(states)], *asked)
     fitting = [row for row in rows if row["fits"]]
     items = [_listed_trace(row) for row in fitting[:limit]]
     if len(fitting) > limit:

@@ -43,13 +43,6 @@ _SETTINGS = {
     # takes longer than running it a hundred times.
     "jit": "off",
 }
-_OF_GATEWAY = {
-    "role": GATEWAY_ROLE,
-    "lock_timeout": str(READ_LOCK_TIMEOUT_MS),  # functions that write set one of their own
-    # A plan for these very values takes a page for as many rows as it may look at (LIST_ROWS_LOOKED_AT_MAX), and sorts
-    # all that wait; the generic one follows the index as far as the page needs (docs/adr/0059-generic-plans.md).
-    "plan_cache_mode": "force_generic_plan",
-}
 # InternalClientError: the server said goodbye and asyncpg has not yet noticed that the connection is over.
 LOST = (
     OSError,
@@ -119,7 +112,8 @@ class Sessions(Closing):
                 reset=keep,
                 command_timeout=COMMAND_TIMEOUT_S,
                 timeout=10.0,
-                server_settings={**_SETTINGS, **_OF_GATEWAY},
+                # Functions that write set one of their own.
+                server_settings={**_SETTINGS, "role": GATEWAY_ROLE, "lock_timeout": str(READ_LOCK_TIMEOUT_MS)},
             )
         except (*LOST, asyncpg.PostgresError, ValueError) as error:
             raise unavailable(error, url) from error
@@ -155,6 +149,17 @@ class Sessions(Closing):
         async with self._session() as connection:
             try:
                 return await connection.fetch(statement, *arguments)
+            except (*LOST, asyncpg.PostgresError) as error:
+                raise unavailable(error) from error
+
+    async def fetch_page(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """As `fetch`, by the generic plan, which follows the index as far as the page needs. A plan for these very
+        values takes a page for all the rows that it may look at, and sorts them (docs/adr/0059-generic-plans.md)."""
+        async with self._session() as connection:
+            try:
+                async with connection.transaction():
+                    await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+                    return await connection.fetch(statement, *arguments)
             except (*LOST, asyncpg.PostgresError) as error:
                 raise unavailable(error) from error
 

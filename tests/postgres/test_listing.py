@@ -323,10 +323,24 @@ async def plan_and_buffers(admin: Admin, statement: str, *arguments: Any) -> tup
     return json.dumps(plan), plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 
-async def test_what_tests_explain_is_what_runs(sessions: Sessions) -> None:
-    """Plans for the very values sort all that waits for a page of it (ADR 59)."""
-    (row,) = await sessions.fetch("SHOW plan_cache_mode")
-    assert row["plan_cache_mode"] == "force_generic_plan"
+async def test_pages_of_what_waits_run_by_the_plan_that_tests_explain(
+    ledger: PostgresLedger, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans for the very values sort all that waits for a page of it (ADR 59). Nothing else of the session changes."""
+    await append(ledger, [waiting(1)])
+    asked, fetch_page = list[str](), Sessions.fetch_page
+
+    async def seen(self: Sessions, statement: str, *arguments: Any) -> Any:
+        asked.append(statement)
+        return await fetch_page(self, statement, *arguments)
+
+    monkeypatch.setattr(Sessions, "fetch_page", seen)
+    for filters in (TraceFilters(states=["PENDING"]), TraceFilters(waiting="supervisor")):
+        assert len((await list_traces(sessions, DEFAULT, filters)).items) == 1
+    assert asked == [listing._TRACES_IN_STATES[1], listing._TRACES_WAITING]
+    (inside,) = await sessions.fetch_page("SHOW plan_cache_mode")
+    (outside,) = await sessions.fetch("SHOW plan_cache_mode")
+    assert (inside[0], outside[0]) == ("force_generic_plan", "auto")
 
 
 async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, sessions: Sessions, admin: Admin) -> None:
