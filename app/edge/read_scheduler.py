@@ -107,5 +107,9 @@ class ReadingSessions(Sessions):
         async with self._read_scheduler.taken():
             return await self._sessions.fetch(statement, *arguments)
 
+    async def fetch_page(self, statement: str, *arguments: Any) -> list[Record]:
+        async with self._read_scheduler.taken():
+            return await self._sessions.fetch_page(statement, *arguments)
+
     async def commit(self, statement: str, *arguments: Any) -> list[Record]:
         raise RuntimeError("what only reads commits nothing")
