@@ -79,6 +79,18 @@ async def test_an_item_says_where_the_run_stands_and_who_should_act(runs: Runs) 
     assert lone["notice"] == (await runs.front.page("/v1/runs/r-2"))["notice"]
 
 
+async def test_a_runs_head_without_its_steps(runs: Runs) -> None:
+    await runs.asking("r-1")
+    whole = await runs.front.page("/v1/runs/r-1")
+    assert (len(whole["steps"]), whole["steps_left_out"]) == (1, False)
+    assert await runs.front.page("/v1/runs/r-1?steps=1") == await runs.front.page("/v1/runs/r-1?steps=1000") == whole
+    head = await runs.front.page("/v1/runs/r-1?steps=0")
+    assert head == {**whole, "steps": [], "steps_left_out": head["steps_left_out"]}
+    for wrong in ("1001", "-1", "all", "01"):
+        status, problem, _ = await runs.front.get(f"/v1/runs/r-1?steps={wrong}")
+        assert (status, problem["code"]) == (400, "INPUT_MALFORMED")
+
+
 async def test_who_sees_what(runs: Runs) -> None:
     await runs.start("mine")
     await runs.start("theirs", who="agent-2")

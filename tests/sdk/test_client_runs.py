@@ -67,6 +67,10 @@ async def test_a_run_is_started_once_through_lost_answers_and_its_result_has_its
         run = await agent.start(Program("paying"), Amount(amount=3), run_id)
         assert (run.run_id, run.procedure) == (run_id, "paying")
         assert await agent.result(run_id, list[str], timeout=HANG_S) == ["amount", "charge_id"]
+        ended = await agent.wait(run_id, timeout=HANG_S)
+        assert [step["kind"] for step in ended.steps] == ["tool", "step"]
+        head = await agent.status(run_id, steps=0)
+        assert (head.steps, head.output, head.sequence_number) == ([], ended.output, ended.sequence_number)
         again = await agent.start("paying", {"amount": 3}, run_id)
         assert (again.replayed, again.status) == (True, "completed")
         taken = await raised(errors.RunIdTaken, agent.start("paying", {"amount": 4}, run_id))

@@ -160,7 +160,41 @@ async def wrong_output(ctx: Context[None], input: Line) -> list[Line]:
     return [input, {"name": 5}]  # type: ignore[list-item]
 
 
-PROCEDURES = [one_cell, defaults, kinds, shows, orders, wrong_state, wrong_output]
+@procedure(name="sub")
+async def sub(ctx: Context[None], input: int) -> list[int]:
+    async def make() -> int:
+        BODIES[ctx.run_id] += 1
+        return BODIES[ctx.run_id]
+
+    made: list[int] = [await ctx.step("make", make), await ctx.step("make", make), input]
+    seen(f"{ctx.run_id} inside", made)
+    return made
+
+
+@procedure(name="around")
+async def around(ctx: Context[None], input: int) -> list[int]:
+    found: list[int] = await ctx.call(sub, input)
+    seen(ctx.run_id, found)
+    await ctx.signal("go")
+    return found
+
+
+class Counted(BaseModel):
+    number: int = 0
+
+
+@procedure(name="saves")
+async def saves(ctx: Context[Counted], input: None) -> int:
+    ctx.state.number = 1
+    ctx.log("so far")
+    await ctx.checkpoint()
+    seen(ctx.run_id, ctx.state.number)
+    ctx.state.number = 2
+    await ctx.signal("go")
+    return ctx.state.number
+
+
+PROCEDURES = [one_cell, defaults, kinds, shows, orders, wrong_state, wrong_output, sub, around, saves]
 
 
 @pytest.fixture
@@ -345,3 +379,31 @@ async def test_state_is_durable_with_its_checkpoint(client: AsyncClient) -> None
     attempts = len(SEEN[run_id]) // 2  # two; more on a machine so slow that the worker lost its lease
     assert attempts >= 2
     assert SEEN[run_id] == [["a"], ["a", "b"]] * attempts
+
+
+async def test_sub_procedure_is_one_result(client: AsyncClient) -> None:
+    """Once it has ended a replay takes what it returned, and runs nothing of it; its operations stand inside it."""
+    run_id, run = await through_a_replay(client, around, 7)
+    assert run.output["value"] == [1, 2, 7]
+    assert BODIES[run_id] == 2
+    assert len(SEEN[f"{run_id} inside"]) == 1, "a sub-procedure that had ended was run again"
+    assert SEEN[run_id] == [[1, 2, 7]] * len(SEEN[run_id])
+    ended = [one["path"] for one in await client.checkpoints(run_id) if one["artifact_type"] == "run_checkpoint"]
+    assert ended == ["1.1", "1.2", "1"]
+
+
+async def test_checkpoint_goes_on(client: AsyncClient) -> None:
+    """It records the state and the log so far; the run is not suspended by it."""
+    run_id = new_id()
+    await client.start(saves, None, run_id)
+    await until_waiting(client, run_id)
+    records = await client.checkpoints(run_id)
+    (saved,) = [one for one in records if one.get("kind") == "checkpoint"]
+    assert (saved["path"], [line["text"] for line in saved["logs"]]) == ("1", ["so far"])
+    assert (await client.state(run_id, at=saved["sequence_number"])).state == {"number": 1}
+    kinds = [one["artifact_type"] for one in records]
+    assert "run_suspension" not in kinds[: kinds.index("run_checkpoint") + 1]
+    assert kinds.count("run_suspension") == 1, "what suspended the run was its wait for a signal"
+    await client.signal(run_id, "go")
+    assert await client.result(run_id, int, timeout=HANG_S) == 2
+    assert set(SEEN[run_id]) == {1}
