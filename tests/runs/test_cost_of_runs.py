@@ -19,6 +19,7 @@ from app.domain.runs.engine.viewing import view, view_of_born
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
 from tests.runs.engines import Engine, open_engine, step
+from tests.runs.world import until
 
 RUNS = 12
 SLOTS = 4
@@ -52,6 +53,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(Sessions, "fetch", fetching)
     monkeypatch.setattr(Sessions, "commit", committing)
     return counted
+
+
+class _Told:
+    """Stored runs, of which one method is another."""
+
+    def __init__(self, runs: Any, announce: Any) -> None:
+        self._runs = runs
+        self.announce = announce
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runs, name)
 
 
 async def perform(engine: Engine, run_id: str) -> None:
@@ -105,9 +117,30 @@ async def test_workers_that_ask_again_and_again_are_looked_for_once_in_a_while(
         asked.clear()
         began = time.monotonic()
         for _ in range(RUNS):
-            assert await engine.lease(wait_ms=1) == []
+            waiting = asyncio.create_task(engine.lease(wait_ms=60_000))
+            await asyncio.sleep(0.005)  # time enough to look, if there is reason to
+            waiting.cancel()
+            await asyncio.wait([waiting])
         took_ms = (time.monotonic() - began) * 1000
         assert asked["look"] <= 2 + took_ms / RUN_READY_AGAIN_MS
+
+
+async def test_a_gateway_does_not_listen_to_itself(database: Database, asked: Counter[str]) -> None:
+    async with open_engine(database.gateway_url) as here, open_engine(database.gateway_url) as there:
+        told: list[str] = []
+        announcing = here.engine.ports.runs.announce
+
+        async def announce(run_ids: Any) -> None:
+            told.append("\n".join(run_ids))
+            await announcing(run_ids)
+
+        object.__setattr__(here.engine.ports, "runs", _Told(here.engine.ports.runs, announce))
+        await here.start("changed")
+        await until(lambda: bool(told))
+        for engine, is_news in ((here.engine, False), (there.engine, True)):
+            async with engine.watchers.watching("changed") as changed:
+                engine.heard(told[0])
+                assert changed.is_set() is is_news
 
 
 async def test_a_run_that_no_announcement_told_of_is_found_a_moment_later(database: Database) -> None:

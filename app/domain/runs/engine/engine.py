@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -71,6 +72,7 @@ class RunEngine:
         self.sweeping = Sweeping(ports, self.table, traces, cancel=self._cancel_child, erase=erase)
         # Runs that have changed here and were not announced yet: `_changed` adds, `_announce` takes all.
         self._to_announce: set[str] = set()
+        self._sender = f"@{secrets.token_hex(8)}"  # stands under what is announced here; no run has such an id
         self._tasks: set[asyncio.Task[Any]] = set()
         self._swept = asyncio.Event()  # set when something may be due sooner than the sweep thinks
 
@@ -106,8 +108,10 @@ class RunEngine:
         self._swept.clear()
 
     def heard(self, payload: str) -> None:
-        """Another gateway has changed these runs."""
+        """A gateway has changed these runs: what this one has changed is known here."""
         run_ids = None if payload == "*" else payload.split("\n")
+        if run_ids is not None and run_ids[-1] == self._sender:
+            return
         self.watchers.tell(run_ids)
         self.leasing.kick()
 
@@ -259,7 +263,7 @@ class RunEngine:
         await asyncio.sleep(RUN_ANNOUNCE_TICK_MS / 1000)
         told, self._to_announce = self._to_announce, set()
         with contextlib.suppress(TgaError):  # they look by themselves, only later
-            await self.ports.runs.announce(sorted(told))
+            await self.ports.runs.announce([*sorted(told), self._sender])
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -35,7 +35,7 @@ from app.domain.runs.engine.journal import first_seq
 from app.domain.runs.engine.losing import lose
 from app.domain.runs.engine.messages import Beat, BeatAnswer, BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts, RunSalt
-from app.domain.runs.engine.table import RunTable
+from app.domain.runs.engine.table import RunTable, set_after
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, owner_of
 from app.domain.runs.schedule import AT_WORK
@@ -145,8 +145,8 @@ class Leasing:
         if self._serving is None or self._serving.done():
             self._serving = loop.create_task(self._serve(), name="leases")
             self._stopping = self._stopping or loop.create_task(self._wake_when_stopping(), name="leases end")
-        self._look_for(waiter)
-        leaving = None if gone is None else loop.create_task(_set_after(gone, waiter.woken))
+        self._look_for(waiter, ends_ms)
+        leaving = None if gone is None else loop.create_task(set_after(gone, waiter.woken))
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -182,14 +182,14 @@ class Leasing:
         for waiter in self._waiting:
             waiter.woken.set()
 
-    def _look_for(self, waiter: _Waiter) -> None:
+    def _look_for(self, waiter: _Waiter, ends_ms: float) -> None:
         """Look for runs for this worker: now, or a moment after the last look, which found none for it."""
         looked_ms, none_left = self._none_left.get(waiter.tenant, (-math.inf, frozenset()))
-        left_ms = looked_ms + RUN_READY_AGAIN_MS - self._clock.monotonic_ms()
-        if left_ms <= 0 or waiter.is_impatient or not waiter.programs <= none_left:
+        again_ms, now_ms = looked_ms + RUN_READY_AGAIN_MS, self._clock.monotonic_ms()
+        if again_ms <= now_ms or ends_ms <= again_ms or not waiter.programs <= none_left:
             self._kicked.set()
         elif self._looks_again is None:
-            self._looks_again = asyncio.get_running_loop().call_later(left_ms / 1000, self._look_again)
+            self._looks_again = asyncio.get_running_loop().call_later((again_ms - now_ms) / 1000, self._look_again)
 
     def _look_again(self) -> None:
         self._looks_again = None
@@ -398,8 +398,3 @@ class Leasing:
                 lose(work, "its worker does not know of the lease", now=now, clock=self._clock)
 
         await self._table.change(run_id, decide)
-
-
-async def _set_after(first: asyncio.Event, then: asyncio.Event) -> None:
-    await first.wait()
-    then.set()
