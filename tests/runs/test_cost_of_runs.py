@@ -15,6 +15,7 @@ import pytest
 
 from app.api.runs import shown
 from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_READY_AGAIN_MS
+from app.domain.runs.engine import leasing
 from app.domain.runs.engine.viewing import view, view_of_born
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
@@ -143,15 +144,16 @@ async def test_a_gateway_does_not_listen_to_itself(database: Database, asked: Co
                 assert changed.is_set() is is_news
 
 
-async def test_a_run_that_no_announcement_told_of_is_found_a_moment_later(database: Database) -> None:
+async def test_a_run_that_no_announcement_told_of_is_found_a_moment_later(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two gateways that do not hear each other: what one has just not found is looked for again."""
+    monkeypatch.setattr(leasing, "RUN_READY_POLL_MS", 3_600_000)
+    monkeypatch.setattr(leasing, "RUN_READY_AGAIN_MS", 500)
     async with open_engine(database.gateway_url) as here, open_engine(database.gateway_url) as there:
         assert await here.lease() == []
-        waiting = asyncio.create_task(here.lease(wait_ms=4_000))
-        await asyncio.sleep(0)
         assert (await there.start("unheard")).state == "SCHEDULED"
-        await there.engine.leasing.close()
-        (run,) = await waiting or await here.lease(wait_ms=4_000)
+        (run,) = await here.lease(wait_ms=20_000)
         assert run.run_id == "unheard"
 
 
