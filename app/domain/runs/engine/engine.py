@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -72,7 +71,7 @@ class RunEngine:
         self.sweeping = Sweeping(ports, self.table, traces, cancel=self._cancel_child, erase=erase)
         # Runs that have changed here and were not announced yet: `_changed` adds, `_announce` takes all.
         self._to_announce: set[str] = set()
-        self._sender = f"@{secrets.token_hex(8)}"  # stands under what is announced here; no run has such an id
+        self._sender = f"@{ports.clock.new_id()}"  # stands under what is announced here; no run has such an id
         self._tasks: set[asyncio.Task[Any]] = set()
         self._swept = asyncio.Event()  # set when something may be due sooner than the sweep thinks
 
