@@ -4,6 +4,8 @@ Calls, repeats of finished calls and runs of one step, at 1, 8, 32 and 128 at on
 the same machine and the same PostgreSQL (synchronous commit on), each in a database of its own. Ours is the whole
 gateway as `tga serve` runs it, called over HTTP, with a tool server of its own behind HTTP; the tools of peers are
 functions in their own process, which is their advantage. For a peer a call and a run of one step are the same thing.
+A run of ours is measured twice: over HTTP, with a plain worker that is no part of the gateway, and in process, as the
+peers on PostgreSQL are: caller, engine and worker in one.
 
 Peers are optional: `--install` looks for them and puts them into the folder that `--peers` names. Those that are not
 there are left out, and the report says why. It says also where a peer is better than ours.
@@ -29,10 +31,12 @@ from rich.console import Console
 from rich.table import Table
 
 from app.postgres.database import EMBEDDED_DATABASE
+from app.postgres.sessions import GATEWAY_ROLE
 from bench.baseline import Baseline
 from bench.comparison_chart import draw
 from bench.cost import measuring_session
 from bench.http_roles import Load
+from bench.http_runs import make_keys, measure_runs
 from bench.measure import (
     AT_ONCE,
     WARMUP_STEPS,
@@ -56,7 +60,8 @@ from bench.peer_processes import (
 from bench.runs import run_whole
 from bench.tool_call import run_calls, step_of_real_call
 
-OURS, IN_PROCESS, RUN, PGBENCH = "tga over HTTP", "tga in process", "tga, a run", "pgbench, bare inserts"
+OURS, IN_PROCESS, PGBENCH = "tga over HTTP", "tga in process", "pgbench, bare inserts"
+RUN, RUN_IN_PROCESS = "tga, a run over HTTP", "tga, a run in process"
 WHATS: Final = ("call", "repeat", "run")
 COUNTED_AT_ONCE: Final = 8
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -159,14 +164,21 @@ def answering(role: str, home: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def _our_gateway(home: Path) -> Iterator[Running]:
+def _our_gateway(home: Path, store: str) -> Iterator[Running]:
+    """`store`: the URL of its database, for the keys of caller and worker."""
     with answering("tool", home) as (tool, tool_pid):
         (home / "tga.toml").write_text(CONFIG.format(tool=tool))
         with answering("gateway", home) as (url, pid):
             key = (home / "admin.key").read_text("ascii").strip()
             port = int(url.rpartition(":")[2].rstrip("/"))
 
+            keys: dict[str, str] = {}
+
             def measure(what: str, at_once: int, seconds: float) -> Any:
+                if what == "run":
+                    if not keys:
+                        keys.update(run_on_fast_loop(make_keys(store)))
+                    return run_on_fast_loop(measure_runs(port, keys, ARGUMENTS, at_once, seconds))
                 load = CallLoad(key, what, at_once)
                 return run_on_fast_loop(measure_http(load, port, at_once, seconds))
 
@@ -236,7 +248,7 @@ class Comparison:
                 self.say(f"round {number + 1} of {self.scale.rounds}, {at_once} at once")
                 await self._ours_in_process(number, at_once)
                 for name, running in list(self.running.items()):
-                    for what in ("call", "repeat"):
+                    for what in WHATS if name == OURS else ("call", "repeat"):
                         await self._ask(name, running, what, at_once)
         for name, running in list(self.running.items()):
             await self._count(name, running)
@@ -252,7 +264,7 @@ class Comparison:
             self._keep(PGBENCH, "call", at_once, await self.baseline.run(clients, max(1.0, self.scale.seconds)))
         timing, _ = await run_calls(self.server, f"compared-{number}", at_once, self.scale.seconds)
         self._keep(IN_PROCESS, "call", at_once, timing)
-        self._keep(RUN, "run", at_once, await run_whole(self.server, at_once, self.scale.seconds))
+        self._keep(RUN_IN_PROCESS, "run", at_once, await run_whole(self.server, at_once, self.scale.seconds))
 
     async def _ask(self, name: str, running: Running, what: str, at_once: int) -> None:
         await self._settle()
@@ -269,7 +281,7 @@ class Comparison:
         if found is not None:
             warmed = found["steps"] / (found["steps"] + WARMUP_STEPS * at_once)  # the rest of the CPU is the warm-up's
             used = (running.cpu_s() + self.server.cpu_s() - before) * warmed
-            measured = _measured(name, what, at_once, found, used)
+            measured = _measured(RUN if what == "run" else name, what, at_once, found, used)
             self.rounds += [] if measured is None else [measured]
 
     async def _settle(self) -> None:
@@ -327,9 +339,9 @@ def where_peers_are_better(medians: list[Measured], counted: list[Counted]) -> l
             continue
         ours = {"call": [OURS], "repeat": [OURS]}[one.what]
         if one.what == "call":
-            ours = [OURS, RUN]
+            ours = [OURS, RUN, RUN_IN_PROCESS]
         for name in ours:
-            what = "run" if name == RUN else one.what
+            what = "run" if name in (RUN, RUN_IN_PROCESS) else one.what
             mine = found.get((what, name, one.at_once))
             if mine is None:
                 continue
@@ -384,7 +396,7 @@ def tables(medians: list[Measured], counted: list[Counted]) -> Iterator[Table]:
 async def _peers(server: Server, folder: Path, left_out: dict[str, str]) -> AsyncIterator[dict[str, Running]]:
     home = server.embedded.data_dir.parents[1]
     with contextlib.ExitStack() as stack:
-        running = {OURS: stack.enter_context(_our_gateway(home))}
+        running = {OURS: stack.enter_context(_our_gateway(home, server.embedded.url(GATEWAY_ROLE, EMBEDDED_DATABASE)))}
         for peer in PEERS:
             database = f"peer_{peer.name.lower()}"
             async with measuring_session(server.observer_url) as session:

@@ -3,8 +3,9 @@
 1. Checkpoints a second at 1, 8, 32 and 128 runs at once, as ratios to pgbench inserting the same bytes, one row a
    transaction, unbatched. In process: fold, plan, commit; the HTTP around it is measured by bench.http.
 2. What a put costs at entry 100, 1,000 and 20,000 of a run: round trips, commits, buffers.
-3. A whole run of one step: start, lease, put and end.
-4. Reading a journal of 20,000 checkpoints back, in pages: time, and how much memory it takes more.
+3. A whole run of one step: a worker waits, start and lease, put and end. Workers keep their ids, as processes do: one
+   that is new must first be noted, and its run be leased by itself.
+4. Reading a journal of 20,000 checkpoints back, in pages: time; and, in another pass, how much memory it takes more.
 5. What a checkpoint leaves in the database and in the write-ahead log.
 6. What 100,000 waiting runs cost: buffers of the one query that looks for what is due.
 7. With `--dbos PYTHON`, an interpreter whose environment has DBOS: the same run of one step there, in turns with ours.
@@ -114,21 +115,20 @@ async def run_puts(server: Server, at_once: int, seconds: float) -> Timing:
         return await closed_loop(server, lambda putter: putter.put(), queues, seconds)
 
 
+async def whole_run(engine: Engine, worker: str) -> None:
+    """A worker waits, a run starts, the worker gets it, performs one step and ends it."""
+    waiting = asyncio.create_task(engine.lease(1, worker=worker, wait_ms=10_000))
+    await asyncio.sleep(0)
+    await engine.start(f"whole-{next(_numbers)}")
+    (run,) = await waiting
+    end = {"type": "complete", "output": {"tier": "inline", "value": 1}, "positions": 1}
+    await engine.put(run, run.sequence_number, step("1", VALUE), then=end)
+
+
 async def run_whole(server: Server, at_once: int, seconds: float) -> Timing:
-    """Start, and the worker that waits for it gets it, performs one step and ends it."""
-
-    async def whole(engine: Engine) -> None:
-        worker = f"worker-{next(_numbers)}"
-        waiting = asyncio.create_task(engine.lease(1, worker=worker, wait_ms=10_000))
-        await asyncio.sleep(0)
-        await engine.start(f"whole-{next(_numbers)}")
-        (run,) = await waiting
-        end = {"type": "complete", "output": {"tier": "inline", "value": 1}, "positions": 1}
-        await engine.put(run, run.sequence_number, step("1", VALUE), then=end)
-
     async with open_engine(server.gateway_url) as engine:
-        queues: list[Iterator[Engine]] = [itertools.repeat(engine) for _ in range(at_once)]
-        return await closed_loop(server, whole, queues, seconds)
+        queues: list[Iterator[str]] = [itertools.repeat(f"worker-{next(_numbers):06}") for _ in range(at_once)]
+        return await closed_loop(server, lambda worker: whole_run(engine, worker), queues, seconds)
 
 
 def baseline_step() -> Step:
@@ -247,18 +247,25 @@ async def measure_replay(server: Server, scale: Scale) -> tuple[int, float, floa
         (putter,) = await leased(engine, 1)
         while putter.performed < scale.lengths[-1]:
             await putter.put(64)
-        runs, journal, after = engine.engine.ports.runs, Journal(), 0
-        tracemalloc.start()
         started = time.perf_counter()
-        while page := await runs.load_records(putter.run.run_id, after=after, limit=RUN_PAGE_RECORDS_MAX):
-            for record in page:
-                said = {} if record.artifact is None else record.artifact.to_json()
-                after = record.entry.sequence_number
-                journal.add({**said, "artifact_type": record.entry.artifact_type, "sequence_number": after})
+        await read_back(engine, putter.run.run_id)
         taken = time.perf_counter() - started
+        tracemalloc.start()  # in a pass of its own: to follow every allocation takes longer than all else
+        await read_back(engine, putter.run.run_id)
         peak = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
         return putter.performed, taken, peak
+
+
+async def read_back(engine: Engine, run_id: str) -> Journal:
+    """The journal of a run as its worker has it, in pages."""
+    runs, journal, after = engine.engine.ports.runs, Journal(), 0
+    while page := await runs.load_records(run_id, after=after, limit=RUN_PAGE_RECORDS_MAX):
+        for record in page:
+            said = {} if record.artifact is None else record.artifact.to_json()
+            after = record.entry.sequence_number
+            journal.add({**said, "artifact_type": record.entry.artifact_type, "sequence_number": after})
+    return journal
 
 
 async def measure_waiting(server: Server, scale: Scale) -> tuple[int, int, int]:

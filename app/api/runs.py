@@ -22,7 +22,7 @@ from app.domain.ledger.documents import Name, Part, Sha256, Text, Time
 from app.domain.runs.documents import Accepted, ForkedFrom, Resolved, RunPolicy
 from app.domain.runs.engine.answering import OwnSignature
 from app.domain.runs.engine.starting import StartRequest
-from app.domain.runs.engine.viewing import RunView, view
+from app.domain.runs.engine.viewing import RunView, view, view_of_born
 from app.domain.runs.procedures import PolicySaid
 from app.domain.runs.state import StateChanges
 from app.domain.runs.trace_context import traceparent_of
@@ -158,7 +158,10 @@ def router(services: Services) -> APIRouter:
             callers, observer = traceparent_in(request.scope["headers"]), engine.observer
             if callers is not None and observer is not None and not started.replayed:
                 observer.started(started.run_id, body.procedure, callers)
-            document = await _shown(services, principal.tenant, started.run_id)
+            if started.born is None:
+                document = await _shown(services, principal.tenant, started.run_id)
+            else:
+                document = shown(await view_of_born(engine.ports, started.born), principal.tenant)
             answer = json_answer({**document, "replayed": started.replayed})
             answer.headers["traceresponse"] = traceparent_of(started.run_id)
             return answer

@@ -441,6 +441,7 @@ RUN_WORKERS_KNOWN_MAX: Final = 10_000  # of which a gateway remembers when they 
 RUN_SWEEP_MS: Final = 2_000
 RUN_SWEEP_RUNS_MAX: Final = 200
 RUN_READY_POLL_MS: Final = 5_000
+RUN_READY_AGAIN_MS: Final = 50  # after a look that found none, for workers that ask meanwhile
 RUN_HOLD_MS: Final = 5_000
 RUN_ANNOUNCE_TICK_MS: Final = 5
 

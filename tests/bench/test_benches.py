@@ -18,7 +18,8 @@ RATIO: Final = r"\d+\.\d+"
 PRINTS: Final = {
     "comparison": (
         r"tga over HTTP +│ +8 │ +[\d,]+ │",
-        r"tga, a run +│ +8 │",
+        r"tga, a run over HTTP +│ +8 │",
+        r"tga, a run in process +│ +8 │",
         rf"tga over HTTP +│ +{RATIO} │ +[\d,]+ │",
     ),
     "append": (rf"writer +│ +128 │ +{RATIO}", "Flatness", r"100 │ +64 │ +1\.00"),

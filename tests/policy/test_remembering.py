@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from app.core.limits import POLICY_MEMORY_CONTEXT_BYTES_MAX, POLICY_MEMORY_VERDICTS_MAX
 from app.domain.policy import cedar
 from app.domain.policy.cedar import CedarPolicy
+from app.domain.policy.question import AskedStart
 from app.domain.policy.rules import arguments_read, context_read
 from app.domain.tga.documents import ActionRequest
 from app.domain.tools import Tool
@@ -153,3 +154,61 @@ def test_a_request_for_another_tool_is_never_taken_for_one_that_was_allowed() ->
     assert policy.judge(request_of(), tool_of()).answer == "allow"
     assert policy.judge(request_of(tool_name="wipe"), tool_of()).answer == "deny"
     assert policy.judge(request_of(server_id="other"), tool_of()).answer == "deny"
+
+
+# Each rule denies by another thing that a start can have.
+START_RULES = (
+    'context.input has "to" && context.input.to == "nobody"',
+    'context.trigger.type == "event"',
+    'context.trigger has id && context.trigger.id == "e-2"',
+    'principal.id == "mallory"',
+    'principal.tenant == "other"',
+    'principal in Role::"worker"',
+    'resource.name == "wipe"',
+    'resource.version == "2"',
+    'resource.program_digest like "b*"',
+    'resource.tags.contains("money")',
+)
+START_POLICIES = [
+    CedarPolicy(PERMIT_ALL + f"forbid(principal, action, resource) when {{ {rule} }};") for rule in START_RULES
+]
+
+
+def start_of(given: Any = None, name: str = "ada", *roles: str, tenant: str = "default", **fields: Any) -> AskedStart:
+    said = {"procedure": "onboard", "version": "1", "program_digest": "a" * 64, "tags": [], "trigger_type": "call"}
+    return AskedStart(principal=principal_of(name, *roles, tenant=tenant), input=given, **{**said, **fields})
+
+
+STARTS = [
+    start_of(),
+    start_of({"to": "nobody"}),
+    start_of({"to": "ada"}),
+    start_of(None, "mallory"),
+    start_of(None, "ada", "worker"),
+    start_of(None, "ada", "agent", tenant="other"),
+    start_of(procedure="wipe"),
+    start_of(version="2"),
+    start_of(program_digest="b" * 64),
+    start_of(tags=["money"]),
+    start_of(trigger_type="event", trigger_id="e-1"),
+    start_of(trigger_type="schedule", trigger_id="e-2"),
+]
+
+
+@pytest.mark.parametrize("policy", START_POLICIES, ids=START_RULES)
+def test_starts_are_judged_for_what_they_are_in_whatever_order(policy: CedarPolicy) -> None:
+    fresh = [CedarPolicy(policy.text).judge_start(start) for start in STARTS]
+    remembering = CedarPolicy(policy.text)
+    assert [remembering.judge_start(start) for start in STARTS] == fresh
+    assert [remembering.judge_start(start) for start in reversed(STARTS)] == fresh[::-1]
+    assert {verdict.answer for verdict in fresh} == {"allow", "deny"}
+
+
+def test_cedar_is_asked_once_for_starts_that_are_the_same_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counting(monkeypatch)
+    policy = CedarPolicy(PERMIT_ALL)
+    for n in range(20):
+        assert policy.judge_start(start_of({"n": n}, trigger_type="event", trigger_id=f"e{n}")).answer == "allow"
+    assert asked == [1]
+    assert policy.judge_start(start_of(version="2")).answer == "allow"
+    assert asked == [2]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.connectors.webhook_notices import WebhookNotices
-from app.domain.runs.engine.leasing import lose
+from app.domain.runs.engine.losing import lose
 from app.domain.runs.engine.work import Work
 from app.gateway.standing import WhatStands
 from app.keys.keyring import Keyring

@@ -177,6 +177,24 @@ class CedarPolicy:
         known = (tool.server_id, tool.tool_name, tool.tool_class, tool.tags, tool.tenant)
         return request.server_id, request.tool_name, asks.principal_id, asks.tenant, roles, known, context
 
+    def _all_that_decides_a_start(self, asked: AskedStart) -> Hashable | None:
+        """As `_all_that_decides`. What triggered a run differs in each: a policy that reads it is asked each time."""
+        context = b""
+        if self._context_read is None or "trigger" in self._context_read:
+            return None
+        if "input" in self._context_read:
+            try:
+                told = context_of_start(asked, fields=self._context_read)["input"]
+                context = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
+            except Exception:
+                return None  # asking says what is wrong with it
+            if len(context) > POLICY_MEMORY_CONTEXT_BYTES_MAX:
+                return None
+        asks = asked.principal
+        roles = None if asks.roles is None else tuple(asks.roles)
+        known = (asked.procedure, asked.version, asked.program_digest, tuple(asked.tags))
+        return "start", asks.principal_id, asks.tenant, roles, known, context
+
     def _remember(self, seen: Hashable, verdict: Verdict) -> None:
         if len(self._judged) >= POLICY_MEMORY_VERDICTS_MAX:
             del self._judged[next(iter(self._judged))]
@@ -207,7 +225,13 @@ class CedarPolicy:
 
     def judge_start(self, asked: AskedStart) -> Verdict:
         """Allow or deny; never raises, and allows only on Cedar's explicit word."""
-        return self.verdict_of_start(self.start_outcome(asked))
+        seen = self._all_that_decides_a_start(asked)
+        if seen is None or (verdict := self._judged.get(seen)) is None:
+            outcome = self.start_outcome(asked)
+            verdict = self.verdict_of_start(outcome)
+            if seen is not None and not outcome.faults:
+                self._remember(seen, verdict)
+        return verdict
 
     def start_outcome(self, asked: AskedStart) -> Outcome:
         (outcome,) = self._put(

@@ -71,6 +71,7 @@ class RunEngine:
         self.sweeping = Sweeping(ports, self.table, traces, cancel=self._cancel_child, erase=erase)
         # Runs that have changed here and were not announced yet: `_changed` adds, `_announce` takes all.
         self._to_announce: set[str] = set()
+        self._sender = f"@{ports.clock.new_id()}"  # stands under what is announced here; no run has such an id
         self._tasks: set[asyncio.Task[Any]] = set()
         self._swept = asyncio.Event()  # set when something may be due sooner than the sweep thinks
 
@@ -87,6 +88,8 @@ class RunEngine:
         return await self.putting.put(run_id, request, principal)
 
     async def _with_secrets_sealed(self, run_id: str, request: PutRequest, tenant: str) -> PutRequest:
+        if not any(isinstance(put, CheckpointPut) and isinstance(put.value, SecretSaid) for put in request.puts):
+            return request
         puts: list[Put] = []
         for put in request.puts:
             if isinstance(put, CheckpointPut) and isinstance(put.value, SecretSaid):
@@ -104,8 +107,10 @@ class RunEngine:
         self._swept.clear()
 
     def heard(self, payload: str) -> None:
-        """Another gateway has changed these runs."""
+        """A gateway has changed these runs: what this one has changed is known here."""
         run_ids = None if payload == "*" else payload.split("\n")
+        if run_ids is not None and run_ids[-1] == self._sender:
+            return
         self.watchers.tell(run_ids)
         self.leasing.kick()
 
@@ -228,9 +233,12 @@ class RunEngine:
             self.leasing.kick()  # also when its pause is not over yet: the look says when to look again
         elif state in ("WAITING", "RUNNING"):
             self._look_soon(run)
-        if state in ("COMPLETED", "CANCELLED", "FAILED") and before != state:
+        has_relatives = work.start.parent is not None or bool(work.open_children)
+        if has_relatives and state in ("COMPLETED", "CANCELLED", "FAILED") and before != state:
             self._spawn(self._tell_relatives(work))
-        if state != before or work.has_news_for_others:
+        # Of a run that is born to a worker who waits for it here no other gateway knows, and none is to look for it.
+        is_born_leased = before is None and state == "RUNNING"
+        if (state != before and not is_born_leased) or work.has_news_for_others:
             if not self._to_announce:
                 self._spawn(self._announce())
             self._to_announce.add(work.run_id)
@@ -247,15 +255,14 @@ class RunEngine:
             asyncio.get_running_loop().call_later(max(0, left_ms + 1) / 1000, self._swept.set)
 
     async def _tell_relatives(self, work: Work) -> None:
-        if work.start.parent is not None or work.open_children:
-            with contextlib.suppress(TgaError):  # the sweep does it later
-                await self.sweeping.tell_relatives(work.require())
+        with contextlib.suppress(TgaError):  # the sweep does it later
+            await self.sweeping.tell_relatives(work.require())
 
     async def _announce(self) -> None:
         await asyncio.sleep(RUN_ANNOUNCE_TICK_MS / 1000)
         told, self._to_announce = self._to_announce, set()
         with contextlib.suppress(TgaError):  # they look by themselves, only later
-            await self.ports.runs.announce(sorted(told))
+            await self.ports.runs.announce([*sorted(told), self._sender])
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -2,7 +2,8 @@
 
 Waiting workers stand here, in memory; the gateway has one query for ready runs in flight, whatever their number. It is
 asked when a run becomes ready here, when another gateway announces one, when the next one's pause is over (the query
-before has told when that is), and every few seconds besides.
+before has told when that is), and every few seconds besides. A worker that asks for runs where the query has just found
+none is no reason to ask again at once: a busy one asks many times a second.
 A run is held for a moment before its lease is recorded. A lease that cannot be recorded gives it back at once; what a
 gateway held that died is ready again when the hold is over.
 """
@@ -20,17 +21,23 @@ from functools import partial
 from typing import Final
 
 from app.core.errors import LockAcquireFailed, OutcomeUnknown, StoreBusy, StoreUnavailable, TgaError
-from app.core.limits import RUN_PAGE_RECORDS_MAX, RUN_READY_POLL_MS, RUN_WORKERS_KNOWN_MAX, STORE_ANSWER_MS
-from app.domain.clock import Clock
+from app.core.limits import (
+    RUN_PAGE_RECORDS_MAX,
+    RUN_READY_AGAIN_MS,
+    RUN_READY_POLL_MS,
+    RUN_WORKERS_KNOWN_MAX,
+    STORE_ANSWER_MS,
+)
 from app.domain.identity import Principal
-from app.domain.runs.documents import RunError, WorkerName
+from app.domain.runs.documents import WorkerName
 from app.domain.runs.engine.artifacts import is_of_worker
 from app.domain.runs.engine.journal import first_seq
+from app.domain.runs.engine.losing import lose
 from app.domain.runs.engine.messages import Beat, BeatAnswer, BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts, RunSalt
-from app.domain.runs.engine.table import RunTable, first_of
+from app.domain.runs.engine.table import RunTable, set_after
 from app.domain.runs.engine.work import Work
-from app.domain.runs.ids import elapsed_ms, later, owner_of
+from app.domain.runs.ids import elapsed_ms, owner_of
 from app.domain.runs.schedule import AT_WORK
 
 logger = logging.getLogger("tga")
@@ -88,7 +95,12 @@ class Leasing:
         # When a worker was last noted to live, and what it said then; the longest unseen first.
         self._seen: dict[str, tuple[float, object]] = {}
         self._kicked = asyncio.Event()
+        self._kicks = 0  # how often a run may have become ready
+        # Of each tenant: programs of which the last look has left none that is ready, and when it was. `kick` forgets.
+        self._none_left: dict[str, tuple[float, frozenset[tuple[str, str]]]] = {}
+        self._looks_again: asyncio.TimerHandle | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
@@ -97,14 +109,18 @@ class Leasing:
 
     def kick(self) -> None:
         """A run may have become ready."""
+        self._kicks += 1
+        self._none_left.clear()
         if self._waiting:
             self._kicked.set()
 
     async def close(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
+        if self._looks_again is not None:
+            self._looks_again.cancel()
+        for task in filter(None, (self._serving, self._stopping)):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._serving
+                await task
 
     async def lease(
         self, request: LeaseRequest, principal: Principal, *, gone: asyncio.Event | None = None
@@ -125,15 +141,19 @@ class Leasing:
             note_life=partial(self._note_life, request, principal, programs),
         )
         self._waiting.append(waiter)
+        loop = asyncio.get_running_loop()
         if self._serving is None or self._serving.done():
-            self._serving = asyncio.get_running_loop().create_task(self._serve(), name="leases")
-        self._kicked.set()
+            self._serving = loop.create_task(self._serve(), name="leases")
+            self._stopping = self._stopping or loop.create_task(self._wake_when_stopping(), name="leases end")
+        self._look_for(waiter, ends_ms)
+        leaving = None if gone is None else loop.create_task(set_after(gone, waiter.woken))
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     left_ms = max(0.0, ends_ms - self._clock.monotonic_ms())
                     async with asyncio.timeout(STORE_ANSWER_MS / 1000 if waiter.is_impatient else left_ms / 1000):
-                        await first_of(waiter.woken, self._ports.stopping, waiter.gone)
+                        if not (self._ports.stopping.is_set() or waiter.gone.is_set()):
+                            await waiter.woken.wait()
                 waiter.woken.clear()
                 waiter.is_here = False  # while its runs are leased it gets no others: it may be gone afterwards
                 given, waiter.given = waiter.given, []
@@ -152,8 +172,28 @@ class Leasing:
                     return leased
                 waiter.is_here = True
         finally:
+            if leaving is not None:
+                leaving.cancel()
             waiter.is_here = False
             self._waiting.remove(waiter)  # a run that is held for it by now is free again in a few seconds
+
+    async def _wake_when_stopping(self) -> None:
+        await self._ports.stopping.wait()
+        for waiter in self._waiting:
+            waiter.woken.set()
+
+    def _look_for(self, waiter: _Waiter, ends_ms: float) -> None:
+        """Look for runs for this worker: now, or a moment after the last look, which found none for it."""
+        looked_ms, none_left = self._none_left.get(waiter.tenant, (-math.inf, frozenset()))
+        again_ms, now_ms = looked_ms + RUN_READY_AGAIN_MS, self._clock.monotonic_ms()
+        if again_ms <= now_ms or ends_ms <= again_ms or not waiter.programs <= none_left:
+            self._kicked.set()
+        elif self._looks_again is None:
+            self._looks_again = asyncio.get_running_loop().call_later((again_ms - now_ms) / 1000, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looks_again = None
+        self._kicked.set()
 
     async def _note_life(
         self, request: LeaseRequest, principal: Principal, programs: Sequence[tuple[str, str]]
@@ -238,7 +278,10 @@ class Leasing:
         """Hold what is ready for these; in how many milliseconds something else is, if that is known."""
         programs = {program for waiter in waiters for program in waiter.programs}
         slots = sum(waiter.free for waiter in waiters)
+        asked_ms, kicks = self._clock.monotonic_ms(), self._kicks
         held, next_ms = await self._ports.runs.hold_ready(tenant, sorted(programs), slots) if slots else ((), None)
+        if len(held) < slots and kicks == self._kicks:  # none that came while it was asked
+            self._none_left[tenant] = asked_ms, frozenset(programs)
         left_over = []
         for run_id, procedure, program in held:
             for waiter in waiters:
@@ -257,7 +300,7 @@ class Leasing:
         """Nobody is there for these after all: they are others'."""
         if run_ids:
             await self._ports.runs.unhold_ready(run_ids)
-            self._kicked.set()
+            self.kick()
 
     async def _leased(self, run_ids: Sequence[str], request: LeaseRequest, principal: Principal) -> list[LeasedRun]:
         """Record the leases, together where they can be. A run that could not be leased because the store was busy is
@@ -355,19 +398,3 @@ class Leasing:
                 lose(work, "its worker does not know of the lease", now=now, clock=self._clock)
 
         await self._table.change(run_id, decide)
-
-
-def lose(work: Work, reason: str, *, now: str, clock: Clock) -> None:
-    """The attempt is lost. After too many without a checkpoint in between the run is parked, and blocks nobody."""
-    run, policy = work.run, work.start.policy
-    if run.failures + 1 >= policy.park_after:
-        error = RunError(
-            type="RUN_PARKED",
-            message=f"{run.failures + 1} attempts in a row ended without a checkpoint; the last: {reason}",
-            retryable=True,
-        )
-        work.end("PARKED", by="gateway", by_id=work.executor_id, at=now, error=error)
-        return
-    pause_ms = 0 if run.failures == 0 else min(1_000 << min(run.failures - 1, 16), 60_000)
-    not_before = later(now, int(pause_ms * (0.5 + clock.jitter() / 2))) if pause_ms else None
-    work.end_attempt("LOST", at=now, reason=reason, not_before=not_before)

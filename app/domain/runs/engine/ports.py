@@ -129,7 +129,8 @@ class StoredRuns(Protocol):
         ...
 
     async def announce(self, run_ids: Sequence[str]) -> None:
-        """Tell the other gateways that these have changed. Nothing rests on it: they look by themselves, only later."""
+        """Tell the other gateways that these have changed; the last line says who tells it. Nothing rests on it: they
+        look by themselves, only later."""
         ...
 
 

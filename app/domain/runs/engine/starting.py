@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from app.core.canonical import canonical_bytes
@@ -54,11 +54,13 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`replayed`: the run was there already, started with the same procedure and input."""
+    """`replayed`: the run was there already, started with the same procedure and input. `born`: the run as this start
+    has stored it, which needs not be read; None where it may have gone on since."""
 
     run_id: str
     state: str
     replayed: bool
+    born: LoadedRun | None = field(default=None, compare=False, repr=False)
 
 
 class JudgedStart(NamedTuple):
@@ -128,20 +130,20 @@ class Starting:
         salt, tenant = self._ports.salts.new(), start.principal.tenant
         async with self._leasing.reserved(tenant, start.procedure, f"{start.version}@{start.program_digest}") as place:
 
-            async def decide(work: Work) -> None:
+            async def decide(work: Work) -> LoadedRun:
                 self.add_start(work, start, salt)
                 if place is not None:
                     owner = owner_of(place.lease, self._ports.incarnation())
                     work.lease(owner, place.worker, place.name, at=self._clock.now())
+                return replace(work.require(), run=replace(work.run))  # the other one is changed by its worker
 
             try:
-                await self._table.change(start.run_id, decide, is_birth=True)
+                born = await self._table.change(start.run_id, decide, is_birth=True)
             except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
                 return await self._existing(start, error)
-            if place is None:
-                return Started(start.run_id, "SCHEDULED", replayed=False)
-            place.run_id, place.salt = start.run_id, salt
-            return Started(start.run_id, "RUNNING", replayed=False)
+            if place is not None:
+                place.run_id, place.salt = start.run_id, salt
+            return Started(start.run_id, born.run.head.state, replayed=False, born=born)
 
     def add_start(self, work: Work, start: RunStart, salt: RunSalt, *, source: Run | None = None) -> None:
         work.add(start, source=source)

@@ -34,7 +34,7 @@ from app.core.limits import RUN_SWEEP_RUNS_MAX
 from app.domain.runs.documents import RunEnd, RunError, RunIntent
 from app.domain.runs.engine.artifacts import answer_of
 from app.domain.runs.engine.calling import add_answer
-from app.domain.runs.engine.leasing import lose
+from app.domain.runs.engine.losing import lose
 from app.domain.runs.engine.ports import DueRun, LoadedRun, RunPorts
 from app.domain.runs.engine.putting import answer_due, load_artifact
 from app.domain.runs.engine.table import RunTable

@@ -44,6 +44,11 @@ async def first_of(*events: asyncio.Event) -> None:
             wait.cancel()
 
 
+async def set_after(first: asyncio.Event, then: asyncio.Event) -> None:
+    await first.wait()
+    then.set()
+
+
 Decide = Callable[[Work], Awaitable[T]]
 
 # What the store says when the run is not where the change was decided on: by another owner, further, elsewhere.

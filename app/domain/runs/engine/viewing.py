@@ -131,6 +131,14 @@ async def _newest_steps(
     return steps[-steps_max:], not is_all or len(steps) > steps_max
 
 
+async def view_of_born(ports: RunPorts, loaded: LoadedRun) -> RunView:
+    """As `view`, of a run that has just been started and is not read again: nothing was performed in it."""
+    run = loaded.run
+    state, waiting = run.head.state, waiting_for(run)
+    notice = await _notice(ports, run, loaded.start)
+    return RunView(loaded, status_of(state, waiting), waiting, awaits=[], end=None, notice=notice)
+
+
 def status_of(state: str, waiting: str | None) -> str:
     return "waiting_for_human" if waiting == "person" else _STATUS[state]
 

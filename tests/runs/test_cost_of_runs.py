@@ -1,0 +1,181 @@
+"""What a run of one step asks of the database: two commits, and next to nothing besides (RUNS 9).
+
+Statements are counted, not time. A look for ready runs and an announcement come at most once a tick, however many runs
+there are, and on a slow machine there are more ticks: those are bounded by the time that it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from app.api.runs import shown
+from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_READY_AGAIN_MS
+from app.domain.runs.engine import leasing
+from app.domain.runs.engine.viewing import view, view_of_born
+from app.postgres.database import Database
+from app.postgres.sessions import Sessions
+from tests.runs.engines import Engine, open_engine, step
+from tests.runs.world import until
+
+RUNS = 12
+SLOTS = 4
+COMPLETE = {"type": "complete", "output": {"tier": "inline", "value": 1}, "positions": 1}
+# What a statement is for, by what is in it.
+KNOWN = {
+    "tga.append(": "append",
+    "tga.hold_ready_runs": "look",
+    "pg_notify": "announcement",
+    "tga.beat_worker": "beat",
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the database was asked, by what for; what is not known here by its text."""
+    counted: Counter[str] = Counter()
+    fetch, commit = Sessions.fetch, Sessions.commit
+
+    def count(statement: str) -> None:
+        counted[next((name for part, name in KNOWN.items() if part in statement), statement)] += 1
+
+    async def fetching(self: Sessions, statement: str, *arguments: Any) -> Any:
+        count(statement)
+        return await fetch(self, statement, *arguments)
+
+    async def committing(self: Sessions, statement: str, *arguments: Any) -> Any:
+        count(statement)
+        return await commit(self, statement, *arguments)
+
+    monkeypatch.setattr(Sessions, "fetch", fetching)
+    monkeypatch.setattr(Sessions, "commit", committing)
+    return counted
+
+
+class _Told:
+    """Stored runs, of which one method is another."""
+
+    def __init__(self, runs: Any, announce: Any) -> None:
+        self._runs = runs
+        self.announce = announce
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runs, name)
+
+
+async def perform(engine: Engine, run_id: str) -> None:
+    """The worker has more slots than it gets runs, as a real one has: it would take others that are ready."""
+    waiting = asyncio.create_task(engine.lease(SLOTS, wait_ms=60_000))
+    await asyncio.sleep(0)
+    started = await engine.start(run_id)
+    assert started.state == "RUNNING"  # start and lease are one commit
+    (run,) = await waiting
+    answer = await engine.put(run, run.sequence_number, step("1"), then=COMPLETE)
+    assert answer.directive == "DONE"
+
+
+async def test_a_run_of_one_step_is_two_commits_and_reads_nothing(database: Database, asked: Counter[str]) -> None:
+    async with open_engine(database.gateway_url) as engine:
+        assert await engine.lease() == []
+        await perform(engine, "first")  # from here on worker and program are known
+        asked.clear()
+        began = time.monotonic()
+        for number in range(RUNS):
+            await perform(engine, f"run-{number}")
+        took_ms = (time.monotonic() - began) * 1000
+        found = asked.copy()
+    assert found.pop("append") == 2 * RUNS
+    # Of the run's end; that it was born to a worker who waits here is told to none.
+    assert found.pop("announcement", 0) <= min(1 + RUNS, 2 + took_ms / RUN_ANNOUNCE_TICK_MS)
+    assert found.pop("look", 0) <= 2 + took_ms / RUN_READY_AGAIN_MS
+    assert found.pop("beat", 0) <= took_ms / (30_000 / 6)
+    assert not found
+
+
+async def test_a_put_is_one_commit_and_reads_nothing(database: Database, asked: Counter[str]) -> None:
+    async with open_engine(database.gateway_url) as engine:
+        await engine.start("putting")
+        (run,) = await engine.lease()
+        seen = run.sequence_number
+        await asyncio.sleep(2 * RUN_ANNOUNCE_TICK_MS / 1000)
+        asked.clear()
+        for number in range(1, RUNS + 1):
+            seen = (await engine.put(run, seen, step(str(number)))).sequence_number
+        found = asked.copy()
+    found.pop("announcement", None)  # of the lease, if it was late
+    assert found == {"append": RUNS}
+
+
+async def test_workers_that_ask_again_and_again_are_looked_for_once_in_a_while(
+    database: Database, asked: Counter[str]
+) -> None:
+    async with open_engine(database.gateway_url) as engine:
+        assert await engine.lease() == []
+        asked.clear()
+        began = time.monotonic()
+        for _ in range(RUNS):
+            waiting = asyncio.create_task(engine.lease(wait_ms=60_000))
+            await asyncio.sleep(0.005)  # time enough to look, if there is reason to
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        took_ms = (time.monotonic() - began) * 1000
+        assert asked["look"] <= 2 + took_ms / RUN_READY_AGAIN_MS
+
+
+async def test_a_gateway_does_not_listen_to_itself(database: Database, asked: Counter[str]) -> None:
+    async with open_engine(database.gateway_url) as here, open_engine(database.gateway_url) as there:
+        told: list[str] = []
+        announcing = here.engine.ports.runs.announce
+
+        async def announce(run_ids: Any) -> None:
+            told.append("\n".join(run_ids))
+            await announcing(run_ids)
+
+        object.__setattr__(here.engine.ports, "runs", _Told(here.engine.ports.runs, announce))
+        await here.start("changed")
+        await until(lambda: bool(told))
+        for engine, is_news in ((here.engine, False), (there.engine, True)):
+            async with engine.watchers.watching("changed") as changed:
+                engine.heard(told[0])
+                assert changed.is_set() is is_news
+
+
+async def test_a_run_that_no_announcement_told_of_is_found_a_moment_later(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two gateways that do not hear each other: what one has just not found is looked for again."""
+    monkeypatch.setattr(leasing, "RUN_READY_POLL_MS", 3_600_000)
+    monkeypatch.setattr(leasing, "RUN_READY_AGAIN_MS", 500)
+    async with open_engine(database.gateway_url) as here, open_engine(database.gateway_url) as there:
+        assert await here.lease() == []
+        assert (await there.start("unheard")).state == "SCHEDULED"
+        (run,) = await here.lease(wait_ms=20_000)
+        assert run.run_id == "unheard"
+
+
+async def test_what_a_start_answers_without_reading_is_what_reading_would_say(
+    database: Database, asked: Counter[str]
+) -> None:
+    async with open_engine(database.gateway_url) as engine:
+        ports = engine.engine.ports
+        ready = await engine.start("ready", {"n": 1})
+        assert len(await engine.lease()) == 1  # before the other's worker waits
+        waiting = asyncio.create_task(engine.lease(wait_ms=60_000))
+        await asyncio.sleep(0)
+        asked.clear()
+        leased = await engine.start("leased")
+        assert asked["append"] == 1
+        assert leased.born is not None
+        told = shown(await view_of_born(ports, leased.born), "default")
+        assert set(asked) <= {"append", "look", "announcement"}
+        assert told == shown(await view(ports, "leased"), "default")
+        assert len(await waiting) == 1
+        assert ready.born is not None
+        was = shown(await view_of_born(ports, ready.born), "default")
+        assert (was["state"], was["sequence_number"], was["notice"]) == ("SCHEDULED", 1, None)
+        again = await engine.start("ready", {"n": 1})
+        assert (again.replayed, again.born) == (True, None)
