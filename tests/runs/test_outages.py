@@ -1,0 +1,184 @@
+"""What a run depends on is away for longer than a lease lasts, and comes back: the database or the
+worker cut off; and gateways whose clocks are wrong. Real processes.
+
+Nobody lends a hand: every run ends with the result that it has without an outage, each effect is once in the bank's own
+book, nothing is stranded, and the ledger verifies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.runs.test_run_crashes import verify_result
+from tests.runs.worker import Worker, inline, time_in
+from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, working
+
+LEASE_MS = 1_000
+AWAY_S = 2.5
+"""Longer than a lease: whoever would be taken for dead because of it has been by then."""
+
+Outage = Callable[[RunsWorld], Awaitable[None]]
+
+
+async def outlast(world: RunsWorld, outage: Outage, *, gateways: int = 1) -> None:
+    """Runs in the middle of everything, an outage, and the end of all of them."""
+    config = world.config(lease_ms=LEASE_MS)
+    opened = [await world.gateway(config=config) for _ in range(gateways)]
+    urls = [gateway.url for gateway in opened]
+    run_ids = [new_id() for _ in range(3)]
+    async with working(world, *urls), Caller(world, *urls) as caller:
+        await caller.start("everything", {"user": 7}, run_ids[0])
+        await until(lambda: len(world.executions(run_ids[0])) > 0)
+        for run_id in run_ids[1:]:
+            await caller.start("everything", {"user": 7}, run_id)
+        seeing = [asyncio.create_task(caller.see_through(run_id)) for run_id in run_ids]
+        try:
+            await outage(world)
+            for seen in await asyncio.gather(*seeing):
+                verify_result(seen)
+        except BaseException:
+            print([gateway.log()[-3000:] for gateway in opened], [await world.journal(one) for one in run_ids])
+            raise
+        finally:
+            for task in seeing:
+                task.cancel()
+    for run_id in run_ids:
+        assert sorted(world.executions(run_id).values()) == [1, 1]
+    await world.verify_all_is_well()
+    for gateway in opened:
+        await gateway.kill()
+
+
+async def cut_off(world: RunsWorld) -> None:
+    """Sessions are ended, and no new one begins."""
+    root = await asyncpg.connect(world.postgres.url())
+    try:
+        for is_open in (False, True):
+            await root.execute(f"ALTER DATABASE {world.database.name} WITH ALLOW_CONNECTIONS {is_open}")
+            if not is_open:
+                ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1"
+                await root.fetch(ended, world.database.name)
+                await asyncio.sleep(AWAY_S)
+    finally:
+        await root.close()
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("outage", [cut_off], ids=lambda one: one.__name__)
+async def test_a_database_that_is_away_for_longer_than_a_lease(world: RunsWorld, outage: Outage) -> None:
+    await outlast(world, outage)
+
+
+# --- the worker cut off ---
+
+
+class Cable:
+    """Between a worker and its gateway: while it is cut, connections hang, and what was sent does not arrive."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self._port = int(gateway.url.rpartition(":")[2])
+        self._is_whole = asyncio.Event()
+        self._is_whole.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def cut(self) -> None:
+        self._is_whole.clear()
+
+    def mend(self) -> None:
+        self._is_whole.set()
+
+    @contextlib.asynccontextmanager
+    async def laid(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, sink in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._carried(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _carried(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await source.read(1 << 16):
+                await self._is_whole.wait()
+                sink.write(chunk)
+                await sink.drain()
+        sink.close()
+
+
+@pytest.mark.one_in(4)
+async def test_a_worker_that_is_cut_off_for_longer_than_its_lease(world: RunsWorld) -> None:
+    """It holds a run, others go on with it; and it comes back, is told to stop, and works on."""
+    gateway = await world.gateway(config=world.config(lease_ms=LEASE_MS))
+    run_id, cable = new_id(), Cable(gateway)
+    async with cable.laid() as url, Caller(world, gateway.url) as caller, working(world, url) as away:
+        cut = asyncio.create_task(_cut_when_it_holds(away, cable))
+        await caller.start("everything", {"user": 7}, run_id)
+        await cut
+        async with working(world, gateway.url):
+            verify_result(await caller.see_through(run_id))
+        cable.mend()
+        second = new_id()
+        await caller.start("everything", {"user": 7}, second)
+        verify_result(await caller.see_through(second))
+    for one in (run_id, second):
+        assert sorted(world.executions(one).values()) == [1, 1]
+    await world.verify_all_is_well()
+    await gateway.kill()
+
+
+async def _cut_when_it_holds(worker: Worker, cable: Cable) -> None:
+    await until(lambda: bool(worker.holding))
+    cable.cut()
+
+
+# --- clocks ---
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("hours", [(-1.0,), (-1.0, 0.0)], ids=str)
+async def test_gateways_whose_clocks_differ(world: RunsWorld, hours: tuple[float, ...]) -> None:
+    """What is due is due by the database's clock, so one that is behind leaves nothing undone."""
+    config = world.config(lease_ms=LEASE_MS)
+    gateways = [await world.gateway(config=config, clock_ahead_ms=int(one * 3_600_000)) for one in hours]
+    urls = [gateway.url for gateway in gateways]
+    run_ids, sleeping, asking = [new_id() for _ in range(3)], new_id("sleeping"), new_id("asking")
+    async with working(world, *urls, wait_ms=50), Caller(world, *urls) as caller:
+        await caller.start("sleeps", 100, sleeping)
+        await caller.start("asks", {"expires_at": time_in(300), "default": inline(False)}, asking)
+        for run_id in run_ids:
+            await caller.start("everything", {"user": 7}, run_id)
+            verify_result(await caller.see_through(run_id))
+        assert (await ended(caller, sleeping))["output"]["value"] == "after"
+        assert (await ended(caller, asking))["output"]["value"] == ["before", False, "after"]
+    for run_id in run_ids:
+        assert sorted(world.executions(run_id).values()) == [1, 1]
+    await world.verify_all_is_well()
+    for gateway in gateways:
+        await gateway.kill()
+
+
+async def ended(caller: Caller, run_id: str) -> dict[str, Any]:
+    """The run when it has ended by itself."""
+    seen: dict[str, Any] = {}
+
+    async def has_ended() -> bool:
+        seen.update(await caller.look(run_id))
+        return bool(seen["state"] == "COMPLETED")
+
+    await until(has_ended)
+    return seen
