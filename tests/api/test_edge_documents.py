@@ -125,5 +125,6 @@ async def test_every_error_that_a_request_can_meet_has_a_status() -> None:
         "NOTE_INVALID",
         "PROOF_INVALID",
         "BUNDLE_INVALID",
+        "VERIFICATION_UNFINISHED",
     }
     assert {error.code for error in ALL_ERRORS if error not in STATUS} <= local

@@ -54,7 +54,7 @@ def test_servers_with_their_tools_and_what_happens_if_an_answer_is_lost(desk: De
         tools = page.get_by_role("table", name="Tools of bank").inner_text()
         assert "charge" in tools
         assert "pinned" in tools
-        assert "hold" in tools
+        assert "held for an operator" in tools
     desk.verify_quiet()
 
 

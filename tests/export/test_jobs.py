@@ -66,12 +66,12 @@ def test_several_processes_say_what_one_says(bundle: tuple[Path, VerifierKey], t
     assert len(json.loads(one.stdout)["findings"]) == 2
 
 
-@pytest.mark.parametrize(("ledger", "shares"), [(small_ledger, 2), (run_ledger, 5)])
+@pytest.mark.parametrize(("fill", "shares"), [(small_ledger, 2), (run_ledger, 5)])
 async def test_shares_accept_what_an_export_writes(
-    world: World, tmp_path: Path, ledger: Callable[[World], Awaitable[None]], shares: int
+    world: World, tmp_path: Path, fill: Callable[[World], Awaitable[None]], shares: int
 ) -> None:
     """Signed decisions, erasures, several tenants, all states; runs with children, forks and tools."""
-    await ledger(world)
+    await fill(world)
     await world.export(tmp_path / "bundle")
     verdict = judge(tmp_path / "bundle", world.verifier_key)
     assert verdict.is_sound

@@ -44,7 +44,7 @@ class PiecesHere(contextlib.ExitStack):
 
 
 async def found_in_pieces(
-    world: World, sessions: Sessions, jobs: int, *, start: Start = PiecesHere
+    world: World, sessions: Sessions, jobs: int, *, start: Start = PiecesHere, url: str | None = None
 ) -> tuple[list[TgaError], Report, list[Any]]:
     report, blobs = Report(), list[Any]()
     kinds = stream_checks(unseals=Unsealer.find(world.keys))
@@ -55,18 +55,20 @@ async def found_in_pieces(
     async with open_reader(sessions) as reader:
         if jobs == 1:
             return [error async for error in verify_ledger(reader, kinds, report, on_blob=note)], report, blobs
+        store = url or world.database.gateway_url
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(ledger_jobs, "LEDGER_PIECE_STREAMS_MIN", PIECE_STREAMS)
-            async with open_ledger_jobs(reader, world.database.gateway_url, world.keys, jobs, start=start) as opened:
+            async with open_ledger_jobs(reader, store, world.keys, jobs, start=start) as opened:
                 assert opened is not None
                 found = [error async for error in opened.verify(reader, kinds, report, note, lambda: None)]
     return found, report, blobs
 
 
-async def found_by_any_number(world: World, sessions: Sessions) -> list[TgaError]:
-    """What one walk finds; three jobs find the same, in the same order, and count the same."""
+async def found_by_any_number(world: World, sessions: Sessions, url: str | None = None) -> list[TgaError]:
+    """What one walk finds; three jobs find the same, in the same order, and count the same. `url`: of the database of
+    these sessions, where it is not the world's."""
     found, report, blobs = await found_in_pieces(world, sessions, 1)
-    again = await found_in_pieces(world, sessions, 3)
+    again = await found_in_pieces(world, sessions, 3, url=url)
     assert [_said(error) for error in again[0]] == [_said(error) for error in found]
     assert again[1:] == (report, blobs)
     return found

@@ -28,10 +28,10 @@ LEDGER = ("entries", "artifacts", "execution_checkpoints", "claims", "claim_effe
 STREAM = f"trace:{trace_id(4)}"
 
 
-async def diagnose(world: World, sessions: Sessions, *held: SignedHead) -> Diagnosis:
+async def diagnose(world: World, sessions: Sessions, *held: SignedHead, url: str | None = None) -> Diagnosis:
     """As `tga verify --all --head FILE` does it."""
     broken: dict[str, int] = {}
-    for error in await found_by_any_number(world, sessions):
+    for error in await found_by_any_number(world, sessions, url):
         first = error.sequence_number or 1
         broken[str(error.stream)] = min(first, broken.get(str(error.stream), first))
     async with open_tree_reader(sessions) as tree:
@@ -202,14 +202,15 @@ async def test_an_old_backup_is_told_from_a_fork_and_our_signer_refuses_it(
     held = await world.sequence()
     restored = await dump.restore(server)
     async with await Sessions.open(restored.gateway_url, sessions_max=2) as old:
-        found = await diagnose(world, old, held)
+        found = await diagnose(world, old, held, url=restored.gateway_url)
         assert found.kind == "old_backup"
         assert (found.tree_size, found.trusted_size, found.broken_size) == (
             first.head.size,
             first.head.size,
             held.head.size,
         )
-        assert (await diagnose(world, old)).kind == "sound"  # which is why a head is to be kept elsewhere
+        again = await diagnose(world, old, url=restored.gateway_url)
+        assert again.kind == "sound"  # which is why a head is to be kept elsewhere
         world.database = restored
         with pytest.raises(LogForked):
             await world.sequence()

@@ -122,6 +122,7 @@ async def puts(d: Driver) -> None:
     await d.put(run, *(step(str(at), "x" * 32_000) for at in range(2, 12)), after=3)
     await d.put(run, step("2"), step("3", 2), step("5"), after=3)
     await d.put(run, step("2"), step("3", state_change=[{"op": "set", "at": "/n/-", "to": 2}]), after=3)
+    await d.put(run, step("3"), after=4)
     await d.put(run, step("4", value={"tier": "event", "value": "shown"}), after=5)
     await d.put(run, step("5", resume="recompute", value={"tier": "transient"}), after=6)
     await d.put(run, step("6", value={"tier": "secret", "value": {"card": 7}}), after=7)
@@ -450,6 +451,17 @@ async def strict(d: Driver) -> None:
     await d.lease("strict")
 
 
+async def seen_more(d: Driver) -> None:
+    """A worker that has seen more of the journal than the store has is stopped: it goes by what was lost."""
+    run = await d.begin("seen")
+    await d.put(run, step("1"), after=2)
+    await d.put(run, step("2"), after=9)
+    beat = {"run_id": "seen-1", "lease": run["lease"], "after_seq": 9}
+    said = {"worker": d.worker, "name": "here", "runs": [beat]}
+    await d.ask("POST", "/v1/worker/heartbeat", said, who="worker")
+    await d.journal("seen-1")
+
+
 async def heartbeats(d: Driver) -> None:
     run = await d.begin("beating")
 
@@ -613,6 +625,7 @@ SCENARIOS: list[Scenario] = [
     forking,
     strict,
     heartbeats,
+    seen_more,
     running_out,
     calling,
     events,

@@ -89,7 +89,7 @@ class Leasing(Starting):
         if run is None:
             return {**answer, "sequence_number": 0, "news": []}
         answer["sequence_number"] = run.sequence_number
-        if run.state != "RUNNING" or run.lease != beat.lease:
+        if run.state != "RUNNING" or run.lease != beat.lease or beat.after_seq > run.sequence_number:
             lost = "LEASE_LOST" if run.state in AT_WORK else "CANCELLED" if run.state == "CANCELLED" else "ENDED"
             return {**answer, "reason": lost, "news": []}
         news = self.news(run, beat.after_seq, run.attempt) if beat.after_seq > 0 else []

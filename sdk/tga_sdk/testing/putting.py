@@ -24,7 +24,8 @@ from tga_sdk.testing.store import Made, Stored, verify_size
 
 class Putting(Leasing):
     def reason_to_stop(self, run: MemoryRun, body: m.PutRequest) -> str | None:
-        if run.state == "RUNNING" and run.lease == body.lease and run.attempt == body.attempt:
+        is_known = body.after_seq <= run.sequence_number  # else it goes by a history that was lost
+        if run.state == "RUNNING" and run.lease == body.lease and run.attempt == body.attempt and is_known:
             return None
         if run.state == "CANCELLED":
             return "CANCELLED"
