@@ -34,10 +34,15 @@ KNOWN = {
 }
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+class Asked(Counter[str]):
     """How often the database was asked, by what for; what is not known here by its text."""
-    counted: Counter[str] = Counter()
+
+    under_way = 0  # statements that are not answered yet
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    counted = Asked()
     fetch, commit = Sessions.fetch, Sessions.commit
 
     def count(statement: str) -> None:
@@ -45,7 +50,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     async def fetching(self: Sessions, statement: str, *arguments: Any) -> Any:
         count(statement)
-        return await fetch(self, statement, *arguments)
+        counted.under_way += 1
+        try:
+            return await fetch(self, statement, *arguments)
+        finally:
+            counted.under_way -= 1
 
     async def committing(self: Sessions, statement: str, *arguments: Any) -> Any:
         count(statement)
@@ -78,7 +87,7 @@ async def perform(engine: Engine, run_id: str) -> None:
     assert answer.directive == "DONE"
 
 
-async def test_a_run_of_one_step_is_two_commits_and_reads_nothing(database: Database, asked: Counter[str]) -> None:
+async def test_a_run_of_one_step_is_two_commits_and_reads_nothing(database: Database, asked: Asked) -> None:
     async with open_engine(database.gateway_url) as engine:
         assert await engine.lease() == []
         await perform(engine, "first")  # from here on worker and program are known
@@ -96,7 +105,7 @@ async def test_a_run_of_one_step_is_two_commits_and_reads_nothing(database: Data
     assert not found
 
 
-async def test_a_put_is_one_commit_and_reads_nothing(database: Database, asked: Counter[str]) -> None:
+async def test_a_put_is_one_commit_and_reads_nothing(database: Database, asked: Asked) -> None:
     async with open_engine(database.gateway_url) as engine:
         await engine.start("putting")
         (run,) = await engine.lease()
@@ -111,7 +120,7 @@ async def test_a_put_is_one_commit_and_reads_nothing(database: Database, asked: 
 
 
 async def test_workers_that_ask_again_and_again_are_looked_for_once_in_a_while(
-    database: Database, asked: Counter[str]
+    database: Database, asked: Asked
 ) -> None:
     async with open_engine(database.gateway_url) as engine:
         assert await engine.lease() == []
@@ -119,14 +128,15 @@ async def test_workers_that_ask_again_and_again_are_looked_for_once_in_a_while(
         began = time.monotonic()
         for _ in range(RUNS):
             waiting = asyncio.create_task(engine.lease(wait_ms=60_000))
-            await asyncio.sleep(0.005)  # time enough to look, if there is reason to
+            await asyncio.sleep(0.005)  # time enough to begin a look, if there is reason to
+            await until(lambda: asked.under_way == 0)  # of a look whose worker has left nothing is remembered
             waiting.cancel()
             await asyncio.wait([waiting])
         took_ms = (time.monotonic() - began) * 1000
         assert asked["look"] <= 2 + took_ms / RUN_READY_AGAIN_MS
 
 
-async def test_a_gateway_does_not_listen_to_itself(database: Database, asked: Counter[str]) -> None:
+async def test_a_gateway_does_not_listen_to_itself(database: Database, asked: Asked) -> None:
     async with open_engine(database.gateway_url) as here, open_engine(database.gateway_url) as there:
         told: list[str] = []
         announcing = here.engine.ports.runs.announce
@@ -157,9 +167,7 @@ async def test_a_run_that_no_announcement_told_of_is_found_a_moment_later(
         assert run.run_id == "unheard"
 
 
-async def test_what_a_start_answers_without_reading_is_what_reading_would_say(
-    database: Database, asked: Counter[str]
-) -> None:
+async def test_what_a_start_answers_without_reading_is_what_reading_would_say(database: Database, asked: Asked) -> None:
     async with open_engine(database.gateway_url) as engine:
         ports = engine.engine.ports
         ready = await engine.start("ready", {"n": 1})
