@@ -59,7 +59,8 @@ BEGIN
 END
 $$;
 
--- As in 0016; the last row's `next_ms` is null where nothing will be due, for the same reason.
+-- As in 0016; the last row's `next_ms` is null where nothing will be due, for the same reason. Runs are looked for by
+-- their silent workers, never all that are RUNNING, of which there may be many.
 CREATE OR REPLACE FUNCTION tga.hold_due_runs(at_most integer, hold_ms integer, silent_ms integer)
 RETURNS TABLE (stream text, is_lost boolean, attempt integer, held timestamptz, next_ms bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, tga, pg_temp
@@ -85,10 +86,13 @@ BEGIN
          ORDER BY r.deadline_at LIMIT at_most FOR UPDATE SKIP LOCKED
     ), lost AS MATERIALIZED (
         SELECT r.stream_no FROM workers w
-          JOIN runs r ON r.worker = w.worker AND r.state = 'RUNNING'
+         CROSS JOIN LATERAL (
+               SELECT o.stream_no FROM runs o
+                WHERE o.worker = w.worker AND o.state = 'RUNNING'
+                  AND (o.held_until IS NULL OR o.held_until <= statement_timestamp())
+                LIMIT at_most FOR UPDATE SKIP LOCKED) AS r
          WHERE w.seen_at < statement_timestamp() - silent_ms * interval '1 millisecond'
-           AND (r.held_until IS NULL OR r.held_until <= statement_timestamp())
-         LIMIT at_most FOR UPDATE OF r SKIP LOCKED
+         LIMIT at_most
     ), due AS (
         SELECT t.stream_no, t.is_lost FROM timers t
          UNION ALL SELECT d.stream_no, false FROM deadlines d
