@@ -129,7 +129,7 @@ async def _rebuild_one(
 def _row_of(loaded: LoadedRun, now: str) -> str:
     schedule = schedule_of(loaded.run, loaded.start, worker=loaded.worker, now=now)
     if loaded.run.head.state == "RUNNING" and loaded.worker is None:
-        schedule = schedule._replace(due_at=now)
+        schedule = schedule._replace(due_at=now, due_in_ms=0)
     return orjson.dumps(schedule._asdict(), default=tuple).decode()
 
 

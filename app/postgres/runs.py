@@ -171,7 +171,7 @@ class PostgresRuns:
             RUN_HOLD_MS,
         )
         runs = [HeldRun(RUN.identity_of(row["stream"]), row["procedure"], row["program"]) for row in rows[:-1]]
-        return Ready(runs, rows[-1]["next_ms"] or None)  # SQL's greatest(0, null) is 0; what comes later is 1 or more
+        return Ready(runs, rows[-1]["next_ms"])
 
     async def unhold_ready(self, run_ids: Sequence[str]) -> None:
         await self._sessions.fetch("SELECT tga.unhold_ready_runs($1)", [RUN.stream(run_id) for run_id in run_ids])
@@ -191,7 +191,7 @@ class PostgresRuns:
             if row["stream"] is not None
         ]
         next_ms = next((row["next_ms"] for row in rows if row["stream"] is None), None)
-        return Due(runs, next_ms or None)  # as in `hold_ready`: 0 is what SQL makes of "nothing"
+        return Due(runs, next_ms)
 
     async def move_due(self, run_id: str, *, held_until: str, due_at: str | None) -> None:
         await self._sessions.fetch(

@@ -98,12 +98,12 @@ def postgres_store(ledger: Ledger, admin: Admin) -> Store:
         columns = ", ".join(
             f"tga.shown_time(r.{name}) AS {name}" if name.endswith("_at") else f"r.{name}"
             for name in ScheduleRow._fields
-            if name != "asks"  # they stand in a table of their own
+            if name not in ("asks", "due_in_ms")  # they stand in a table of their own; it is in `due_at`
         )
         rows = await admin.fetch(
             f"SELECT h.stream, r.state, {columns} FROM tga.runs r JOIN tga.heads h USING (stream_no)"
         )
-        return {row["stream"]: (row["state"], ScheduleRow(*list(row.values())[2:])) for row in rows}
+        return {row["stream"]: (row["state"], ScheduleRow(**dict(list(row.items())[2:]))) for row in rows}
 
     async def refs() -> set[tuple[str, int, Digest]]:
         return {

@@ -14,6 +14,7 @@ from app.clock import SystemClock
 from app.config.answer_schema import BoundedSchemas
 from app.connectors.blobs import open_object_store
 from app.core.errors import ToolNotFound
+from app.domain.clock import Clock
 from app.domain.identity import Principal
 from app.domain.ledger.plans import Ledger
 from app.domain.runs.blobs import Blobs
@@ -96,14 +97,15 @@ async def open_engine(
     folder: Path = Path("/nowhere"),
     ask_webhooks: Sequence[str] = (),
     verify_callback: Callable[[str], None] = refuse_callback,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Engine]:
     """`folder`: where blobs are kept, for those who need any."""
+    clock = clock or SystemClock()
     async with await Sessions.open(url) as sessions, await PostgresTraces.open(sessions, url) as traces:
         blobs = Blobs(PostgresBlobRows(sessions), open_object_store(None, folder=folder), SystemClock())
         salts, values = PostgresRunSalts(sessions, KEYS), JournalValues(blobs)
         writer = Writer(PostgresLedger(sessions))
         system = await open_system(sessions, writer, traces)
-        clock = SystemClock()
         procedures = Procedures(system.log, clock)
         engine = RunEngine(
             RunPorts(

@@ -1,27 +1,32 @@
-"""What a run depends on is away for longer than a lease lasts, and comes back: the database or the
-worker cut off; and gateways whose clocks are wrong. Real processes.
+"""What a run depends on is away for longer than a lease lasts, and comes back: the database killed, stopped, cut off or
+without room; the worker cut off; gateways whose clocks are wrong. Real processes.
 
-Nobody lends a hand: every run ends with the result that it has without an outage, each effect is once in the bank's own
-book, nothing is stranded, and the ledger verifies.
+No operator does anything: every run ends with the result that it has without an outage, each effect is once in the
+bank's own book, nothing is stranded, and the ledger verifies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from app.postgres.embedded.server import EmbeddedPostgres
 from tests.runs.test_run_crashes import verify_result
 from tests.runs.worker import Worker, inline, time_in
 from tests.runs.world import Caller, GatewayProcess, RunsWorld, new_id, until, working
 
 LEASE_MS = 1_000
 AWAY_S = 2.5
-"""Longer than a lease: whoever would be taken for dead because of it has been by then."""
+"""Longer than a lease: a worker that would be taken for dead because of it has been by then."""
 
 Outage = Callable[[RunsWorld], Awaitable[None]]
 
@@ -55,6 +60,34 @@ async def outlast(world: RunsWorld, outage: Outage, *, gateways: int = 1) -> Non
         await gateway.kill()
 
 
+def processes_of(postgres: EmbeddedPostgres) -> list[int]:
+    """The postmaster, and every process that it has started."""
+    first = postgres.postmaster_pid()
+    assert first is not None
+    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+    return [first, *map(int, children)]
+
+
+async def killed(world: RunsWorld) -> None:
+    for pid in processes_of(world.postgres):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await until(lambda: world.postgres.postmaster_pid() is None)
+    await asyncio.sleep(AWAY_S)
+    await asyncio.to_thread(world.postgres.start)
+
+
+async def stopped(world: RunsWorld) -> None:
+    """As a machine that is suspended: connections stay open, and nothing answers."""
+    pids = processes_of(world.postgres)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number is signal.SIGSTOP:
+            await asyncio.sleep(AWAY_S)
+
+
 async def cut_off(world: RunsWorld) -> None:
     """Sessions are ended, and no new one begins."""
     root = await asyncpg.connect(world.postgres.url())
@@ -70,9 +103,67 @@ async def cut_off(world: RunsWorld) -> None:
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("outage", [cut_off], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("outage", [killed, stopped, cut_off], ids=lambda one: one.__name__)
 async def test_a_database_that_is_away_for_longer_than_a_lease(world: RunsWorld, outage: Outage) -> None:
     await outlast(world, outage)
+
+
+# --- no room ---
+
+
+@pytest.fixture
+def small_world(tmp_path: Path) -> Iterator[tuple[RunsWorld, Path]]:
+    """A world whose database has a small file system to itself; the bank's book is elsewhere."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160m,mode=755", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    world = RunsWorld()
+    world.postgres = EmbeddedPostgres(place / "home")
+    try:
+        world.start()
+        yield world, place
+    finally:
+        world.stop()
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.one_in(4)
+async def test_a_database_without_room(small_world: tuple[RunsWorld, Path]) -> None:
+    """PostgreSQL may end over it: its operator makes room and starts it again, and nothing else."""
+    world, place = small_world
+
+    async def full(_: RunsWorld) -> None:
+        filler = place / "filler"
+        with filler.open("wb", buffering=0) as opened, contextlib.suppress(OSError):
+            while True:
+                opened.write(bytes(1 << 16))
+        await until(lambda: cannot_write(world))
+        await asyncio.sleep(AWAY_S)
+        filler.unlink()
+        await asyncio.to_thread(world.postgres.start)
+
+    await outlast(world, full)
+
+
+async def cannot_write(world: RunsWorld) -> bool:
+    """Its log has no room for another segment: it ends. Those that it has in store are used up one by one."""
+    try:
+        root = await asyncpg.connect(world.postgres.url(), timeout=5)
+        try:
+            await root.execute("SELECT pg_logical_emit_message(true, 'fill', 'x'); SELECT pg_switch_wal()", timeout=5)
+        finally:
+            root.terminate()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return True
+    return False
 
 
 # --- the worker cut off ---
@@ -150,9 +241,10 @@ async def _cut_when_it_holds(worker: Worker, cable: Cable) -> None:
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("hours", [(-1.0,), (-1.0, 0.0)], ids=str)
+@pytest.mark.parametrize("hours", [(-1.0,), (-1.0, 0.0), (1.0, -1.0)], ids=str)
 async def test_gateways_whose_clocks_differ(world: RunsWorld, hours: tuple[float, ...]) -> None:
-    """What is due is due by the database's clock, so one that is behind leaves nothing undone."""
+    """What is due is due by the database's clock: one that is behind leaves nothing undone, one that is ahead delays
+    nothing."""
     config = world.config(lease_ms=LEASE_MS)
     gateways = [await world.gateway(config=config, clock_ahead_ms=int(one * 3_600_000)) for one in hours]
     urls = [gateway.url for gateway in gateways]

@@ -13,6 +13,8 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from tests.conftest import IS_SOAK
 from tests.runs.processes import Fault
 from tests.runs.programs import PROGRAMS
@@ -54,6 +56,12 @@ KEPT: tuple[str, Any, list[int]] = ("kept", ["value", True, "value"], [])  # a p
 OF_ATTEMPTS = [
     Fault(f"commit:run_attempt.{change}", mode)
     for change in ("LOST", "RELEASED", "FENCED")
+    for mode in ("kill_before", "kill_after", "db_rolled_back", "db_unknown")
+]
+# What time and people decide of a run: its deadline, a failure, its retry, its end, a fork of it (the third start).
+OF_DECISIONS = [
+    Fault(f"commit:{what}", mode, after)
+    for what, after in (("run_end.FAILED", 0), ("run_resumption", 0), ("run_start", 2), ("run_end.CANCELLED", 0))
     for mode in ("kill_before", "kill_after", "db_rolled_back", "db_unknown")
 ]
 ROUTES = [
@@ -131,6 +139,54 @@ async def survives_an_attempt(world: RunsWorld, spare: GatewayProcess, fault: Fa
     return gateway.has_said("fired")
 
 
+async def survives_a_decision(world: RunsWorld, spare: GatewayProcess, fault: Fault) -> bool:
+    """A run that its deadline ends, and that is cancelled; one that fails, is retried, is forked where it had failed,
+    and whose past stays what it was."""
+    late, run_id, fork_id = new_id("late"), new_id(), new_id("fork")
+    async with beside(world, spare, fault, run_id) as (gateway, urls):
+        async with Caller(world, *urls) as caller:
+            await caller.start("asks", None, late, policy={"timeout_ms": 200})
+            await caller.start("breaks", None, run_id)
+            async with working(world, *urls):
+                assert (await rested(caller, late))["error"]["type"] == "RUN_TIMED_OUT"
+                failed = await rested(caller, run_id)
+                assert failed["state"] == "FAILED"
+            past = await states_of(caller, run_id, failed["sequence_number"])
+            await caller.agent.ask("POST", f"/v1/runs/{run_id}/retry", {"rationale": "mended"})
+            fork = {"at": failed["sequence_number"], "run_id": fork_id}
+            await caller.agent.ask("POST", f"/v1/runs/{run_id}/fork", fork)
+            async with working(world, *urls):
+                seen = [await rested(caller, one) for one in (run_id, fork_id)]
+            assert seen[0]["output"]["value"] == ["begun", "mended", "end"]
+            assert (seen[1]["state"], seen[1]["error"]) == ("FAILED", failed["error"]), (
+                "its past is that of the failure"
+            )
+            assert await states_of(caller, run_id, failed["sequence_number"]) == past
+            cancelled = await caller.agent.ask("POST", f"/v1/runs/{late}/cancel", {})
+            assert cancelled["state"] == "CANCELLED"
+        ends = [one["outcome"] for one in await world.journal(run_id) if one["artifact_type"] == "run_end"]
+        assert ends == ["FAILED", "COMPLETED"]
+    return gateway.has_said("fired")
+
+
+async def rested(caller: Caller, run_id: str) -> dict[str, Any]:
+    """The run, once it has ended or failed."""
+    seen: dict[str, Any] = {}
+
+    async def rests() -> bool:
+        seen.update(await caller.look(run_id))
+        return seen["state"] in ("COMPLETED", "FAILED")
+
+    await until(rests)
+    return seen
+
+
+async def states_of(caller: Caller, run_id: str, last: int) -> list[Any]:
+    """The program's state after each entry of its past."""
+    looks = [await caller.agent.ask("GET", f"/v1/runs/{run_id}/state?at={at}") for at in range(1, last + 1)]
+    return [one["state"] for one in looks]
+
+
 @contextlib.asynccontextmanager
 async def beside(
     world: RunsWorld, spare: GatewayProcess, fault: Fault, run_id: str
@@ -193,6 +249,11 @@ async def test_a_gateway_killed_at_any_other_boundary(world: RunsWorld) -> None:
 
 async def test_a_gateway_killed_while_it_records_what_became_of_an_attempt(world: RunsWorld) -> None:
     await survive_all(world, sampled(OF_ATTEMPTS, 1, is_soak=IS_SOAK), survives_an_attempt)
+
+
+@pytest.mark.one_in(2)
+async def test_a_gateway_killed_while_time_or_a_person_decides(world: RunsWorld) -> None:
+    await survive_all(world, sampled(OF_DECISIONS, 1, is_soak=IS_SOAK), survives_a_decision)
 
 
 async def test_an_answer_lost_on_any_route(world: RunsWorld) -> None:

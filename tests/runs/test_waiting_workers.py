@@ -17,7 +17,9 @@ from app.gateway.runs import RunSweep
 from app.postgres.database import Database
 from tests.conftest import Admin
 from tests.runs.engines import PROGRAM, Engine, open_engine
+from tests.runs.processes import ClockAhead
 from tests.runs.programs import PROGRAMS
+from tests.runs.test_engine import policy
 from tests.runs.worker import Worker
 from tests.runs.world import Caller, Process, RunsWorld, new_id, until
 
@@ -100,6 +102,30 @@ async def test_a_worker_that_has_waited_longer_than_a_lease_keeps_the_run_that_i
     await engine.engine.sweeping.sweep(judges_workers=True)
     assert (await engine.engine.ports.runs.load("r")).run.head.state == "RUNNING"
     assert leased.attempt == 1
+
+
+@pytest.mark.parametrize("ahead_ms", [3_600_000, -3_600_000])
+async def test_what_is_ready_is_ready_by_the_stores_clock(database: Database, ahead_ms: int) -> None:
+    """At once, and after a pause: the gateway that records it has another clock, and delays and hurries nothing."""
+    async with open_engine(database.gateway_url, lease_ms=600_000, clock=ClockAhead(ahead_ms)) as engine:
+        await engine.start("r")
+        (leased,) = await engine.lease()
+        await engine.put(leased, 2, then={"type": "release", "not_before_ms": 60_000})
+        ready = await engine.engine.ports.runs.hold_ready("default", [("onboard", f"1@{PROGRAM}")], 5)
+    assert ready.runs == []
+    assert ready.next_ms is not None
+    assert 30_000 < ready.next_ms <= 60_000
+
+
+@pytest.mark.parametrize("ahead_ms", [3_600_000, -3_600_000])
+async def test_what_is_due_at_once_is_due_by_the_stores_clock(database: Database, admin: Admin, ahead_ms: int) -> None:
+    """Here that the payloads of a run that has ended are erased."""
+    async with open_engine(database.gateway_url, lease_ms=600_000, clock=ClockAhead(ahead_ms)) as engine:
+        await engine.start("r", policy=policy(retention="delete_on_success"))
+        (leased,) = await engine.lease()
+        await engine.put(leased, 2, then={"type": "complete", "output": {"tier": "inline", "value": 1}, "positions": 0})
+        late = await admin.fetchval("SELECT extract(epoch FROM clock_timestamp() - due_at) FROM tga.runs")
+    assert 0 <= late < 600
 
 
 async def test_where_nothing_will_be_due_the_store_says_so_and_the_sweep_looks_once(

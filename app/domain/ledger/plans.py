@@ -68,6 +68,7 @@ class ScheduleRow(NamedTuple):
     """When a stream is due, and for whom: the row that gateways look for. Always the whole row, a function of the state
     that the plan leaves; tenant and state are added by the store, from the head. Times are RFC 3339.
 
+    `due_in_ms`: so long after the commit by the store's clock, whatever `due_at` says by the gateway's; None: then.
     `parent` is the stream that waits for this one, `forked_from` the one that it goes on from, `failures` counts since
     the last progress.
     """
@@ -79,6 +80,7 @@ class ScheduleRow(NamedTuple):
     failures: int = 0
     worker: str | None = None
     due_at: str | None = None
+    due_in_ms: int | None = None
     parent: str | None = None
     deadline_at: str | None = None
     forked_from: str | None = None

@@ -10,6 +10,9 @@
 
 `deadline_at` is the end of the whole run, in the states in which it is at work; of a SCHEDULED run also when one of its
 questions is due, because `due_at` says when a worker may have it: nobody who is asked waits for a worker.
+
+The store compares these times with its own clock. What is due at once, and a pause before the next attempt, is said as
+`due_in_ms`, too: a gateway whose clock is ahead delays nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ def schedule_of(run: Run, start: RunStart, *, worker: str | None, now: str) -> S
     ends = [] if policy.timeout_ms is None or not is_at_work else [later(run.started_at, policy.timeout_ms)]
     if state == "SCHEDULED":
         ends += [begun.next_at for begun in run.frontier.begun.values() if begun.kind == "ask" and begun.next_at]
+    due_at = _due_at(run, start, now)
     return ScheduleRow(
         procedure=start.procedure,
         program=f"{run.version}@{run.program_digest}",
@@ -40,7 +44,8 @@ def schedule_of(run: Run, start: RunStart, *, worker: str | None, now: str) -> S
         attempt=run.attempt,
         failures=run.failures,
         worker=worker if state == "RUNNING" else None,
-        due_at=_due_at(run, start, now),
+        due_at=due_at,
+        due_in_ms=_due_in_ms(state, due_at, now),
         parent=None if start.parent is None else RUN.stream(start.parent.run_id),
         deadline_at=min(ends, default=None),
         forked_from=None if start.forked_from is None else RUN.stream(start.forked_from.run_id),
@@ -69,6 +74,12 @@ def _due_at(run: Run, start: RunStart, now: str) -> str | None:
             return now if policy.retention == "delete_on_success" else None
         case _:
             return None
+
+
+def _due_in_ms(state: str, due_at: str | None, now: str) -> int | None:
+    if due_at is not None and (state == "SCHEDULED" or due_at == now):
+        return max(0, elapsed_ms(now, due_at))
+    return None
 
 
 def running_due_at(run: Run, start: RunStart, *, heard_at: str) -> str | None:

@@ -67,7 +67,7 @@ class Ready(NamedTuple):
 class DueRun(NamedTuple):
     """A run that something is due for. `lost_attempt`: the one whose worker was not heard of for too long; None: no
     worker is lost. `held_until`: until when no other gateway looks at it; a row that still says so was not changed
-    since. `now`: by the store's clock, which says what is due; a gateway's own may be behind it."""
+    since. `now`: by the store's clock, which says what is due; a gateway's own may be behind it or ahead."""
 
     run_id: str
     lost_attempt: int | None

@@ -97,7 +97,7 @@ class Sweeping:
             return
         except UNSOUND as error:
             logger.warning("run %s cannot be read, and waits for somebody to look at it: %s", due.run_id, error)
-            later_on = later(self._clock.now(), AGAIN_MS)
+            later_on = later(due.now, AGAIN_MS)
             await self._ports.runs.move_due(due.run_id, held_until=due.held_until, due_at=later_on)
             return
         state = loaded.run.head.state
@@ -108,23 +108,23 @@ class Sweeping:
         else:
             await self.tell_relatives(loaded)
         # Whatever was appended has written the row anew, with what is due next; this one moves only a row that stands.
-        due_at = self._due_again(await self._table.peek(due.run_id))
+        due_at = self._due_again(await self._table.peek(due.run_id), due.now)
         if state == "COMPLETED" and loaded.start.policy.retention == "delete_on_success" and self._erase:
             try:
                 await self._erase(due.run_id)
             except TgaError as error:  # an open run refers to it, or the store is away
                 logger.info("run %s is kept for now: %s", due.run_id, error)
-                due_at = later(self._clock.now(), AGAIN_MS)
+                due_at = later(due.now, AGAIN_MS)
             self._table.forget(due.run_id)
         await self._ports.runs.move_due(due.run_id, held_until=due.held_until, due_at=due_at)
 
-    def _due_again(self, loaded: LoadedRun) -> str | None:
+    def _due_again(self, loaded: LoadedRun, now: str) -> str | None:
         state = loaded.run.head.state
         if state not in AT_WORK:
             return None
         if state == "RUNNING":
             return running_due_at(loaded.run, loaded.start, heard_at=loaded.run.updated_at)
-        return schedule_of(loaded.run, loaded.start, worker=loaded.worker, now=self._clock.now()).due_at
+        return schedule_of(loaded.run, loaded.start, worker=loaded.worker, now=now).due_at
 
     async def _decide(self, work: Work, due: DueRun) -> None:
         """What its state calls for now. By the store's clock it is due: a gateway whose own clock is behind must not

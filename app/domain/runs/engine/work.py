@@ -225,7 +225,7 @@ class Work:
         if self._is_rescheduled:
             schedule = schedule_of(run, start, worker=self.worker_after, now=self._clock.now())
             if self.open_children and run.head.state in RUN.terminal_states:
-                schedule = schedule._replace(due_at=self._clock.now())  # until they are told
+                schedule = schedule._replace(due_at=self._clock.now(), due_in_ms=0)  # until they are told
         return Plan(
             stream=self.stream,
             executor_id=self.executor_id,
