@@ -122,6 +122,7 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None, typed: dict
         attempts=_attempts(trace, artifacts["tool_call"], artifacts["tool_effect"], now),
         machine=_machine(trace, shown_entries, artifacts, now),
         verification=verification,
+        checks=checks_said(verification),
         tool_of=tool,
         read_tools=[one for one in (tools or {"items": []})["items"] if one["tool_class"] == "read"][:3],
         is_held=is_held,
@@ -129,6 +130,23 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None, typed: dict
         typed=typed or {},
         url=str(visit.request.base_url).rstrip("/"),
     )
+
+
+def checks_said(verification: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """Each check once, as (outcome, name, words): what was not checked says why in its own line, and what no check is
+    about follows them."""
+    if verification is None:
+        return []
+    said, of_checks, reasons = list[tuple[str, str, str]](), set[str](), verification["not_checked"]
+    for check in verification["checks"]:
+        name, words = check["name"].replace("_", " "), check["what"]
+        if check["outcome"] == "not_checked":
+            why = next((one for one in reasons if name in one.partition(": ")[0].split(" and ")), None)
+            if why is not None:
+                of_checks.add(why)
+                words = f"Not checked: {why.partition(': ')[2]}"
+        said.append((check["outcome"], name.capitalize(), words))
+    return said + [("not_checked", "Not checked", one) for one in reasons if one not in of_checks]
 
 
 def _attempts(trace: dict[str, Any], sent: Any, effect: Any, now: str) -> list[dict[str, Any]]:

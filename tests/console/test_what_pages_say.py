@@ -1,0 +1,40 @@
+"""What pages say, from values alone: no gateway and no browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.console.pages.call import checks_said
+
+
+def verification(not_checked: list[str], **outcomes: str) -> dict[str, Any]:
+    checks = [{"name": name, "outcome": outcome, "what": f"all of {name}"} for name, outcome in outcomes.items()]
+    return {"checks": checks, "not_checked": not_checked}
+
+
+def test_what_was_not_checked_is_said_once_and_in_its_own_line() -> None:
+    no_head = "tree and signed head: no head covers the last entry yet; ask again in a second"
+    told = verification(
+        ["signatures: this stream has none", no_head, "other streams"],
+        entries="sound",
+        signatures="not_checked",
+        tree="not_checked",
+        signed_head="not_checked",
+    )
+    assert checks_said(told) == [
+        ("sound", "Entries", "all of entries"),
+        ("not_checked", "Signatures", "Not checked: this stream has none"),
+        ("not_checked", "Tree", "Not checked: no head covers the last entry yet; ask again in a second"),
+        ("not_checked", "Signed head", "Not checked: no head covers the last entry yet; ask again in a second"),
+        ("not_checked", "Not checked", "other streams"),
+    ]
+
+
+def test_a_reason_whose_check_was_made_stands_for_itself() -> None:
+    told = verification(["signatures: of two keys"], signatures="wrong", tree="not_checked")
+    assert checks_said(told) == [
+        ("wrong", "Signatures", "all of signatures"),
+        ("not_checked", "Tree", "all of tree"),
+        ("not_checked", "Not checked", "signatures: of two keys"),
+    ]
+    assert checks_said(None) == []
