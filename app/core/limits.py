@@ -288,6 +288,7 @@ LOG_VERIFICATIONS_KEPT: Final = 20  # of each tenant
 LOG_VERIFICATION_SAVE_MS: Final = 1_000
 LOG_VERIFICATION_SILENT_MS: Final = 30_000  # a gateway that has not saved for so long is gone
 VERIFICATION_FINDINGS_MAX: Final = 100
+VERIFICATION_LEAVES_MAX: Final = 200  # of how many entries an answer says the leaf
 POLICY_SETS_PAGE_MAX: Final = 20  # each with its text
 SERVER_LATENCY_WINDOW_S: Final = 3_600
 STATS_WINDOW_DAYS_MAX: Final = 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.console.components import absolute_time, clock_time
-from app.console.pages.call import checks_said
+from app.console.pages.call import checks_said, leaf_said
 
 
 def verification(not_checked: list[str], **outcomes: str) -> dict[str, Any]:
@@ -47,3 +47,14 @@ def test_times_are_written_in_utc_and_say_in_which_form_a_script_may_write_them_
     assert clock_time(at) == f'<time {title} data-at="clock">22:05:00.250</time>'
     assert clock_time(at, zoned=True) == f'<time {title} data-at="clock-zone">22:05:00.250 UTC</time>'
     assert absolute_time(at) == f'<time {title} data-at="full">17 Nov 2026, 22:05:00 UTC</time>'
+
+
+def test_an_entry_names_its_leaf_or_says_that_it_has_none() -> None:
+    told = {"leaves": [0, 1_234_567, None]}
+    assert [leaf_said(told, number) for number in (1, 2, 3, 4)] == [
+        "leaf 0",
+        "leaf 1,234,567",
+        "not yet in the tree",
+        "not yet in the tree",
+    ]
+    assert leaf_said(None, 1) is None
