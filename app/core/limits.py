@@ -428,6 +428,7 @@ RUN_RECHECK_MS: Final = 60_000
 RUN_RECHECK_MAX_MS: Final = 86_400_000
 RUN_PUTS_MAX: Final = 64
 RUN_PUT_BYTES_MAX: Final = 262_144
+RUN_LISTED_ENTRIES_MAX: Final = 24  # of each listed run, by their kind alone
 RUN_PAGE_RECORDS_MAX: Final = 1_000
 RUN_PAGE_BYTES_MAX: Final = 1_048_576
 RUN_TRIES_MAX: Final = 50  # of one change of a run that others change at the same time
