@@ -160,7 +160,7 @@ async def verify_one(services: Services, stream: str) -> Verification:
         not_checked=not_checked,
         leaf_index=leaf_index,
         tree_size=tree_size,
-        leaves=await _leaves(services, stream, report.entries),
+        leaves=await _leaves(services, stream),
     )
 
 
@@ -182,9 +182,10 @@ async def _place(services: Services, stream: str) -> _Proven | None:
     return _Proven(tree, place.index, place.signed, await tree.entry_bytes(stream, last))
 
 
-async def _leaves(services: Services, stream: str, entries: int) -> list[int | None]:
-    told_of = min(entries, VERIFICATION_LEAVES_MAX)
-    found = await PostgresTree(services.sessions).leaves_of(stream, entries_max=told_of)
+async def _leaves(services: Services, stream: str) -> list[int | None]:
+    tree = PostgresTree(services.sessions)
+    told_of = min(await tree.last_sequence_number(stream) or 0, VERIFICATION_LEAVES_MAX)
+    found = await tree.leaves_of(stream, entries_max=told_of)
     return [found.get(number) for number in range(1, told_of + 1)]
 
 

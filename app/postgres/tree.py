@@ -65,7 +65,7 @@ SELECT s.first_index + l.place - 1 AS leaf_index, t.note
 
 
 # Of the first entries of a stream, those that the newest signed head covers.
-_LEAVES: Final = """
+_LEAVES_OF: Final = """
 SELECT l.sequence_number, s.first_index + l.place - 1 AS leaf_index
   FROM tga.heads h
   JOIN tga.links l ON l.stream_no = h.stream_no
@@ -117,7 +117,7 @@ class PostgresTree:
 
     async def leaves_of(self, stream: str, *, entries_max: int) -> dict[int, int]:
         """By sequence number the leaf of each of the first entries that the newest signed head covers."""
-        rows = await self._source.fetch(_LEAVES, stream, entries_max)
+        rows = await self._source.fetch(_LEAVES_OF, stream, entries_max)
         return {row["sequence_number"]: row["leaf_index"] for row in rows}
 
     async def entry_bytes(self, stream: str, sequence_number: int) -> bytes:
