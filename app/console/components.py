@@ -93,8 +93,7 @@ def json_view(
     return made
 
 
-# Time: relative with the absolute time in `title`; `at` shows the absolute one outright. All of it is written in UTC;
-# `data-at` tells the script of the pages which form to write it in where somebody has chosen local time.
+# Time: relative with the absolute time in `title`; `at` shows the absolute one outright.
 def moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
@@ -111,17 +110,17 @@ def written_time(text: str) -> str:
     return moment(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
-def clock_time(text: str, *, zoned: bool = False) -> Markup:
-    """The time of day, to the millisecond; the date is in `title`. `zoned`: with the name of the zone."""
-    said = moment(text).astimezone(UTC).strftime("%H:%M:%S.%f")[:-3] + (" UTC" if zoned else "")
-    return Markup('<time datetime="{}" title="{}" data-at="{}">{}</time>').format(
-        text, written_time(text), "clock-zone" if zoned else "clock", said
+def clock_time(text: str) -> Markup:
+    """The time of day, to the millisecond; the date is in `title`."""
+    at = moment(text).astimezone(UTC)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        text, written_time(text), at.strftime("%H:%M:%S.%f")[:-3]
     )
 
 
 def absolute_time(text: str) -> Markup:
     at = moment(text).astimezone(UTC)
-    return Markup('<time datetime="{}" title="{}" data-at="full">{}</time>').format(
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
         text, written_time(text), f"{at.day} {at:%b %Y, %H:%M:%S} UTC"
     )
 

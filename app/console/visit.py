@@ -24,7 +24,6 @@ from app.edge.permissions import MAY, Action, may
 from app.edge.services import header_of
 
 THEME_COOKIE: Final = "console_theme"
-TIMES_COOKIE: Final = "console_times"
 _THEMES: Final = frozenset({"light", "dark"})
 _FORM: Final = "application/x-www-form-urlencoded"
 
@@ -65,7 +64,6 @@ class Visit:
                 "roles_for": self.roles_for,
                 "csrf": self.session.csrf,
                 "theme": theme_of(self.request),
-                "times": times_of(self.request),
                 "now": self.clock.now(),
                 "here": here_of(self.request),
             },
@@ -138,11 +136,6 @@ def query_of(request: Request) -> dict[str, str]:
 def theme_of(request: Request) -> str | None:
     theme = request.cookies.get(THEME_COOKIE)
     return theme if theme in _THEMES else None
-
-
-def times_of(request: Request) -> str:
-    """Whether somebody has chosen local time. What is sent is in UTC either way: only a browser knows its zone."""
-    return "local" if request.cookies.get(TIMES_COOKIE) == "local" else "utc"
 
 
 def here_of(request: Request) -> str:

@@ -99,11 +99,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place on the axis: a time of day, in UTC and as it is recorded, or the begin of an attempt."""
+    """A place on the axis: a time of day, or the begin of an attempt."""
 
     x: float
     words: str
-    time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +267,7 @@ class _Axis:
     def marks(self) -> list[Mark]:
         """Times of day: at the begin, and after each fold; none where two would stand on one another."""
         places = [self._stops[0], *((when, x) for when, x in self._stops if self._ends_a_fold(x))]
-        return _apart([Mark(x, f"{when:%H:%M:%S}", when.isoformat()) for when, x in places if x < 88])
+        return _apart([Mark(x, f"{when:%H:%M:%S}") for when, x in places if x < 88])
 
     def _ends_a_fold(self, x: float) -> bool:
         return any(abs(fold.x + fold.width - x) < 0.001 for fold in self.folds)

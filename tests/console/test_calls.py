@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -125,42 +124,6 @@ def test_a_call_shows_its_path_its_entries_and_what_was_and_was_not_verified(des
         assert download.value.path().read_text().startswith("c2sp.org/tlog-proof@v1\n")
         page.get_by_text("As curl").click()
         assert f"/v1/traces/{trace_id}" in page.inner_text("#as-curl")
-    desk.verify_quiet()
-
-
-def test_times_are_utc_and_local_where_somebody_chose_so(desk: Desk) -> None:
-    trace_id = desk.call("charge", {"amount": 4205}, "timed")
-    asked = desk.ask("admin", f"/v1/traces/{trace_id}")[1]["artifacts"]["action_request"]["requested_at"]
-    at = datetime.fromisoformat(asked.replace("Z", "+00:00"))
-    utc = f"{at.day} {at:%b %Y, %H:%M:%S} UTC"
-    there = at + timedelta(hours=5, minutes=45)
-    local = f"{there.day} {there:%b %Y, %H:%M:%S} UTC+05:45"
-    for script in (True, False):
-        context = desk.browser.new_context(timezone_id="Asia/Kathmandu", java_script_enabled=script)
-        context.set_default_timeout(HANG_S * 1000)
-        page = desk.watched(context.new_page())
-        desk.sign_in(page, desk.keys["auditor"])
-        desk.go(page, f"/calls/{trace_id}")
-        shown = page.locator(f"time[data-at=full][datetime='{asked}']").first
-        expect(shown).to_have_text(utc)
-        page.get_by_role("button", name="Switch between UTC and local time").click()
-        page.wait_for_url(f"**/calls/{trace_id}")
-        expect(page.locator("html")).to_have_attribute("data-times", "local")
-        zone = page.get_by_role("button", name="Switch between UTC and local time")
-        if script:
-            expect(shown).to_have_text(local)
-            assert str(shown.get_attribute("title")).startswith(f"{there:%Y-%m-%d %H:%M:%S}.")
-            assert f"on the record {at:%Y-%m-%d %H:%M:%S}." in str(shown.get_attribute("title"))
-            expect(zone).to_have_text("local")
-            expect(page.locator("#verified .seal")).to_contain_text("UTC+05:45")
-        else:
-            expect(shown).to_have_text(utc)
-            expect(zone).to_have_text("UTC")
-            expect(page.locator("#main")).to_contain_text("Times are in UTC: local time needs JavaScript.")
-        zone.click()
-        expect(page.locator("html")).not_to_have_attribute("data-times", "local")
-        expect(shown).to_have_text(utc)
-        context.close()
     desk.verify_quiet()
 
 

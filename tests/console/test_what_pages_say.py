@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.console.components import absolute_time, clock_time
 from app.console.pages.call import checks_said, leaf_said
 from app.console.pages.runs import boxes_of_journal, boxes_of_steps
 
@@ -40,14 +39,6 @@ def test_a_reason_whose_check_was_made_stands_for_itself() -> None:
         ("not_checked", "Not checked", "signatures: of two keys"),
     ]
     assert checks_said(None) == []
-
-
-def test_times_are_written_in_utc_and_say_in_which_form_a_script_may_write_them_locally() -> None:
-    title = 'datetime="2026-11-17T23:05:00.250+01:00" title="2026-11-17 22:05:00.250 UTC"'
-    at = "2026-11-17T23:05:00.250+01:00"
-    assert clock_time(at) == f'<time {title} data-at="clock">22:05:00.250</time>'
-    assert clock_time(at, zoned=True) == f'<time {title} data-at="clock-zone">22:05:00.250 UTC</time>'
-    assert absolute_time(at) == f'<time {title} data-at="full">17 Nov 2026, 22:05:00 UTC</time>'
 
 
 def test_an_entry_names_its_leaf_or_says_that_it_has_none() -> None:

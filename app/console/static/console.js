@@ -22,36 +22,6 @@
     b.value = dark ? "light" : "dark";
   });
 
-  // times: pages say them in UTC. Who chose local time gets them in the zone of this browser, named by its distance
-  // from UTC on that day; the title keeps the UTC that is on the record.
-  const two = (n) => String(n).padStart(2, "0");
-  const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-  const zone = (d) => { const m = -d.getTimezoneOffset(), w = Math.abs(m); return m ? `UTC${m < 0 ? "-" : "+"}${two(Math.floor(w / 60))}:${two(w % 60)}` : "UTC"; };
-  const clock = (d) => `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
-  const millis = (d) => `${clock(d)}.${String(d.getMilliseconds()).padStart(3, "0")}`;
-  const written = {
-    axis: clock,
-    clock: millis,
-    "clock-zone": (d) => `${millis(d)} ${zone(d)}`,
-    full: (d) => `${d.getDate()} ${MONTHS[d.getMonth()]} ${d.getFullYear()}, ${clock(d)} ${zone(d)}`,
-  };
-  const areLocal = document.documentElement.dataset.times === "local";
-  const inZone = (at) => {
-    if (!areLocal) return;
-    $$("time[datetime], [data-at][data-time]", at).forEach((t) => {
-      const d = new Date(t.getAttribute("datetime") || t.dataset.time), form = written[t.dataset.at];
-      if (Number.isNaN(d.getTime())) return;
-      if (form) t.textContent = form(d);
-      if (t.title) t.title = `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${millis(d)} ${zone(d)}, on the record ${t.title}`;
-    });
-    $$("[data-times-toggle]", at).forEach((b) => {
-      b.textContent = "local";
-      b.title = `Times are local, now ${zone(new Date())}. Switch between UTC and local time`;
-      b.setAttribute("aria-label", b.title);
-    });
-  };
-  inZone(document);
-
   // on a narrow screen the navigation scrolls: bring where one is into view
   const here = $(".nav [aria-current]");
   if (here && here.parentElement.scrollWidth > here.parentElement.clientWidth) here.parentElement.scrollLeft = here.offsetLeft - 60;
@@ -104,11 +74,10 @@
       pill.setAttribute("aria-pressed", String(!paused));
       const word = paused ? "Paused" : lost ? "Reconnecting" : "Live";
       if (pill.textContent !== word) { pill.textContent = word; say(word); }
-      if (banner) { banner.hidden = !lost || paused; if (lost) $("[data-lost-since]", banner).textContent = areLocal ? `${clock(lost)} ${zone(lost)}` : lost.toISOString().slice(11, 19) + " UTC"; }
+      if (banner) { banner.hidden = !lost || paused; if (lost) $("[data-lost-since]", banner).textContent = lost.toISOString().slice(11, 19) + " UTC"; }
     };
     const swap = (page) => {
       const fresh = parsed(page);
-      inZone(fresh);
       if (!$("#main", fresh)) { location.reload(); return; }
       const rows = $("[data-rows]"), freshRows = $("[data-rows]", fresh);
       $$("[data-live]").forEach((old) => {
