@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from app.api.documents import ListPage, ScopedPage, Shape
+from app.core.limits import RUN_LISTED_ENTRIES_MAX
 from app.domain.addresses import OWN_RUN_ID_PATTERN
 from app.domain.ledger.documents import Count, Name, Sha256, Text, Time
 from app.domain.runs.documents import Divergence, OperationKind, RunError, RunPolicy, Trigger, WorkerName
@@ -142,12 +143,20 @@ class RunItem(Shape):
     updated_at: Time
 
 
+class ListedJournal(Shape):
+    entries: int = Field(description="How many there are.")
+    newest: list[RunArtifactType] = Field(
+        max_length=RUN_LISTED_ENTRIES_MAX, description="What the newest of them are, the newest last."
+    )
+
+
 class ListedRunItem(RunItem):
     notice: Text | None = Field(description="What somebody should do, where that is known.")
+    journal: ListedJournal | None = Field(description="Null unless the request asks for `newest`.")
 
 
 class RunPage(ScopedPage):
-    model_config = _example({"items": [{**_LISTED, "notice": None}], "next": None, "scope": "tenant"})
+    model_config = _example({"items": [{**_LISTED, "notice": None, "journal": None}], "next": None, "scope": "tenant"})
     items: list[ListedRunItem]
 
 

@@ -16,14 +16,14 @@ from app.core.errors import RunNotFound
 from app.domain.runs.engine.viewing import STATES_OF_STATUS, notice_of, status_of
 from app.domain.runs.transitions import RUN
 from app.edge.cursors import list_cursor, list_position
-from app.edge.parameters import documented_parameters, limit_in, name_in, parameters, prefix_in, status_in
+from app.edge.parameters import documented_parameters, limit_in, name_in, newest_in, parameters, prefix_in, status_in
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
 from app.edge.runs import own_run_id, run_seen_by
 from app.edge.services import Services
-from app.postgres.run_lists import ListedRun, list_runs
+from app.postgres.run_lists import ListedJournal, ListedRun, list_journals, list_runs
 
-_FILTERS: Final = ("status", "procedure", "prefix", "principal_id", "cursor", "limit")
+_FILTERS: Final = ("status", "procedure", "prefix", "principal_id", "newest", "cursor", "limit")
 
 
 def router(services: Services) -> APIRouter:
@@ -54,7 +54,10 @@ def router(services: Services) -> APIRouter:
                 limit=limit_in(given),
                 worker_seen_ms=services.runs.ports.lease_ms,
             )
-            items = [_listed(item, principal.tenant) for item in page.items]
+            newest = newest_in(given)
+            found = [item.run_id for item in page.items]
+            journals = await list_journals(services.sessions, found, newest=newest) if newest and found else {}
+            items = [_listed(item, principal.tenant, journals.get(item.run_id)) for item in page.items]
             cursor = list_cursor("runs", page.next)
             return json_answer({"items": items, "next": cursor, "scope": scope_of(principal).name})
 
@@ -77,7 +80,7 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def _listed(run: ListedRun, tenant: str) -> dict[str, Any]:
+def _listed(run: ListedRun, tenant: str, journal: ListedJournal | None) -> dict[str, Any]:
     item = asdict(run)
     has_worker = item.pop("has_worker")
     return {
@@ -85,4 +88,5 @@ def _listed(run: ListedRun, tenant: str) -> dict[str, Any]:
         "run_id": own_run_id(tenant, run.run_id),
         "status": status_of(run.state, run.waiting),
         "notice": notice_of(run.state, run.procedure, run.version, has_worker=has_worker),
+        "journal": None if journal is None else asdict(journal),
     }

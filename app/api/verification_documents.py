@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from pydantic import ConfigDict, Field
 
 from app.api.documents import ListPage, Shape
+from app.core.limits import VERIFICATION_LEAVES_MAX
 from app.domain.ledger.documents import Sha256, Time
 
 _TIME: Final = "2026-01-01T00:00:00.000Z"
@@ -49,6 +50,7 @@ class VerificationDocument(Shape):
                 "not_checked": ["whether somebody rewrote entries, tree and heads together"],
                 "leaf_index": 12,
                 "tree_size": 16,
+                "leaves": [5, 6, 7, 12],
             }
         }
     )
@@ -62,6 +64,10 @@ class VerificationDocument(Shape):
     not_checked: list[str] = Field(description="What this answer does not show, and who could.")
     leaf_index: int | None = Field(description="Of the last entry; null while no signed head covers it.")
     tree_size: int | None
+    leaves: list[int | None] = Field(
+        max_length=VERIFICATION_LEAVES_MAX,
+        description="Of the first entries, in their order; null while no signed head covers one.",
+    )
 
 
 class HeadItem(Shape):

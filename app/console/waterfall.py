@@ -18,6 +18,9 @@ from app.console.components import moment, span
 
 QUIET_S: Final = 10.0  # shorter pauses are drawn to scale
 FOLDS_MAX: Final = 6
+BREAKS_DRAWN_MAX: Final = 20
+_BREAKS: Final = {"LOST": "lost", "FENCED": "fenced", "FAILED": "failed"}  # in which an attempt did not end well
+_WORDS_PERCENT: Final = 20.0  # what the words of a break take of the axis
 _FOLD_PERCENT: Final = 7.0
 _PATH_SHOWN: Final = 10
 _WAITS: Final = frozenset({"ask", "sleep", "signal", "child"})
@@ -103,6 +106,17 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Break:
+    """Where a worker's attempt was lost or failed, or where its late worker was refused. `is_named`: there is room for
+    its words on the axis; every one is a line through the rows."""
+
+    x: float
+    kind: str
+    words: str
+    is_named: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     x: float
     width: float
@@ -115,18 +129,22 @@ class Waterfall:
     folds: Sequence[Fold]
     times: Sequence[Mark]
     attempts: Sequence[Mark]
+    breaks: Sequence[Break]
+    breaks_total: int
 
 
 def drawn(records: Sequence[Mapping[str, Any]], now: str) -> Waterfall:
     rows = sorted(_rows(records), key=lambda row: _place(row.path))
     _enclose(rows)
     leased = [one for one in records if one["artifact_type"] == "run_attempt" and one.get("change") == "LEASED"]
-    axis = _Axis([*_moments(rows), *(moment(one["recorded_at"]) for one in leased)], moment(now))
+    broken = [one for one in records if one["artifact_type"] == "run_attempt" and one.get("change") in _BREAKS]
+    axis = _Axis([*_moments(rows), *(moment(one["recorded_at"]) for one in (*leased, *broken))], moment(now))
     for row in rows:
         row.x = axis.at(row.began)
         row.width = max(0.6, axis.at(row.ended or moment(now)) - row.x)
     attempts = [Mark(axis.at(moment(one["recorded_at"])), f"attempt {one['attempt']}") for one in leased]
-    return Waterfall(rows, axis.folds, axis.marks(), _apart(attempts))
+    breaks = _named([(axis.at(moment(one["recorded_at"])), one) for one in broken[-BREAKS_DRAWN_MAX:]])
+    return Waterfall(rows, axis.folds, axis.marks(), _apart(attempts), breaks, len(broken))
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -196,6 +214,19 @@ def _apart(marks: Sequence[Mark]) -> list[Mark]:
             kept.pop()
         kept.append(mark)
     return kept
+
+
+def _named(places: Sequence[tuple[float, Mapping[str, Any]]]) -> list[Break]:
+    """From the newest back, each that has room for its words beside those that have them."""
+    made: list[Break] = []
+    free_until = 200.0
+    for x, record in reversed(places):
+        begin = x if x <= 100.0 - _WORDS_PERCENT else x - _WORDS_PERCENT  # at the end they stand before their line
+        is_named = begin + _WORDS_PERCENT <= free_until
+        free_until = begin if is_named else free_until
+        kind = _BREAKS[record["change"]]
+        made.append(Break(x, kind, f"attempt {record['attempt']} {kind}", is_named))
+    return made[::-1]
 
 
 class _Axis:

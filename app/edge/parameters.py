@@ -18,6 +18,7 @@ from app.core.limits import (
     LIST_ITEMS_MAX,
     NAME_CHARS_MAX,
     QUERY_PARAMETERS_MAX,
+    RUN_LISTED_ENTRIES_MAX,
     RUN_PAGE_RECORDS_MAX,
     RUN_PATH_CHARS_MAX,
     SAFE_INTEGER_MAX,
@@ -79,6 +80,11 @@ def limit_in(given: dict[str, str], *, at_most: int = LIST_ITEMS_MAX) -> int:
 def steps_in(given: dict[str, str]) -> int:
     """How many of a run's newest steps; 0: none."""
     return _number("steps", given.get("steps", str(RUN_PAGE_RECORDS_MAX)), at_most=RUN_PAGE_RECORDS_MAX)
+
+
+def newest_in(given: dict[str, str]) -> int:
+    """How many of the newest entries of each listed run; 0: none."""
+    return _number("newest", given.get("newest", "0"), at_most=RUN_LISTED_ENTRIES_MAX)
 
 
 def sequence_in(request: Request, given: dict[str, str]) -> int:
@@ -222,6 +228,11 @@ _DOCUMENTED: Final[dict[str, dict[str, Any]]] = {
         "steps",
         "How many of the newest steps. 0 reads none, and costs the same however long the journal is.",
         {"type": "integer", "minimum": 0, "maximum": RUN_PAGE_RECORDS_MAX, "default": RUN_PAGE_RECORDS_MAX},
+    ),
+    "newest": _query(
+        "newest",
+        "Of how many of each run's newest entries to say the kind. Without it `journal` is null.",
+        {"type": "integer", "minimum": 0, "maximum": RUN_LISTED_ENTRIES_MAX, "default": 0},
     ),
     "at": _query("at", "After which entry of the journal; without it after the last.", _NUMBER_SCHEMA),
     "limit": _query(

@@ -25,7 +25,7 @@ from app.core.errors import (
     SignatureInvalid,
     TgaError,
 )
-from app.core.limits import VERIFICATION_FINDINGS_MAX
+from app.core.limits import VERIFICATION_FINDINGS_MAX, VERIFICATION_LEAVES_MAX
 from app.core.merkle import leaf_hash, verify_inclusion
 from app.core.note import open_note
 from app.domain.ledger.checks import Report
@@ -84,7 +84,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`is_sound`: nothing that was checked is wrong. `leaf_index` of the last entry in a tree of `tree_size`."""
+    """`is_sound`: nothing that was checked is wrong. `leaf_index` of the last entry in a tree of `tree_size`;
+    `leaves` of the first entries, in their order, None where the newest signed head does not cover one."""
 
     is_sound: bool
     verified_at: str
@@ -96,6 +97,7 @@ class Verification:
     not_checked: list[str]
     leaf_index: int | None
     tree_size: int | None
+    leaves: list[int | None]
 
 
 async def verify_one(services: Services, stream: str) -> Verification:
@@ -158,6 +160,7 @@ async def verify_one(services: Services, stream: str) -> Verification:
         not_checked=not_checked,
         leaf_index=leaf_index,
         tree_size=tree_size,
+        leaves=await _leaves(services, stream),
     )
 
 
@@ -177,6 +180,13 @@ async def _place(services: Services, stream: str) -> _Proven | None:
     if last is None or place is None:
         return None
     return _Proven(tree, place.index, place.signed, await tree.entry_bytes(stream, last))
+
+
+async def _leaves(services: Services, stream: str) -> list[int | None]:
+    tree = PostgresTree(services.sessions)
+    told_of = min(await tree.last_sequence_number(stream) or 0, VERIFICATION_LEAVES_MAX)
+    found = await tree.leaves_of(stream, entries_max=told_of)
+    return [found.get(number) for number in range(1, told_of + 1)]
 
 
 def _check_of(error: TgaError) -> CheckName:

@@ -75,6 +75,23 @@ SELECT count(*) <= {LIST_PREFIX_ROWS_MAX} AS are_few
 """  # noqa: S608 - only our own numbers
 
 
+# By the key of `links`, from each head back: no payload is read.
+_JOURNALS: Final = """
+SELECT h.stream, h.sequence_number AS entries,
+       ARRAY(SELECT l.artifact_type FROM tga.links l WHERE l.stream_no = h.stream_no
+              ORDER BY l.sequence_number DESC LIMIT $2) AS newest
+  FROM tga.heads h WHERE h.stream = ANY ($1::text[])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJournal:
+    """How many entries a run has, and of the newest of them, the newest last, what each is."""
+
+    entries: int
+    newest: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class ListedRun:
     """`has_worker`: whether a living worker asks for its program; True where none is needed now."""
@@ -123,6 +140,12 @@ async def list_runs(
         return Page(items, _position(fitting[limit - 1]))
     is_cut = bool(rows) and rows[-1]["place"] >= LIST_ROWS_LOOKED_AT_MAX
     return Page(items, _position(rows[-1]) if is_cut else None)
+
+
+async def list_journals(sessions: Sessions, run_ids: Sequence[str], *, newest: int) -> dict[str, ListedJournal]:
+    """Of the runs of a page: one query, which reads so many rows of each at most."""
+    rows = await sessions.fetch(_JOURNALS, [RUN.stream(run_id) for run_id in run_ids], newest)
+    return {RUN.identity_of(row["stream"]): ListedJournal(row["entries"], row["newest"][::-1]) for row in rows}
 
 
 def _position(row: asyncpg.Record) -> str:

@@ -64,6 +64,17 @@ SELECT s.first_index + l.place - 1 AS leaf_index, t.note
 """
 
 
+# Of the first entries of a stream, those that the newest signed head covers.
+_LEAVES_OF: Final = """
+SELECT l.sequence_number, s.first_index + l.place - 1 AS leaf_index
+  FROM tga.heads h
+  JOIN tga.links l ON l.stream_no = h.stream_no
+  JOIN tga.leaf_spans s ON s.stream_no = l.stream_no AND s.sequence_number = l.sequence_number - l.place + 1
+ WHERE h.stream = $1 AND l.sequence_number BETWEEN 1 AND $2
+   AND s.first_index + l.place - 1 < (SELECT t.size FROM tga.tree_heads t ORDER BY t.size DESC LIMIT 1)
+"""
+
+
 class Fetches(Protocol):
     """Sessions, or one session."""
 
@@ -103,6 +114,11 @@ class PostgresTree:
         """None as long as no signed head covers the entry."""
         rows = await self._source.fetch(_PLACE, stream, sequence_number)
         return Place(rows[0]["leaf_index"], SignedHead.from_note(rows[0]["note"])) if rows else None
+
+    async def leaves_of(self, stream: str, *, entries_max: int) -> dict[int, int]:
+        """By sequence number the leaf of each of the first entries that the newest signed head covers."""
+        rows = await self._source.fetch(_LEAVES_OF, stream, entries_max)
+        return {row["sequence_number"]: row["leaf_index"] for row in rows}
 
     async def entry_bytes(self, stream: str, sequence_number: int) -> bytes:
         """The entry as it is stored, and as it is hashed into its leaf; ChecksumMismatch when it is gone."""

@@ -55,6 +55,7 @@ async def test_a_changed_byte_is_wrong_at_its_entry_and_other_traces_stay_sound(
     told, outcomes = await verified(front, 1)
     assert told["is_sound"], told
     assert (told["entries"], told["findings"], told["leaf_index"]) == (4, [], None)
+    assert told["leaves"] == [None] * 4
     assert outcomes["tree"] == outcomes["signed_head"] == "not_checked"  # nothing is signed here
     assert any("no head covers" in one for one in told["not_checked"])
     assert {name for name, outcome in outcomes.items() if outcome == "sound"} >= {"entries", "transitions", "artifacts"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
@@ -97,6 +98,10 @@ def test_newer_calls_announce_themselves_and_come_when_asked_for(desk: Desk) -> 
 def test_a_call_shows_its_path_its_entries_and_what_was_and_was_not_verified(desk: Desk) -> None:
     trace_id = desk.call("charge", {"amount": 4200}, "shown")
     entries = desk.ask("admin", f"/v1/traces/{trace_id}/entries")[1]["items"]
+    told = f"/v1/traces/{trace_id}/verification"
+    wait_for(lambda: desk.ask("admin", told)[1]["leaf_index"] is not None)
+    leaves = desk.ask("admin", told)[1]["leaves"]
+    assert leaves[-1] == desk.ask("admin", told)[1]["leaf_index"]
     with desk.as_("auditor", script=False) as page:
         desk.go(page, f"/calls/{trace_id}")
         expect(page.locator(".subject")).to_contain_text("COMPLETED")
@@ -108,6 +113,7 @@ def test_a_call_shows_its_path_its_entries_and_what_was_and_was_not_verified(des
         assert page.locator(".tl > li").count() == 4
         for one in entries:
             assert page.locator(f".tl .dg[title='{one['entry_digest']}']").count() == 1
+        assert re.findall(r"leaf ([0-9,]+)", words) == [f"{leaf:,}" for leaf in leaves], words
         assert "approved by every-tool" in words
         assert page.locator("#verified .checks li").count() >= 5
         assert "4200" in page.inner_text("[aria-label=Arguments]")

@@ -118,6 +118,12 @@ def test_who_needs_someone_stands_first_and_says_what(desk: Desk) -> None:
         needing = page.locator("#needing").inner_text()
         assert "Send the final reminder to 3 customers? <script>" in needing
         assert "the books do not fit" in needing
+        assert "operations: " in str(page.locator("#needing .cells").first.get_attribute("aria-label"))
+        for run_id in ("dunning-11", "failing-1"):
+            entries = desk.ask("admin", f"/v1/runs/{run_id}")[1]["sequence_number"]
+            boxes = page.locator(f"#rows [data-id='{run_id}'] .cells")
+            assert boxes.locator("rect").count() == min(24, entries)
+            assert f"{entries} entries: " in str(boxes.get_attribute("aria-label"))
         page.get_by_label("Status").select_option("failed")
         page.get_by_role("button", name="Filter").click()
         assert page.locator("#rows").inner_text().count("failing-1") == 1

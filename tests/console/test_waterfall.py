@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.console.pages.run import _program
-from app.console.waterfall import FOLDS_MAX, drawn
+from app.console.waterfall import BREAKS_DRAWN_MAX, FOLDS_MAX, drawn
 
 BEGIN = datetime(2026, 11, 17, 9, 0, tzinfo=UTC)
 
@@ -76,6 +77,49 @@ def test_what_is_open_reaches_until_now_and_what_failed_shows_so() -> None:
     failed, open_ = picture.rows
     assert failed.bar == "b-fail"
     assert (open_.took, open_.bar, round(open_.x + open_.width)) == ("waits", "b-wait", 100)
+
+
+def attempt(number: int, at: float, change: str, attempt: int) -> dict[str, Any]:
+    said = {"artifact_type": "run_attempt", "sequence_number": number, "recorded_at": time_at(at), "change": change}
+    return {**said, "attempt": attempt, "worker": {"name": "w", "principal_id": "w"}}
+
+
+def test_a_lost_worker_and_a_fenced_one_stand_at_their_time_with_their_words() -> None:
+    records = [
+        attempt(1, 0, "LEASED", 1),
+        step(2, "1", 0, 2),
+        attempt(3, 4, "LOST", 1),
+        attempt(4, 5, "LEASED", 2),
+        step(5, "2", 5, 1),
+        attempt(6, 7, "FENCED", 1),
+        attempt(7, 8, "RELEASED", 2),
+        step(8, "3", 9, 1),
+    ]
+    picture = drawn(records, time_at(10))
+    assert [(round(one.x), one.kind, one.words) for one in picture.breaks] == [
+        (40, "lost", "attempt 1 lost"),
+        (70, "fenced", "attempt 1 fenced"),
+    ]
+    assert all(one.is_named for one in picture.breaks)
+    assert picture.breaks_total == 2
+
+
+def test_many_lost_workers_are_lines_and_words_never_stand_on_one_another() -> None:
+    lost = [attempt(number, number * 0.1, "LOST", number) for number in range(1, 60)]
+    picture = drawn([step(60, "1", 0, 9.5), *lost], time_at(10))
+    assert (len(picture.breaks), picture.breaks_total) == (BREAKS_DRAWN_MAX, 59)
+    assert picture.breaks[-1].words == "attempt 59 lost"
+    named = [one.x for one in picture.breaks if one.is_named]
+    assert len(named) >= 1
+    assert all(after - before >= 20 for before, after in pairwise(named))
+
+
+def test_a_worker_that_is_lost_in_a_quiet_stretch_stands_between_two_folds() -> None:
+    picture = drawn([step(1, "1", 0, 4), attempt(2, 1_000, "LOST", 1), step(3, "2", 2_000, 4)], time_at(2_004))
+    (lost,) = picture.breaks
+    first, second = picture.folds
+    assert abs(first.x + first.width - lost.x) < 0.01
+    assert abs(second.x - lost.x) < 0.01
 
 
 paths = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda parts: ".".join(map(str, parts)))

@@ -55,6 +55,15 @@ async def test_listing_order_status_prefix(runs: Runs) -> None:
     assert await listed(runs, "?prefix=order-&status=failed") == ["order-2"]
     assert await listed(runs, "?prefix=order_") == [], "a prefix is no pattern"
     assert await listed(runs, "?principal_id=olga") == ["order-3"]
+    (ended,) = (await runs.front.page("/v1/runs?prefix=order-1&newest=24"))["items"]
+    entries = (await runs.front.page("/v1/runs/order-1/entries"))["items"]
+    kinds = [one["entry"]["artifact_type"] for one in entries]
+    assert ended["journal"] == {"entries": len(kinds), "newest": kinds}
+    page = RunPage.model_validate(await runs.front.page("/v1/runs?newest=2"))
+    shown = {one.run_id: one.journal for one in page.items}
+    assert shown["order-1"] is not None
+    assert (shown["order-1"].entries, shown["order-1"].newest) == (len(kinds), kinds[-2:])
+    assert [one["journal"] for one in (await runs.front.page("/v1/runs"))["items"]] == [None] * 5
     found, path = [], "/v1/runs?limit=2"
     while path:
         page = await runs.front.page(path)
@@ -69,6 +78,7 @@ async def test_an_item_says_where_the_run_stands_and_who_should_act(runs: Runs) 
     await runs.front.post("/v1/runs", {"procedure": "lone", "run_id": "r-2"})
     lone, asks = (await runs.front.page("/v1/runs"))["items"]
     whole = await runs.front.page("/v1/runs/r-1")
+    del asks["journal"]  # which is asked for
     del asks["updated_at"]  # of the head; the run's own is that of its last document
     assert asks == {name: whole[name] for name in asks}
     assert (asks["status"], asks["waiting"], asks["state"], asks["attempt"]) == (

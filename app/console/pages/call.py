@@ -104,7 +104,8 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None, typed: dict
     tool = next((one for one in (tools or {"items": []})["items"] if one["tool_name"] == trace["tool_name"]), None)
     is_held = trace["waiting"] == "operator"
     shown_entries = [
-        one["entry"] | {"entry_digest": one["entry_digest"]} for one in (entries or {"items": []})["items"]
+        one["entry"] | {"entry_digest": one["entry_digest"], "leaf": leaf_said(verification, one["sequence_number"])}
+        for one in (entries or {"items": []})["items"]
     ]
     now = visit.clock.now()
     return await visit.page(
@@ -122,6 +123,7 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None, typed: dict
         attempts=_attempts(trace, artifacts["tool_call"], artifacts["tool_effect"], now),
         machine=_machine(trace, shown_entries, artifacts, now),
         verification=verification,
+        checks=checks_said(verification),
         tool_of=tool,
         read_tools=[one for one in (tools or {"items": []})["items"] if one["tool_class"] == "read"][:3],
         is_held=is_held,
@@ -129,6 +131,32 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None, typed: dict
         typed=typed or {},
         url=str(visit.request.base_url).rstrip("/"),
     )
+
+
+def checks_said(verification: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """Each check once, as (outcome, name, words): what was not checked says why in its own line, and what no check is
+    about follows them."""
+    if verification is None:
+        return []
+    said, of_checks, reasons = list[tuple[str, str, str]](), set[str](), verification["not_checked"]
+    for check in verification["checks"]:
+        name, words = check["name"].replace("_", " "), check["what"]
+        if check["outcome"] == "not_checked":
+            why = next((one for one in reasons if name in one.partition(": ")[0].split(" and ")), None)
+            if why is not None:
+                of_checks.add(why)
+                words = f"Not checked: {why.partition(': ')[2]}"
+        said.append((check["outcome"], name.capitalize(), words))
+    return said + [("not_checked", "Not checked", one) for one in reasons if one not in of_checks]
+
+
+def leaf_said(verification: dict[str, Any] | None, sequence_number: int) -> str | None:
+    """Where an entry stands in the tree. An entry that came after the verification has no leaf in it."""
+    if verification is None:
+        return None
+    leaves = verification["leaves"]
+    leaf = leaves[sequence_number - 1] if sequence_number <= len(leaves) else None
+    return "not yet in the tree" if leaf is None else f"leaf {leaf:,}"
 
 
 def _attempts(trace: dict[str, Any], sent: Any, effect: Any, now: str) -> list[dict[str, Any]]:

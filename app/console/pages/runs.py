@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from app.console.visit import Visit
+from app.core.limits import RUN_LISTED_ENTRIES_MAX
 
 STATUSES: Final = (
     "running",
@@ -22,9 +23,26 @@ STATUSES: Final = (
 )
 NEEDING: Final = ("waiting_for_human", "diverged", "parked", "failed")
 NEEDING_SHOWN_MAX: Final = 10
+BOXES_MAX: Final = RUN_LISTED_ENTRIES_MAX
 FILTERS: Final = ("prefix", "status", "procedure")
 _SIDE_CHARS_MAX: Final = 100
-_CELL: Final = {"tool": "b-tool", "turn": "b-model", "model": "b-model", "sleep": "b-sleep"}
+# A box each: its class, its height, and what one and many of them are called.
+_STEP: Final = ("b-step", 12, "step", "steps")
+_STEPS: Final = {
+    "tool": ("b-tool", 12, "tool call", "tool calls"),
+    "turn": ("b-model", 12, "model turn", "model turns"),
+    "model": ("b-model", 12, "model turn", "model turns"),
+    "sleep": ("b-sleep", 11, "sleep", "sleeps"),
+}
+_FAILED: Final = ("b-fail", 11, "failed", "failed")
+_OPEN: Final = ("b-wait", 11, "open", "open")
+_ENTRIES: Final = {
+    "run_checkpoint": ("b-step", 12, "checkpoint", "checkpoints"),
+    "run_intent": ("b-wait", 7, "begin of an operation", "begins of operations"),
+    "run_answer": ("b-tool", 12, "answer", "answers"),
+    "run_attempt": ("b-scope", 4, "change of the attempt", "changes of attempts"),
+}
+_OTHER: Final = ("b-model", 4, "other entry", "other entries")
 
 
 async def show(visit: Visit) -> Response:
@@ -32,7 +50,7 @@ async def show(visit: Visit) -> Response:
     if given["status"] not in STATUSES:
         given["status"] = None
     listed, needing, questions, procedures = await asyncio.gather(
-        visit.api.get("/v1/runs", limit=50, cursor=visit.query.get("cursor"), **given),
+        visit.api.get("/v1/runs", limit=50, newest=BOXES_MAX, cursor=visit.query.get("cursor"), **given),
         _needing(visit),
         visit.api.find("/v1/approvals", limit=100),
         visit.api.find("/v1/procedures", limit=100),
@@ -43,7 +61,8 @@ async def show(visit: Visit) -> Response:
         "runs.html",
         nav="Runs",
         needing=[_needs(one, whole, asked.get(one["run_id"])) for one, whole in zip(needing, described, strict=True)],
-        runs=listed["items"],
+        runs=[one | {"boxes": boxes_of_journal(one["journal"])} for one in listed["items"]],
+        legend=[(kind[0], kind[1], kind[2]) for kind in (*_ENTRIES.values(), _OTHER)],
         older=_address({**given, "cursor": listed["next"]}) if listed["next"] else None,
         newest=_address(given) if visit.query.get("cursor") else None,
         given=given,
@@ -75,7 +94,7 @@ def _needs(run: dict[str, Any], whole: dict[str, Any] | None, question: dict[str
         )
     elif whole is not None and whole["error"] is not None:
         what = f"{whole['error']['type']}: {whole['error']['message']}"
-    return {"run": run, "who": who, "what": what, "cells": _cells(whole)}
+    return {"run": run, "who": who, "what": what, "boxes": boxes_of_steps(whole)}
 
 
 def _side(said: str) -> str:
@@ -83,17 +102,34 @@ def _side(said: str) -> str:
     return said if len(said) <= _SIDE_CHARS_MAX else f"{said[:_SIDE_CHARS_MAX]}…"
 
 
-def _cells(whole: dict[str, Any] | None) -> list[str]:
-    """The newest operations as boxes."""
-    shown = []
-    for step in [] if whole is None else whole["steps"][-24:]:
-        if step["status"] in ("failed", "interrupted"):
-            shown.append("b-fail")
-        elif step["status"] != "completed":
-            shown.append("b-wait")
-        else:
-            shown.append(_CELL.get(step["kind"], "b-step"))
-    return shown
+def boxes_of_steps(whole: dict[str, Any] | None) -> dict[str, Any]:
+    """The newest operations of a run as boxes, and in words."""
+    steps = [] if whole is None else whole["steps"]
+    kinds = [_step_kind(step) for step in steps[-BOXES_MAX:]]
+    is_all = whole is not None and len(kinds) == len(steps) and not whole["steps_left_out"]
+    if is_all:
+        return _boxes(kinds, f"{len(kinds)} operation{'s' if len(kinds) != 1 else ''}", f"{len(kinds)}")
+    return _boxes(kinds, f"The {len(kinds)} newest operations, there are earlier ones", f"newest {len(kinds)}")
+
+
+def _step_kind(step: dict[str, Any]) -> tuple[str, int, str, str]:
+    if step["status"] in ("failed", "interrupted"):
+        return _FAILED
+    return _STEPS.get(step["kind"], _STEP) if step["status"] == "completed" else _OPEN
+
+
+def boxes_of_journal(journal: dict[str, Any] | None) -> dict[str, Any]:
+    """The newest entries of a run as boxes, and in words: of how many, and how many of each kind."""
+    kinds = [] if journal is None else [_ENTRIES.get(one, _OTHER) for one in journal["newest"]]
+    total = 0 if journal is None else journal["entries"]
+    if len(kinds) == total:
+        return _boxes(kinds, f"{total:,} {'entry' if total == 1 else 'entries'}", f"{total:,}")
+    return _boxes(kinds, f"The {len(kinds)} newest of {total:,} entries", f"{len(kinds)} of {total:,}")
+
+
+def _boxes(kinds: list[tuple[str, int, str, str]], of: str, shown: str) -> dict[str, Any]:
+    counted = [f"{kinds.count(kind)} {kind[2] if kinds.count(kind) == 1 else kind[3]}" for kind in dict.fromkeys(kinds)]
+    return {"boxes": [kind[:2] for kind in kinds], "label": f"{of}: {', '.join(counted)}", "shown": shown}
 
 
 def _address(query: dict[str, Any]) -> str:

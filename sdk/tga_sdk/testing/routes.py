@@ -165,14 +165,15 @@ async def start_run(asked: Asked) -> Reply:
 
 @route("GET", "/v1/runs")
 async def list_runs(asked: Asked) -> Reply:
-    given = parameters(asked.query, "status", "procedure", "prefix", "principal_id", "cursor", "limit")
+    given = parameters(asked.query, "status", "procedure", "prefix", "principal_id", "newest", "cursor", "limit")
+    newest = number_in(given, "newest", 0, at_most=24)
     status, engine = one_of(given, "status", views.STATUSES), asked.gateway.engine
     if "prefix" in given and re.fullmatch(m.OWN_RUN_ID, given["prefix"]) is None:
         raise Problem("INPUT_MALFORMED", "prefix", expected="the beginning of a run's id")
     with asked.gateway.lock:
         engine.advance()
         items = [
-            views.listed_run(engine, run)
+            views.listed_run(engine, run, newest)
             for run in reversed(engine.runs.values())
             if status in (None, views.status_of(run))
             and given.get("procedure") in (None, run.start["procedure"])

@@ -136,7 +136,9 @@ def _notice(engine: Engine, run: MemoryRun) -> str | None:
     return None
 
 
-def listed_run(engine: Engine, run: MemoryRun) -> dict[str, Any]:
+def listed_run(engine: Engine, run: MemoryRun, newest: int = 0) -> dict[str, Any]:
+    """`newest`: of how many of its newest entries to say the kind."""
+    kinds = [record.artifact_type for record in run.records[-newest:]]
     return {
         "run_id": run.run_id,
         "procedure": run.start["procedure"],
@@ -149,6 +151,7 @@ def listed_run(engine: Engine, run: MemoryRun) -> dict[str, Any]:
         "updated_at": run.updated_at,
         "status": status_of(run),
         "notice": _notice(engine, run),
+        "journal": {"entries": run.sequence_number, "newest": kinds} if newest else None,
     }
 
 
