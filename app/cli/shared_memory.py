@@ -12,7 +12,7 @@ from app.domain.log.shares import NotShared
 
 
 class SharedMemory:
-    """The StreamMemory of whoever gathers the shares: its own, and from `join` on theirs behind it.
+    """The StreamMemory of the process that gathers the shares: its own, and from `join` on theirs behind it.
 
     `share_of` says which share remembers a stream; streams that vouch for others are remembered here.
     """

@@ -69,7 +69,7 @@ def _people(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def _held(visit: Visit) -> list[dict[str, Any]]:
-    """Calls whose outcome nobody knows, the newest first; one more than are counted."""
+    """Calls whose outcome is unknown, the newest first; one more than are counted."""
     page: dict[str, Any] = await visit.api.get("/v1/traces", waiting="operator", limit=_HELD_COUNTED + 1)
     return list(page["items"])
 
