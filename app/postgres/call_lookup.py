@@ -1,17 +1,19 @@
 """Looks at recorded calls by their keys. Looks that are asked for while others are under way share a statement.
 
 A lone look goes at once, as a statement of its own: no timer, no task. With many callers a look costs a fraction of a
-round trip. Nothing rests on the grouping: a group that fails is looked up one by one, so that a row that cannot be read
-fails only those that ask for it.
+round trip; a second statement goes beside the first only when it is full, because it would make both groups smaller.
+Nothing rests on the grouping: a group that fails is looked up one by one, so that a row that cannot be read fails only
+those that ask for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from typing import Final, NamedTuple
 
-from app.core.limits import CALL_LOOKUPS_AT_ONCE, CALL_LOOKUPS_GROUPED_MAX
+from app.core.limits import CALL_LOOKUPS_FROM_ASKED, CALL_LOOKUPS_GROUPED_MAX
 from app.postgres.sessions import Record, Sessions
 
 
@@ -37,8 +39,8 @@ class CallLookup:
 
     async def find(self, server_id: str, tool_name: str, idempotency_key: str) -> Record | None:
         """The row of this key; None when no trace has it."""
-        if self._under_way < CALL_LOOKUPS_AT_ONCE:
-            self._under_way += 1
+        if self._under_way == 0:
+            self._under_way = 1
             try:
                 return await self._find_one(server_id, tool_name, idempotency_key)
             finally:
@@ -46,11 +48,12 @@ class CallLookup:
                 self._go_on()
         answer: asyncio.Future[Record | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Asked(server_id, tool_name, idempotency_key, answer))
+        self._go_on()
         return await answer
 
     def _go_on(self) -> None:
         """Start a statement for those that wait, if there is one to spare."""
-        while self._waiting and self._under_way < CALL_LOOKUPS_AT_ONCE:
+        while self._under_way < bisect_right(CALL_LOOKUPS_FROM_ASKED, len(self._waiting)):
             group: list[_Asked] = []
             while self._waiting and len(group) < CALL_LOOKUPS_GROUPED_MAX:
                 asked = self._waiting.popleft()

@@ -36,6 +36,7 @@ _APPEND_MORE = _APPEND.replace(
     "$25::text[])",
     "$25::text[], $26::int[], $27::int[], $28::jsonb[], $29::int[], $30::bigint[], $31::bytea[], $32::bigint[])",
 )
+_ALWAYS_SENT = 7  # columns: what each plan and each entry says
 
 
 def _with_winners(append: str) -> str:
@@ -117,10 +118,14 @@ class PostgresLedger:
 
     async def _append(self, plans: Sequence[Plan], needs: Sequence[int | None], lock_timeout_ms: int) -> list[Record]:
         has_claims = any(plan.claim is not None for plan in plans)
+        columns = _columns(plans)
+        # Of lists that the batch does not bring nothing is sent, written, read or verified.
+        sent = (*columns[:_ALWAYS_SENT], *[column or None for column in columns[_ALWAYS_SENT:]])
         if needs or any(plan.schedule is not None or plan.blobs for plan in plans):
-            statement, more = _CLAIM_MORE if has_claims else _APPEND_MORE, (needs, *_more_columns(plans))
-            return await self._sessions.commit(statement, lock_timeout_ms, *_columns(plans), *more)
-        return await self._sessions.commit(_CLAIM if has_claims else _APPEND, lock_timeout_ms, *_columns(plans))
+            statement = _CLAIM_MORE if has_claims else _APPEND_MORE
+            more = [column or None for column in (needs, *_more_columns(plans))]
+            return await self._sessions.commit(statement, lock_timeout_ms, *sent, *more)
+        return await self._sessions.commit(_CLAIM if has_claims else _APPEND, lock_timeout_ms, *sent)
 
 
 def _needs_of(groups: Sequence[PlanGroup]) -> list[int | None]:

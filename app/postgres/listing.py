@@ -60,6 +60,30 @@ _TRACES: Final = _PAGE.format(
     order="h.tenant DESC, h.stream DESC",
     outer="t.tenant DESC, t.stream DESC",
 )
+# Of one agent or one tool, by indexes that know them by a hash and of an id its first part (0033): what has the same
+# first part is sorted. `trace;` has no id: all ids come before it.
+_OF: Final = """(
+        SELECT h.*, substr(h.stream, 7, 11) AS at FROM tga.heads h
+         WHERE h.stream >= 'trace:' AND h.stream < 'trace;' AND {}
+           AND substr(h.stream, 7, 11) >= substr($2, 7, 11)
+           AND substr(h.stream, 7, 11) <= CASE WHEN $3 < 'trace;' THEN substr($3, 7, 11) ELSE 'g' END
+           AND h.stream > $2 AND h.stream < $3)"""
+_TRACES_OF_PRINCIPAL: Final = _PAGE.format(
+    heads=_OF.format(
+        "hashtext(h.tenant || ' ' || h.principal_id) = hashtext($1 || ' ' || coalesce($4, $8))"
+        " AND h.tenant = $1 AND h.principal_id = coalesce($4, $8)"
+    ),
+    order="h.at DESC, h.stream DESC",
+    outer="t.at DESC, t.stream DESC",
+)
+_TRACES_OF_TOOL: Final = _PAGE.format(
+    heads=_OF.format(
+        "hashtext(h.tenant || ' ' || h.subject || ' ' || h.name) = hashtext($1 || ' ' || $6 || ' ' || $7)"
+        " AND h.tenant = $1 AND h.subject = $6 AND h.name = $7"
+    ),
+    order="h.at DESC, h.stream DESC",
+    outer="t.at DESC, t.stream DESC",
+)
 # In the order of `at_rest`, whose index a page follows only as far as it needs.
 _AT_REST: Final = """(
         SELECT h.*, r.stream AS at
@@ -191,7 +215,12 @@ async def list_traces(
     elif filters.waiting is not None:
         rows = await sessions.fetch_page(_TRACES_WAITING, *asked)
     elif states is None or TRACE.usual_end in states:
-        rows = await sessions.fetch(_TRACES, *asked)
+        if scope.principal_id is not None or filters.principal_id is not None:
+            rows = await sessions.fetch_in_order(_TRACES_OF_PRINCIPAL, *asked)
+        elif filters.server_id is not None and filters.tool_name is not None:
+            rows = await sessions.fetch_in_order(_TRACES_OF_TOOL, *asked)
+        else:
+            rows = await sessions.fetch(_TRACES, *asked)
     else:
         rows = await sessions.fetch_page(_TRACES_IN_STATES[len(states)], *asked)
     fitting = [row for row in rows if row["fits"]]

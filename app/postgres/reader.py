@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import asyncpg
 
@@ -121,32 +121,78 @@ _SNAPSHOT: Final = re.compile("[0-9A-F-]{1,64}")
 _PREFETCH_ROWS: Final = 500
 _NO_NUMBER: Final = 2**63  # of what is left of a stream whose head is gone, after all others: as PostgreSQL sorts NULL
 
+Cursor: TypeAlias = Any  # of asyncpg, which has no types
 _Key = tuple[int, str]  # a stream's number; its name, where it has no number
 
 
 class _Merged:
     """A cursor that can be looked at before it is taken from."""
 
-    def __init__(self, rows: AsyncIterator[asyncpg.Record]) -> None:
-        self._rows = rows
+    def __init__(self, query: Cursor) -> None:
+        self._query = query
+        self._rows: list[asyncpg.Record] = []  # that were fetched together, and which of them is next
+        self._at = 0
+        self._is_last = False
         self.next_row: asyncpg.Record | None = None
         self.next_key: _Key | None = None
 
+    async def begin(self) -> None:
+        self._cursor = await self._query
+        await self._fetch()
+
+    async def _fetch(self) -> None:
+        self._rows, self._at = await self._cursor.fetch(_PREFETCH_ROWS), 0
+        self._is_last = len(self._rows) < _PREFETCH_ROWS
+        self._look()
+
+    def _look(self) -> None:
+        if self._at == len(self._rows):
+            self.next_row = self.next_key = None
+            return
+        row = self.next_row = self._rows[self._at]
+        number = row["stream_no"]
+        self.next_key = (_NO_NUMBER, row["stream"]) if number is None else (number, "")
+
     async def advance(self) -> asyncpg.Record | None:
         taken = self.next_row
-        self.next_row = row = await anext(self._rows, None)
-        if row is None:
-            self.next_key = None
-        else:
-            number = row["stream_no"]
-            self.next_key = (_NO_NUMBER, row["stream"]) if number is None else (number, "")
+        if taken is not None:
+            self._at += 1
+            if self._at == len(self._rows) and not self._is_last:
+                await self._fetch()
+            else:
+                self._look()
         return taken
 
-    async def of(self, key: _Key) -> AsyncIterator[asyncpg.Record]:
+    async def of(self, key: _Key) -> list[asyncpg.Record]:
+        """All of this stream, which are few."""
+        found: list[asyncpg.Record] = []
+        while self.next_key == key and (row := await self.advance()) is not None:
+            found.append(row)
+        return found
+
+    async def pass_over(self, key: _Key) -> None:
         while self.next_key == key:
-            row = await self.advance()
-            if row is not None:
-                yield row
+            self._at = self._end_of(key)
+            if self._at == len(self._rows) and not self._is_last:
+                await self._fetch()
+            else:
+                self._look()
+
+    def at_hand(self, key: _Key) -> list[asyncpg.Record] | None:
+        """All of this stream, without taking them; None if some are not fetched yet."""
+        if self.next_key != key:
+            return []
+        end = self._end_of(key)
+        return self._rows[self._at : end] if end < len(self._rows) or self._is_last else None
+
+    def _end_of(self, key: _Key) -> int:
+        """After the last of this stream, among those that were fetched together."""
+        number, rows, end = key[0], self._rows, self._at + 1
+        if number == _NO_NUMBER:  # then it is known by its name
+            return end
+        while end < len(rows) and rows[end]["stream_no"] == number:
+            end += 1
+        return end
 
 
 class PostgresLedgerReader:
@@ -207,17 +253,17 @@ class PostgresLedgerReader:
 
     async def _merged(self, numbers: str, argument: list[int]) -> AsyncIterator[StoredStream]:
         cursors = [
-            _Merged(aiter(self._connection.cursor(query.format(numbers=numbers), argument, prefetch=_PREFETCH_ROWS)))
+            _Merged(self._connection.cursor(query.format(numbers=numbers), argument))
             for query in (_ENTRIES, _PAYLOADS, _HEADS, _CHECKPOINTS, _ATTEMPTS, _ERASURES, _SEALED)
         ]
         for cursor in cursors:
-            await cursor.advance()
+            await cursor.begin()
         entries, payloads, heads, checkpoints, attempts, erasures, sealed = cursors
         while waiting := [cursor.next_key for cursor in cursors if cursor.next_key is not None]:
             key = min(waiting)
-            head = [row async for row in heads.of(key)]
-            erasure = [row async for row in erasures.of(key)]
-            seal = [row async for row in sealed.of(key)]
+            head = await heads.of(key)
+            erasure = await erasures.of(key) if erasures.next_key == key else []
+            seal = await sealed.of(key) if sealed.next_key == key else []
             claim, effect = (head[0]["idempotency_key"], head[0]["effect_digest"]) if head else (None, None)
             single = (("heads", head), ("erasures", erasure), ("sealed", seal))
             yield StoredStream(
@@ -227,20 +273,20 @@ class PostgresLedgerReader:
                 waiting=head[0]["waiting"] if head else None,
                 misplaced_in=head[0]["misplaced_in"] if head else None,
                 scheduled_attempt=head[0]["scheduled_attempt"] if head else None,
-                checkpoints=[_checkpoint(row) async for row in checkpoints.of(key)],
+                checkpoints=[_checkpoint(row) for row in await checkpoints.of(key)],
                 claim=_claim(head[0]) if claim is not None else None,
                 claim_effect=_digest(effect),
-                dispatch_attempts=[row["attempt"] async for row in attempts.of(key)],
+                dispatch_attempts=[row["attempt"] for row in await attempts.of(key)],
                 erasure=_erasure(erasure[0]) if erasure else None,
                 summary=_summary(head[0]) if head else None,
                 sealed=StoredSeal(seal[0]["sealed_salt"], seal[0]["sealed_values"]) if seal else None,
                 rows_repeated=[table for table, rows in single if len(rows) > 1]
                 + ["heads" for row in head[:1] if row["stream"] in self._repeated],
                 entries=_places(key, entries, payloads),
+                rows=_rows_at_hand(entries.at_hand(key), payloads.at_hand(key)),
             )
             for cursor in (entries, payloads):
-                async for _ in cursor.of(key):
-                    pass  # what the verifier left unread
+                await cursor.pass_over(key)  # what the verifier left unread
 
     async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
         found: int | None = await self._connection.fetchval(_LEAF_INDEX, stream, sequence_number)
@@ -260,8 +306,10 @@ class PostgresLedgerReader:
 
     async def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
         query, arguments = (_CLAIMED_KEYS, ()) if self._stream is None else (_CLAIMED_BY_ITS_KEY, (self._stream,))
-        async for row in self._connection.cursor(query, *arguments, prefetch=_PREFETCH_ROWS):
-            yield ClaimedKey(row["server_id"], row["tool_name"], row["idempotency_key"], row["stream"])
+        cursor = await self._connection.cursor(query, *arguments)
+        while rows := await cursor.fetch(_PREFETCH_ROWS):
+            for row in rows:
+                yield ClaimedKey(*row)
 
     def _name_of(self, key: _Key, payloads: _Merged) -> str:
         """The name of a stream whose head is gone, as its first artifact says it."""
@@ -302,6 +350,28 @@ def _digest(raw: bytes | None) -> Digest | None:
 
 def _stored(row: asyncpg.Record) -> StoredEntry:
     return StoredEntry(row["sequence_number"], row["entry"], _digest(row["entry_digest"]), row["artifact"])
+
+
+def _rows_at_hand(
+    entries: list[asyncpg.Record] | None, payloads: list[asyncpg.Record] | None
+) -> list[StoredEntry] | None:
+    """What `_places` gives, where that is every place from the first on, once, with entry and artifact."""
+    if not entries or not payloads:
+        return None
+    artifacts: list[bytes | None] = []
+    for row in payloads:
+        if row["sequence_number"] != len(artifacts) + 1:
+            return None
+        artifacts += row["artifacts"]
+    if len(artifacts) != len(entries):
+        return None
+    rows = []
+    for place, (row, artifact) in enumerate(zip(entries, artifacts, strict=True), 1):
+        _, number, entry, digest = row
+        if number != place or entry is None or digest is None or artifact is None:
+            return None
+        rows.append(StoredEntry(number, entry, Digest(digest.hex()), artifact))
+    return rows
 
 
 async def _places(key: _Key, entries: _Merged, payloads: _Merged) -> AsyncIterator[StoredEntry]:

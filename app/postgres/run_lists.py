@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 
@@ -47,9 +47,9 @@ _RUNS: Final = _PAGE.format(
     rows=f"""(SELECT r.* FROM tga.runs r
                WHERE r.tenant = $1 AND (r.created_at, r.stream_no) < ($2, $3) {_NEWEST})"""  # noqa: S608 - likewise
 )
-# A state each, put together in their order as they are read.
+# A state each, put together in their order as they are read. The index has runs that wait for a person apart (0034).
 _IN_STATE: Final = f"""(SELECT r.* FROM tga.runs r
-               WHERE r.tenant = $1 AND r.state = {{state}} AND r.created_at <= $2
+               WHERE r.tenant = $1 AND r.state = {{state}} AND r.waits_for_person = $8 AND r.created_at <= $2
                  AND (r.created_at, r.stream_no) < ($2, $3) {_NEWEST_FIRST})"""  # noqa: S608 - likewise
 _RUNS_IN_STATES: Final = {
     1: _PAGE.format(rows=_IN_STATE.format(state="$11")),
@@ -73,6 +73,12 @@ SELECT count(*) <= {LIST_PREFIX_ROWS_MAX} AS are_few
   FROM (SELECT FROM tga.heads o WHERE o.stream >= $1 AND o.stream < $1 || chr(127)
          LIMIT {LIST_PREFIX_ROWS_MAX + 1}) AS o
 """  # noqa: S608 - only our own numbers
+
+
+def _began_since(query: str, parameter: int) -> str:
+    """The same of runs that began at this moment or later. Only where that is asked: plans of other lists stay what
+    they are."""
+    return query.replace("r.tenant = $1", f"r.tenant = $1 AND r.created_at >= ${parameter}")
 
 
 # By the key of `links`, from each head back: no payload is read.
@@ -113,27 +119,35 @@ async def list_runs(
     scope: Visibility,
     *,
     states: Sequence[str] | None = None,
-    is_waiting_for_person: bool | None = None,
+    is_waiting_for_person: bool = False,
     procedure: str | None = None,
     prefix: str = "",
     principal_id: str | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
     before: str | None = None,
     limit: int = LIST_ITEMS_DEFAULT,
     worker_seen_ms: int,
 ) -> Page[ListedRun]:
-    """Newest first, of one state, of two, or of all; `before` is the `next` of the page before. `prefix` is that of the
-    id on the log; where few ids begin so, only those are looked at, else the newest runs of all."""
-    created_at, stream_no = _AFTER_ALL, 0
+    """Newest first, of one state, of two, or of all; `before` is the `next` of the page before. Of states it lists runs
+    that wait for a person, or else all others of these states. `prefix` is that of the id on the log; where few ids
+    begin so, only those are looked at, else the newest runs of all. They began at `since_ms` or later, and before
+    `until_ms`."""
+    end = (_AFTER_ALL if until_ms is None else _EPOCH + timedelta(milliseconds=until_ms), 0)
     if before is not None:
         micros, _, number = before.partition(".")
-        created_at, stream_no = _EPOCH + timedelta(microseconds=int(micros)), int(number)
-    given = (scope.tenant, created_at, stream_no, scope.principal_id, principal_id, procedure, RUN.stream(prefix))
-    asked = (*given, is_waiting_for_person, worker_seen_ms, limit + 1)
+        end = min(end, (_EPOCH + timedelta(microseconds=int(micros)), int(number)))
+    given = (scope.tenant, *end, scope.principal_id, principal_id, procedure, RUN.stream(prefix))
+    for_person = None if states is None else is_waiting_for_person
+    asked: list[Any] = [*given, for_person, worker_seen_ms, limit + 1, *(states or ())]
     if prefix.rpartition("/")[2] and (await sessions.fetch(_ARE_FEW, RUN.stream(prefix)))[0]["are_few"]:
         query = _RUNS_OF_PREFIX[len(states or ())]
     else:
         query = _RUNS if states is None else _RUNS_IN_STATES[len(states)]
-    rows = await sessions.fetch(query, *asked, *(states or ()))
+    if since_ms is not None:
+        asked.append(_EPOCH + timedelta(milliseconds=since_ms))
+        query = _began_since(query, len(asked))
+    rows = await sessions.fetch(query, *asked)
     fitting = [row for row in rows if row["fits"]]
     items = [_listed_run(row) for row in fitting[:limit]]
     if len(fitting) > limit:

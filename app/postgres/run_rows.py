@@ -47,7 +47,8 @@ _ORPHANS: Final = "DELETE FROM tga.{} r WHERE NOT EXISTS (SELECT FROM tga.heads 
 _TABLES: Final = ("runs", "run_requests", "blob_refs")
 _STANDING: Final = """
 SELECT count(*) FILTER (WHERE r.stream_no IS NULL) AS without_row,
-       count(*) FILTER (WHERE r.state <> h.state) AS elsewhere,
+       count(*) FILTER (WHERE r.state <> h.state OR r.waits_for_person <> coalesce(h.waiting = 'person', false)
+             ) AS elsewhere,
        count(*) FILTER (WHERE h.state = 'PARKED') AS parked,
        count(*) FILTER (WHERE h.state = 'DIVERGED') AS diverged,
        count(*) FILTER (WHERE h.state = 'FAILED') AS failed,

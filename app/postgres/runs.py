@@ -73,7 +73,7 @@ SELECT h.stream, h.owner::text, h.sequence_number, h.state, coalesce(r.attempt, 
 """
 _CHILDREN: Final = """
 SELECT h.stream FROM tga.runs r JOIN tga.heads h ON h.stream_no = r.stream_no
- WHERE r.parent = $1 AND r.state NOT IN ('COMPLETED', 'CANCELLED')
+ WHERE r.parent = $1 AND r.state NOT IN ('COMPLETED', 'CANCELLED', 'FAILED')
 """
 _HAS_WORKER: Final = """
 SELECT EXISTS (SELECT FROM tga.workers w

@@ -399,7 +399,7 @@ class LeaderTerm:
             end = min(size, self._frontier.size + LOG_BATCH_ROWS_MAX)
             completed: list[tuple[Node, Hash]] = []
             for leaf in await self._tree.leaf_hashes(Range(self._frontier.size, end)):
-                completed += [one for one in self._frontier.append(leaf) if one[0].level >= KEPT_LEVEL]
+                completed += self._frontier.append(leaf, from_level=KEPT_LEVEL)
             if completed:
                 await self._session.add_nodes(completed)
 

@@ -1,5 +1,5 @@
-"""Counts of calls by time, server and tool, from what was folded of the ledger (migration 0023). Two indexed queries,
-whose cost follows the spans of time and the tools asked for, never the number of calls."""
+"""Counts of calls by time, server and tool, from what was folded of the ledger (migrations 0023, 0034). Two indexed
+queries, whose cost follows the spans of time and the tools asked for, never the number of calls."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from app.core.limits import APPROVALS_COUNTED_MAX
+from app.core.limits import STANDING_COUNTED_MAX
 from app.postgres.sessions import Sessions
 
 _STEPS_PER_DOUBLING: Final = 4
 
-_COUNTS: Final = """
-SELECT began, subject, name, measure, detail, sum(calls)::bigint AS calls
+_COUNTS: Final = "SELECT * FROM tga.counts_between($1, $2, $3, $4, $5, $6)"
+_OF_SERVERS: Final = """
+SELECT subject, began, measure, detail, sum(calls)::bigint AS calls
   FROM tga.call_counts
  WHERE tenant = $1 AND span_s = $2 AND began >= $3 AND began < $4
-   AND ($5::text IS NULL OR subject = $5) AND ($6::text IS NULL OR name = $6)
- GROUP BY GROUPING SETS ((began, measure, detail), (subject, name, measure, detail))
+   AND measure IN ('asked', 'completed', 'failed', 'denied', 'sent', 'replayed', 'latency')
+ GROUP BY subject, began, measure, detail
 """
 _NOW: Final = f"""
 SELECT (SELECT count(*) FROM (SELECT FROM tga.at_rest r WHERE r.tenant = $1 AND r.waiting = 'supervisor'
-                               AND r.stream >= 'trace:' AND r.stream < 'trace;' LIMIT {APPROVALS_COUNTED_MAX}) AS w
+                               AND r.stream >= 'trace:' AND r.stream < 'trace;' LIMIT {STANDING_COUNTED_MAX}) AS w
        ) AS waiting,
        (SELECT count(*) FROM (SELECT FROM tga.at_rest r WHERE r.tenant = $1 AND r.waiting = 'operator'
-                               AND r.stream >= 'trace:' AND r.stream < 'trace;' LIMIT {APPROVALS_COUNTED_MAX}) AS w
+                               AND r.stream >= 'trace:' AND r.stream < 'trace;' LIMIT {STANDING_COUNTED_MAX}) AS w
        ) AS held,
        (SELECT count(*) FROM (SELECT FROM tga.in_work w JOIN tga.heads h ON h.stream_no = w.stream_no
                                WHERE w.kind = 'trace' AND h.tenant = $1 AND h.is_open AND h.waiting IS NULL
-                               LIMIT {APPROVALS_COUNTED_MAX}) AS w) AS in_flight,
+                               LIMIT {STANDING_COUNTED_MAX}) AS w) AS in_flight,
        (SELECT f.next_leaf FROM tga.call_fold f) AS folded,
        (SELECT s.first_index + s.leaves FROM tga.leaf_spans s ORDER BY s.first_index DESC LIMIT 1) AS tree_size
 """  # noqa: S608 - only our own numbers
@@ -75,7 +76,8 @@ class Tally:
 
 @dataclass(slots=True)
 class Counted:
-    """By when calls were asked for, and by qualified server and tool."""
+    """By when calls were asked for, and by qualified server and tool. By time nobody asks who decided, by which rules,
+    or with which errors: those are in `total` and `by_tool`."""
 
     total: Tally
     by_time: dict[datetime, Tally]
@@ -105,13 +107,29 @@ async def load_counts(
 ) -> Counted:
     """`server_id` is the qualified one. `since` and `until` lie between two spans."""
     counted = Counted(Tally(), {}, {})
-    for row in await sessions.fetch(_COUNTS, tenant, span_s, since, until, server_id, tool_name):
-        said = (row["measure"], row["detail"], row["calls"])
-        if row["began"] is not None:
-            counted.by_time.setdefault(row["began"], Tally()).add(*said)
-            counted.total.add(*said)
+    for began, subject, name, measures, details, calls in await sessions.fetch(
+        _COUNTS, tenant, span_s, since, until, server_id, tool_name
+    ):
+        tally = Tally()
+        for said in zip(measures, details, calls, strict=True):
+            tally.add(*said)
+            if began is None:
+                counted.total.add(*said)
+        if began is None:
+            counted.by_tool[subject, name] = tally
         else:
-            counted.by_tool.setdefault((row["subject"], row["name"]), Tally()).add(*said)
+            counted.by_time[began] = tally
+    return counted
+
+
+async def load_counts_of_servers(
+    sessions: Sessions, tenant: str, *, span_s: int, since: datetime, until: datetime
+) -> dict[str, dict[datetime, Tally]]:
+    """By qualified server and time; spans without calls are left out."""
+    counted: dict[str, dict[datetime, Tally]] = {}
+    for row in await sessions.fetch(_OF_SERVERS, tenant, span_s, since, until):
+        tally = counted.setdefault(row["subject"], {}).setdefault(row["began"], Tally())
+        tally.add(row["measure"], row["detail"], row["calls"])
     return counted
 
 

@@ -157,7 +157,10 @@ class PostgresTree:
             return []
         rows = await self._source.fetch(_LEAVES, [span.start for span in spans], [span.end for span in spans])
         found = {row["leaf_index"]: row["hash"] for row in rows if row["hash"] is not None}
-        return [_present(found.get(index), Node(0, index)) for span in spans for index in range(span.start, span.end)]
+        try:
+            return [found[index] for span in spans for index in range(span.start, span.end)]
+        except KeyError as missing:
+            raise _missing(Node(0, missing.args[0])) from None
 
     async def _nodes(self, nodes: Iterable[Node]) -> dict[Node, Hash]:
         wanted = sorted(nodes)
@@ -171,17 +174,21 @@ class PostgresTree:
         for node in small:
             subtree = Frontier()
             for _ in range(1 << node.level):
-                subtree.append(next(leaves))
+                subtree.grow(next(leaves))
             found[node] = subtree.root()
         return found
 
 
 def _present(found: bytes | None, node: Node) -> Hash:
     if found is None:
-        what = "a leaf, or its entry," if node.level == 0 else "a hash of the tree"
-        raise ChecksumMismatch(
-            f"{what} is missing",
-            expected=f"level {node.level}, index {node.index}",
-            remedy="The log was tampered with, or damaged: run `tga verify --all`.",
-        )
+        raise _missing(node)
     return Hash(found)
+
+
+def _missing(node: Node) -> ChecksumMismatch:
+    what = "a leaf, or its entry," if node.level == 0 else "a hash of the tree"
+    return ChecksumMismatch(
+        f"{what} is missing",
+        expected=f"level {node.level}, index {node.index}",
+        remedy="The log was tampered with, or damaged: run `tga verify --all`.",
+    )

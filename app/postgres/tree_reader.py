@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -35,9 +35,10 @@ class PostgresTreeReader:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def leaves(self) -> AsyncIterator[StoredLeaf]:
-        async for row in self._connection.cursor(_LEAVES, prefetch=EXPORT_PAGE_ENTRIES):
-            yield StoredLeaf(row["leaf_index"], row["stream"], row["sequence_number"], row["entry"])
+    async def leaves(self) -> AsyncIterator[Sequence[StoredLeaf]]:
+        cursor = await self._connection.cursor(_LEAVES)
+        while rows := await cursor.fetch(EXPORT_PAGE_ENTRIES):
+            yield [StoredLeaf(*row) for row in rows]
 
     async def nodes(self) -> AsyncIterator[tuple[Node, Hash]]:
         async for row in self._connection.cursor(_NODES, prefetch=EXPORT_PAGE_ENTRIES):

@@ -17,7 +17,7 @@ import json
 import os
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ import pytest
 
 from app.core.canonical import canonical_bytes
 from app.core.digest import digest_of_bytes
+from app.core.errors import TgaError
 from app.domain.ledger.plans import Claim, Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.tga.replay import LogRecord, fold
 from app.postgres.ledger import _APPEND, _columns
@@ -38,6 +39,7 @@ from tests.traces import (
     EXECUTOR,
     OTHER_EXECUTOR,
     action_request,
+    completed_trace,
     records_of,
     supervisor_decision,
     time_at,
@@ -50,6 +52,7 @@ Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Columns: TypeAlias = list[list[Any]]
 
 BATCHES = 90
+USUAL_BATCHES = 150
 _numbers = itertools.count(1)
 PAST, FUTURE = "2020-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"
 _TABLES = {
@@ -133,7 +136,7 @@ class Driver:
         is_birth = trace.stored == 0
         waits = is_birth and count == 1
         is_over = count == left
-        with_checkpoint = self.random.random() < 0.6
+        with_checkpoint = self.random.random() < 0.4
         return Plan(
             stream=stream,
             executor_id=EXECUTOR,
@@ -143,7 +146,7 @@ class Driver:
             claim=trace.claim if is_birth and self.random.random() < 0.8 else None,
             checkpoint=self.checkpoint(trace, trace.stored + count) if with_checkpoint else None,
             sealed=Sealed(b"salt", b"values") if is_birth and self.random.random() < 0.3 else None,
-            forgets_secrets=is_over,
+            forgets_secrets=is_over and self.random.random() < 0.5,
             announce_to=["people", "pager"] if waits else [],
         )
 
@@ -249,6 +252,7 @@ def _break_checkpoint(driver: Driver, trace: Trace, plan: Plan) -> Plan:
     return plan._replace(checkpoint=PlannedCheckpoint(json.dumps(document).encode(), checkpoint.created_at))
 
 
+_BINDINGS = ("trace_id", "action_request_digest", "supervisor_decision_digest", "tool_call_digest")
 _FIELDS = ("sequence_number", "prev_entry_digest", "from_state", "to_state", "schema_id", "trace_id", "artifact_type")
 _ARTIFACT_FIELDS = (
     "trace_id",
@@ -327,11 +331,13 @@ class Outcome:
     rows: dict[str, list[str]]
 
 
-async def _put(session: Session, columns: Columns, *, is_old: bool) -> Outcome:
+async def _put(
+    session: Session, columns: Sequence[list[Any] | None], *, is_old: bool, statement: str = _APPEND
+) -> Outcome:
     """In a transaction that is left open when there is an answer."""
     await session.execute("BEGIN")
     try:
-        found = await session.fetch(_APPEND, 5_000, *columns)
+        found = await session.fetch(statement, 5_000, *columns)
     except asyncpg.PostgresError as error:
         await session.execute("ROLLBACK")
         return Outcome(f"{error.sqlstate} {error}", {})
@@ -382,7 +388,9 @@ async def test_random_batches_meet_the_same_answer_and_leave_the_same_rows(admin
             columns = [list(column) for column in _columns([plan for _, plan in batch])]
             disturbed = driver.disturb(columns)
             before = await _put(old, columns, is_old=True)
-            after = await _put(admin, columns, is_old=False)
+            # What a batch does not bring is null, as the gateway sends it, or an empty list.
+            sent = [column or None for column in columns[E_ARTIFACT + 1 :]] if number % 2 else columns[E_ARTIFACT + 1 :]
+            after = await _put(admin, [*columns[: E_ARTIFACT + 1], *sent], is_old=False)
             about = f"seed {seed}, batch {number} {disturbed}: {[plan for _, plan in batch]}"
             if isinstance(before.answer, str) and not isinstance(after.answer, str):
                 # Meant: the old function reads also what belongs to plans that it refuses, and fails the whole batch.
@@ -440,16 +448,113 @@ async def _misplaced(admin: Session) -> list[asyncpg.Record]:
     )
 
 
+def _canonical(broken: PlannedEntry) -> PlannedEntry:
+    """With the same fields in the bytes that sound documents have; as it is where there are none such."""
+    try:
+        entry, artifact = json.loads(broken.entry), canonical_bytes(json.loads(broken.artifact))
+        if entry.get("artifact_digest") == digest_of_bytes(broken.artifact):
+            entry["artifact_digest"] = digest_of_bytes(artifact)
+        return PlannedEntry(canonical_bytes(entry), artifact)
+    except TgaError:
+        return broken
+
+
+def _unbound(driver: Driver, sound: PlannedEntry) -> PlannedEntry:
+    """Every byte and digest is right, but the artifact names another stream, or another artifact before it."""
+    entry, artifact = json.loads(sound.entry), json.loads(sound.artifact)
+    artifact[driver.random.choice([name for name in _BINDINGS if name in artifact])] = "f" * 64
+    entry["artifact_digest"] = digest_of_bytes(canonical_bytes(artifact))
+    return PlannedEntry(canonical_bytes(entry), canonical_bytes(artifact))
+
+
+def _usual_batch(driver: Driver, traces: list[Trace]) -> list[tuple[Trace | None, Plan]]:
+    """Plans of one entry, as most batches have them; and some of them broken, or beside one that brings more."""
+    batch: list[tuple[Trace | None, Plan]] = []
+    for trace in traces:
+        record = trace.records[trace.stored]
+        is_over = trace.stored + 1 == len(trace.records)
+        plan = Plan(record.stream, EXECUTOR, None if is_over else EXECUTOR, [planned(record)])
+        chance = driver.random.random()
+        if chance < 0.1:
+            plan = plan._replace(entries=[_unbound(driver, plan.entries[0])])
+        elif chance < 0.35:
+            plan = plan._replace(entries=[_canonical(entry) for entry in _break_entry(driver, trace, plan).entries])
+        elif chance < 0.42:
+            plan = _break_plan(driver, trace, plan)
+        elif chance < 0.48:  # all that it says is right, but for who says it
+            entry = json.loads(plan.entries[0].entry) | {"executor_id": OTHER_EXECUTOR}
+            entries = [PlannedEntry(canonical_bytes(entry), plan.entries[0].artifact)]
+            plan = plan._replace(executor_id=OTHER_EXECUTOR, entries=entries)
+        elif chance < 0.55:
+            plan = plan._replace(checkpoint=driver.checkpoint(trace, trace.stored + 1))
+        elif chance < 0.6:
+            plan = plan._replace(waiting_after="operator")
+        batch.append((trace, plan))
+    if driver.random.random() < 0.15:
+        batch.append((None, driver.random.choice(batch)[1]))
+    return batch
+
+
+async def test_usual_plans_meet_the_same_answer_all_at_once_as_one_by_one(admin: Session) -> None:
+    """What the function judges in one statement, its loop judges alike: a batch that says which plans it needs, even if
+    it needs none, takes the loop."""
+    needing = _APPEND.replace("$25::text[])", "$25::text[], $26::int[])")
+    driver = Driver(seed=77)
+    said: set[str] = set()
+    appended = 0
+    for number in range(USUAL_BATCHES):
+        while len(open_traces := [t for t in driver.traces if t.stored < len(t.records)]) < 8:
+            trace = driver.new_trace()
+            trace.stored = driver.random.choice((1, len(trace.records) - 1))
+            born = plan_of(trace.records[: trace.stored], owner_after=EXECUTOR)
+            claim = trace.claim if driver.random.random() < 0.5 else None
+            (answer,) = await admin.fetch(_APPEND, 5_000, *_columns([born._replace(claim=claim)]))
+            trace.stored = trace.stored if answer["code"] is None else len(trace.records)
+        batch = _usual_batch(driver, driver.random.sample(open_traces, driver.random.choice((1, 1, 2, 3, 5))))
+        columns = [list(column) for column in _columns([plan for _, plan in batch])]
+        if driver.random.random() < 0.2:
+            driver.disturb(columns)
+        sent = [*columns[: E_ARTIFACT + 1], *(column or None for column in columns[E_ARTIFACT + 1 :])]
+        one_by_one = await _put(admin, [*sent, [None] * len(batch)], is_old=False, statement=needing)
+        if not isinstance(one_by_one.answer, str):
+            await admin.execute("ROLLBACK")
+        at_once = await _put(admin, sent, is_old=False)
+        assert at_once == one_by_one, f"batch {number}: {[plan for _, plan in batch]}"
+        if isinstance(at_once.answer, str):
+            continue
+        await admin.execute("COMMIT")
+        for (of_trace, plan), row in zip(batch, at_once.answer, strict=True):
+            said.add(row[3])
+            if of_trace is None:
+                continue
+            stored, of_trace.stored = of_trace.stored, len(of_trace.records)
+            if row[1] is None and list(plan.entries) == [planned(of_trace.records[stored])]:
+                appended += 1
+                if plan.waiting_after is None:
+                    of_trace.stored = stored + 1  # its next entry is usual, too
+    assert appended > USUAL_BATCHES / 2
+    assert await _misplaced(admin) == []
+    assert said >= {
+        "another executor owns the stream",
+        "the entry does not link to the one before it",
+        "the artifact is not the one that the entry commits to",
+        "the artifact names another stream",
+        "the artifact does not bind to the one before it",
+        "the state does not admit this artifact",
+        "the stream stands twice in one batch",
+    }
+
+
 def test_everything_that_the_append_can_say_is_expected_above() -> None:
     migrations = resources.files("app.postgres").joinpath("migrations")
     judging = migrations.joinpath("0003_append.sql").read_text("utf-8").partition("CREATE FUNCTION tga.judge_entry(")[2]
-    appending = migrations.joinpath("0025_append.sql").read_text("utf-8")
-    appending = appending.partition("CREATE OR REPLACE FUNCTION tga.erase(")[0]
+    appending = migrations.joinpath("0032_append.sql").read_text("utf-8")
+    appending = appending.partition("CREATE OR REPLACE FUNCTION tga.append(")[2]
     source = judging.partition("CREATE FUNCTION tga.append(")[0] + appending
     texts = set(re.findall(r"'((?:the|a|an|another|no) [^']+)'", source))
     of_batches = {
         "arrays that belong together differ in shape",
-        "a plan needs an earlier one that makes no claim",
+        "a plan needs another one that makes no claim",
         "a claim has a key and a digest",
         OUT_OF_ORDER.partition(" ")[2],
     }
@@ -504,6 +609,30 @@ async def test_an_id_or_a_time_that_says_more_than_itself_is_judged_by_what_it_s
         assert recorded_at == time_at(1) or row["code"] is None
 
 
+async def test_a_time_that_says_more_than_itself_is_stored_as_it_is_in_later_entries_too(admin: Session) -> None:
+    records = records_of(request := action_request(1), supervisor_decision(request))
+    await admin.fetch(_APPEND, 5_000, *_columns([plan_of(records[:1], owner_after=EXECUTOR)]))
+    plan = plan_of(records[1:], owner_after=EXECUTOR)
+    text = plan.entries[0].entry.replace(records[1].entry.recorded_at.encode(), b'x","to_state":"COMPLETED')
+    plan = plan._replace(entries=[PlannedEntry(text, plan.entries[0].artifact)])
+    (row,) = await admin.fetch(_APPEND, 5_000, *_columns([plan]))
+    assert row["code"] is None, "its last to_state is the right one"
+    assert await admin.fetchval("SELECT verbatim FROM tga.links WHERE sequence_number = 2") == text
+
+
+async def test_a_usual_plan_that_needs_a_refused_one_is_refused(admin: Session) -> None:
+    needing = _APPEND.replace("$25::text[])", "$25::text[], $26::int[])")
+    trace = completed_trace(1)
+    await admin.fetch(_APPEND, 5_000, *_columns([plan_of(trace[:3], owner_after=EXECUTOR)]))
+    fenced = plan_of(records_of(action_request(2)))._replace(claim=None)
+    fenced = fenced._replace(entries=list(fenced.entries) * 2)  # the second is no birth
+    rows = await admin.fetch(needing, 5_000, *_columns([fenced, plan_of(trace[3:])]), [None, 1])
+    assert rows[0]["code"] is not None
+    assert [row["what"] for row in rows] == [rows[0]["what"]] * 2
+    (row,) = await admin.fetch(_APPEND, 5_000, *_columns([plan_of(trace[3:])]))
+    assert row["code"] is None, "it was sound, and was not stored before"
+
+
 async def test_a_plan_that_needs_a_refused_one_is_refused_in_its_words(admin: Session) -> None:
     needing = _APPEND.replace("$25::text[])", "$25::text[], $26::int[])")
     born = [plan_of(records_of(action_request(n))) for n in range(1, 5)]
@@ -519,7 +648,7 @@ async def test_a_plan_that_needs_a_refused_one_is_refused_in_its_words(admin: Se
     sound = [plan._replace(claim=None) for plan in (born[0], born[3])]
     rows = await admin.fetch(needing, 5_000, *_columns(sound), [None, 1])
     assert [row["code"] for row in rows] == [None, None]
-    with pytest.raises(asyncpg.InvalidParameterValueError, match="needs an earlier one that makes no claim"):
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="needs another one that makes no claim"):
         await admin.fetch(needing, 5_000, *_columns(born[:2]), [None, 1])
 
 
@@ -564,13 +693,25 @@ async def test_what_belongs_to_no_plan_fails_the_batch(admin: Session) -> None:
         assert await admin.fetchval("SELECT count(*) FROM tga.entries") == 0, (column, plan)
 
 
-@pytest.mark.parametrize("shape", ["begins at 0", "is longer", "is shorter", "has two dimensions"])
+@pytest.mark.parametrize("shape", ["begins at 0", "is longer", "is shorter", "is null", "has two dimensions"])
 async def test_arrays_of_another_shape_fail_the_batch(admin: Session, shape: str) -> None:
     """What is judged by its place must be what is stored by its place: an array that begins at 0 once had one entry
     judged and another stored."""
     for column in range(24):
-        if (column, shape) != (F_PLAN, "is shorter"):  # nothing else belongs to it
+        if column != F_PLAN or shape not in ("is shorter", "is null"):  # nothing else belongs to it
             await verify_array_refused(admin, column, shape)
+
+
+async def test_a_batch_without_its_list_of_entries_fails(admin: Session) -> None:
+    """Other lists may be null, which says that they are empty; without this one no plan's number of entries is known,
+    and a stream without any would not be refused as such."""
+    columns: list[Any] = [*_columns([Plan("trace:none", EXECUTOR, EXECUTOR)])]
+    (row,) = await admin.fetch(_APPEND, 5_000, *columns)
+    assert row["what"] == "the stream has no entries"
+    columns[E_PLAN] = columns[E_ENTRY] = columns[E_ARTIFACT] = None
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="differ in shape"):
+        await admin.fetch(_APPEND, 5_000, *columns)
+    assert await admin.fetchval("SELECT count(*) FROM tga.heads") == 0
 
 
 async def verify_array_refused(admin: Session, column: int, shape: str) -> None:
@@ -584,6 +725,7 @@ async def verify_array_refused(admin: Session, column: int, shape: str) -> None:
         "begins at 0": f"$1::{cast}[]",
         "is longer": f"$1::{cast}[] || NULL::{cast}",
         "is shorter": f"($1::{cast}[])[2:]",
+        "is null": f"nullif($1::{cast}[], $1)",
         "has two dimensions": f"ARRAY[$1::{cast}[]]",
     }[shape]
     count = len(columns[column])

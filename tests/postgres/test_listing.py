@@ -137,20 +137,27 @@ async def test_a_page_looks_at_so_many_rows_and_no_more(
     ledger: PostgresLedger, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the bound at 10: pages that hold nothing lead on, none is skipped, and no cursor names a foreign trace."""
-    for module, name in ((listing, "_TRACES"), (approvals, "_WAITING")):
+    for module, name in ((listing, "_TRACES"), (listing, "_TRACES_OF_PRINCIPAL"), (approvals, "_WAITING")):
         statement = getattr(module, name).replace(str(LIST_ROWS_LOOKED_AT_MAX + 1), "11")
         monkeypatch.setattr(module, name, statement.replace(str(LIST_ROWS_LOOKED_AT_MAX), "10"))
     for module in (queries, approvals):
         monkeypatch.setattr(module, "LIST_ROWS_LOOKED_AT_MAX", 10)
     mine = {0, 3, 35, 36, 37, 38, 60}
-    plans = [waiting(n, principal=principal("me" if n in mine else "other")) for n in range(64)]
+    plans = [
+        waiting(n, principal=principal("me" if n in mine else "other"), server_id="mine" if n in mine else "other")
+        for n in range(64)
+    ]
     await append(ledger, plans)
-    scope = Visibility("default", "me")
+    scope, at_mine = Visibility("default", "me"), TraceFilters(server_id="mine")
     others = {trace_id(n) for n in range(64) if n not in mine}
     for limit in (1, 2, 10):
-        newest: list[Page[Any]] = [await list_traces(sessions, scope, limit=limit)]
+        newest: list[Page[Any]] = [await list_traces(sessions, DEFAULT, at_mine, limit=limit)]
         while newest[-1].next is not None:
-            newest.append(await list_traces(sessions, scope, before=newest[-1].next, limit=limit))
+            newest.append(await list_traces(sessions, DEFAULT, at_mine, before=newest[-1].next, limit=limit))
+        own: list[Page[Any]] = [await list_traces(sessions, scope, limit=limit)]
+        while own[-1].next is not None:
+            own.append(await list_traces(sessions, scope, before=own[-1].next, limit=limit))
+        assert [page.items for page in own if page.items] == [own[n].items for n in range(-(-len(mine) // limit))]
         oldest: list[Page[Any]] = [await list_waiting(sessions, scope, limit=limit)]
         while oldest[-1].next is not None:
             oldest.append(await list_waiting(sessions, scope, after=oldest[-1].next, limit=limit))
@@ -158,6 +165,9 @@ async def test_a_page_looks_at_so_many_rows_and_no_more(
             assert [item.trace_id for page in pages for item in page.items] == [trace_id(n) for n in expected]
             assert any(not page.items and page.next for page in pages)
             assert not others & {str(page.next).removesuffix("~") for page in pages}
+        assert [item.trace_id for page in own for item in page.items] == [
+            trace_id(n) for n in sorted(mine, reverse=True)
+        ]
 
 
 async def test_approvals_are_what_waits_and_is_in_time(
@@ -309,11 +319,13 @@ def scanned_whole(plan: str) -> set[str]:
     return {found[1] for found in re.finditer(r'"Seq Scan"[^{}]*?"Relation Name": "(\w+)"', plan)}
 
 
-async def plan_and_buffers(admin: Admin, statement: str, *arguments: Any) -> tuple[str, int]:
+async def plan_and_buffers(
+    admin: Admin, statement: str, *arguments: Any, settings: str = "SET LOCAL plan_cache_mode = force_generic_plan"
+) -> tuple[str, int]:
     """The plan, and the buffers that running it took: a generic plan, as a session settles on."""
     written = ", ".join("NULL" if a is None else str(a) if isinstance(a, int) else f"'{a}'" for a in arguments)
     async with admin.transaction():
-        await admin.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        await admin.execute(settings)
         await admin.execute(f"PREPARE asked AS {statement}")
         raw = await admin.fetchval(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE asked{f'({written})' if written else ''}"
@@ -368,7 +380,7 @@ async def test_other_tenants_cost_a_page_nothing(ledger: PostgresLedger, session
             (listing._TRACES_IN_STATES[2], in_states),
             (listing._TRACES, traces),
             (listing._TRACES_WAITING, rest),
-            (approvals._COUNT, waits[:5]),
+            (approvals._COUNT, waits),
         ):
             found.append(await plan_and_buffers(admin, statement, *asked))
         if found is before:

@@ -158,6 +158,8 @@ async def test_a_page_of_a_long_run_reads_no_more_rows_than_one_of_a_short_run(
         found[entries], last = {}, (await runs.front.page(f"/v1/runs/run-{entries}"))["sequence_number"]
         middle = last // 2
         for path in (
+            "?steps=0",
+            "?steps=24",
             "/checkpoints?limit=200",
             f"/checkpoints?limit=200&after_seq={max(0, last - 100)}",
             f"/state?at={last}",
