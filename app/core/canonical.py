@@ -49,6 +49,7 @@ _LONG_INTEGER = re.compile(rb"[0-9]{16}[,}\]]")
 _KEY_BEYOND_ASCII = re.compile(rb'"[^"\x80-\xff]*[\x80-\xff][^"]*":')
 _ANY_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 _SIXTEEN_DIGITS = b"0" * 16
+_QUICK_BYTES_MAX = 65_536
 
 
 class _Strict:
@@ -97,6 +98,8 @@ def parse_json(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> Json
     """
     if len(raw) > bytes_max:
         raise _document_too_large(bytes_max, len(raw))
+    if type(raw) is bytes and (usual := _read_usual(raw)) is not None:
+        return usual
     text = _decoded(raw, bytes_max)
     _refuse_depth(text)
     hooks = _Strict()
@@ -113,6 +116,27 @@ def parse_json(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> Json
     # Only an escape can bring a surrogate or NUL in: the decoder refused their raw bytes.
     if _SUSPECT_ESCAPE.search(text):
         _refuse_unwritable(value)
+    return value
+
+
+def _read_usual(raw: bytes) -> JsonValue:
+    """What the hooks would give, where that can be told at once, three times quicker. None says nothing of the bytes:
+    the hooks must, and word what is wrong.
+
+    orjson keeps the last of repeated keys: then its value has fewer colons than the text, where no escape stands for
+    one. What else it reads in another way (doubles, large integers) is not plain.
+    """
+    if len(raw) > _QUICK_BYTES_MAX:  # orjson takes more memory for many lists, and nobody waits for a long document
+        return None
+    colons = raw.count(b":")
+    if colons > KEYS_MAX or (_BACKSLASH in raw and b"\\u" in raw):
+        return None
+    try:
+        value: JsonValue = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    if not _is_plain(value, DEPTH_MAX) or orjson.dumps(value).count(b":") != colons:
+        return None
     return value
 
 
@@ -295,7 +319,11 @@ def _is_plain(value: object, depth_left: int) -> bool:
     if kind is int:
         return -SAFE_INTEGER_MAX <= value <= SAFE_INTEGER_MAX  # type: ignore[operator]
     if kind is list and depth_left > 0:
-        return all(_is_plain(member, depth_left - 1) for member in value)  # type: ignore[attr-defined]
+        # A loop: a generator costs more than the members of most lists.
+        for member in value:  # type: ignore[attr-defined]  # noqa: SIM110
+            if type(member) is not str and not _is_plain(member, depth_left - 1):
+                return False
+        return True
     return False
 
 

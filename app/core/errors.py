@@ -109,7 +109,8 @@ class ConcurrentExecution(TgaError):
 class InputMalformed(TgaError):
     code = "INPUT_MALFORMED"
     meaning = (
-        "The bytes are not strict JSON: bad syntax or UTF-8, repeated keys, or a value that JSON cannot carry safely."
+        "The request cannot be read: not strict JSON (bad syntax or UTF-8, repeated keys, a value that JSON cannot "
+        "carry safely), or a header, parameter or part of it that is none."
     )
     remedy = (
         "Send strict JSON: UTF-8, unique keys, finite numbers, integers within 2^53 - 1, no lone surrogate, no NUL."
@@ -607,6 +608,12 @@ class RunIdTaken(TgaError):
     remedy = "Choose another id, or start it with the same procedure and input: then the run that exists is answered."
 
 
+class RunTooDeep(TgaError):
+    code = "RUN_TOO_DEEP"
+    meaning = "A run would start a child below more runs than are admitted, as a program does that starts itself."
+    remedy = "Let the program end, or have it do the work in one run; runs that it has started can be cancelled."
+
+
 class RunEnded(TgaError):
     code = "RUN_ENDED"
     meaning = "The run has ended, or is not in a state in which this can be done."
@@ -754,6 +761,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunLeaseLost,
     RunErased,
     RunIdTaken,
+    RunTooDeep,
     RunEnded,
     RunAnswerInvalid,
     RunCallbackRefused,

@@ -160,6 +160,9 @@ class Instruments:
         self.lines_dropped = Counter("tga_log_lines_dropped_total", "Lines of calls that could not be written in time.")
         # The process.
         self.build = Gauge("tga_build_info", "1, with the gateway's version.", ("version",))
+        self.clock_ahead = Gauge(
+            "tga_clock_ahead_seconds", "How far this gateway's clock is ahead of the database's; below 0: behind it."
+        )
         self.cpu_seconds = ReadCounter("process_cpu_seconds_total", "Processor time, of user and system.")
         self.resident_bytes = Gauge("process_resident_memory_bytes", "Resident memory.")
         self.open_files = Gauge("process_open_fds", "Open file descriptors.")

@@ -43,8 +43,8 @@ LIST_ENTRIES_MAX: Final = 1_000
 REPEAT_KEYS_EXPECTED_MAX: Final = 32_768
 REPEATS_VERIFIED_MAX: Final = 1_024
 REPEATS_VERIFIED_BYTES_MAX: Final = 8_388_608
-# Looks for recorded calls: statements under way at once, and how many of the looks that wait share the next one.
-CALL_LOOKUPS_AT_ONCE: Final = 2
+# Looks for recorded calls: how many must ask for the first statement, the second; and how many share one at the most.
+CALL_LOOKUPS_FROM_ASKED: Final = (1, 16)
 CALL_LOOKUPS_GROUPED_MAX: Final = 16
 WINNER_BYTES_MAX: Final = 65_536  # of a recorded call that comes with the refusal of its repeat; a batch has many
 LOCK_TIMEOUT_MS: Final = 5_000
@@ -128,6 +128,7 @@ OUTPUT_VALUES_MAX: Final = 10_000
 SHOWN_CHARS_MAX: Final = 64
 CLOSE_WAIT_MS: Final = 30_000
 SWEEP_EVERY_MS: Final = 3_000
+CLOCK_LOOK_EVERY_MS: Final = 60_000
 
 # MCP servers. A message beyond the first is looked through in slices before it is read whole; the answer to a call
 # beyond the second, any other beyond the third, is not read whole at all: parsed JSON takes up to thirty times its
@@ -236,6 +237,7 @@ CALL_WAIT_MS: Final = 30_000
 CALL_WAIT_MS_MAX: Final = 120_000
 SHUTDOWN_GRACE_MS: Final = 10_000
 SHUTDOWN_LAST_MS: Final = 5_000
+GARBAGE_LOOKED_FOR_AFTER: Final = 10_000  # objects that were made and not freed
 
 # Sessions to PostgreSQL: a pool, and a few besides (the executor's, two that listen, the sequencer's, one at start).
 POOL_SESSIONS_MAX: Final = 8
@@ -293,7 +295,8 @@ POLICY_SETS_PAGE_MAX: Final = 20  # each with its text
 SERVER_LATENCY_WINDOW_S: Final = 3_600
 STATS_WINDOW_DAYS_MAX: Final = 400
 STATS_TOOLS_MAX: Final = 200
-APPROVALS_COUNTED_MAX: Final = 1_000
+APPROVALS_COUNTED_MAX: Final = 100  # on every page of the console; of one agent's own, so many times ten are looked at
+STANDING_COUNTED_MAX: Final = 1_000
 FIND_CHARS_MAX: Final = 255  # as long as the longest idempotency key
 FIND_ITEMS_MAX: Final = 100
 FEED_ROWS_LOOKED_AT_MAX: Final = 1_000
@@ -325,6 +328,9 @@ BUNDLE_FINDINGS_MAX: Final = 1_000  # a bundle with more is as broken as one can
 # Verification in several processes: what all of them keep in memory, and below which size one is as fast.
 BUNDLE_FORKS_SHARED_MAX: Final = 100_000
 BUNDLE_VOUCHING_SHARED_MAX: Final = 100_000
+# Lines of traces that are held back until their last one is there: of the last so many lines, and so many bytes.
+WHOLE_LINES_MAX: Final = 8_192
+WHOLE_BYTES_MAX: Final = 16 * 1024 * 1024
 BUNDLE_SHARED_FROM_BYTES: Final = 32 * 1024 * 1024
 LEDGER_SHARED_FROM_STREAMS: Final = 10_000
 LEDGER_PIECES_A_JOB: Final = 16  # each holds a few cursors open until the end
@@ -373,6 +379,7 @@ MCP_BRIDGE_TRIES_MAX: Final = 60
 RUN_PATH_CHARS_MAX: Final = 96
 RUN_PATH_LEVELS_MAX: Final = 16
 RUN_BRANCHES_MAX: Final = 1_000
+RUN_CHILD_LEVELS_MAX: Final = 32  # children of children: a program that starts itself ends there
 RUN_AWAITS_MAX: Final = RUN_BRANCHES_MAX
 RUN_ESCALATIONS_MAX: Final = 8  # of one question
 RUN_INLINE_BYTES_MAX: Final = 32_768

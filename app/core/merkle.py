@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Final, NewType
 
 from app.core.errors import ProofInvalid
@@ -18,6 +19,9 @@ Hash = NewType("Hash", bytes)
 HASH_BYTES: Final = 32
 TREE_SIZE_MAX: Final = 2**63 - 1
 EMPTY_ROOT: Final = Hash(hashlib.sha256(b"").digest())
+
+
+_TOGETHER: Final = 10  # levels that `Frontier.extend` makes at once
 
 
 def leaf_hash(data: bytes) -> Hash:
@@ -92,6 +96,28 @@ class Frontier:
             index >>= 1
         hashes.append(leaf)
         self.size += 1
+
+    def extend(self, leaves: Sequence[Hash], *, from_level: int = _TOGETHER) -> list[tuple[Node, Hash]]:
+        """As `append` for each of them; most nodes below `from_level` are made level by level."""
+        completed, at = [], 0
+        while at < len(leaves):
+            level = together = min(from_level, (len(leaves) - at).bit_length() - 1, _trailing_zeros(self.size))
+            nodes = leaves[at : at + (1 << together)]
+            at += len(nodes)
+            while len(nodes) > 1:
+                nodes = [Hash(sha256(b"\x01" + nodes[i] + nodes[i + 1]).digest()) for i in range(0, len(nodes), 2)]
+            node, index = nodes[0], self.size >> together
+            if level >= from_level:
+                completed.append((Node(level, index), node))
+            while index & 1:
+                node = node_hash(self.hashes.pop(), node)
+                index >>= 1
+                level += 1
+                if level >= from_level:
+                    completed.append((Node(level, index), node))
+            self.hashes.append(node)
+            self.size += 1 << together
+        return completed
 
     def root(self) -> Hash:
         return fold_nodes(self.hashes)
@@ -193,6 +219,11 @@ def verify_consistency(*, old: int, new: int, old_root: bytes, new_root: bytes, 
             expected=f"{old_root.hex()} and {new_root.hex()}",
             found=f"{found_old.hex()} and {found_new.hex()}",
         )
+
+
+def _trailing_zeros(number: int) -> int:
+    """How often two divides it; of zero, more often than of any size that a tree has."""
+    return (number & -number).bit_length() - 1 if number else 64
 
 
 def _split(count: int) -> int:

@@ -328,6 +328,36 @@ def test_what_is_read_at_once_is_what_the_strict_reader_reads(raw: bytes) -> Non
         assert json.dumps(unsorted) == json.dumps(parse_object(raw))
 
 
+@settings(thorough, max_examples=1500)
+@example(b'{"a":1,"a":1}')
+@example(b'{"a":":","a":1}')
+@example(b'{"a":1,"a":{"b":":"}}')
+@example(b'{"a":1,"\\u0061":"\\u003a"}')
+@example(b'[{"a":1,"a":2},"\\u003A"]')
+@example(b'{"a":1,"a":"\\/:"}')
+@example(b"[-0,-0.0,1E2]")
+@example(b"[9007199254740991,9007199254740993,18446744073709551616]")
+@example(b' { "a" : [ true , null ] , "b" : "x" } ')
+@example(b'["\\u0000"]')
+@example(b'["\\ud800"]')
+@example(b'\xef\xbb\xbf{"a":1}')
+@given(changed_bytes() | changed_bytes().map(lambda raw: raw.replace(b",", b" ,\n ").replace(b":", b" : ")))
+def test_what_the_quick_reader_reads_is_what_the_hooks_read(raw: bytes) -> None:
+    quick = canonical._read_usual(raw)
+    if quick is not None:
+        strict = parse_json(raw.decode("utf-8"))  # of text: always by the hooks
+        assert json.dumps(quick) == json.dumps(strict)  # in the same order, and 1 is not 1.0, nor True
+
+
+def test_a_body_as_callers_send_it_is_read_quickly() -> None:
+    body = {"server_id": "crm", "arguments": {"é": 1}, "intent": 'é, at 10:30: "so"', "list": [1, [None, False]]}
+    assert canonical._read_usual(json.dumps({**body, "arguments": {}}, ensure_ascii=False, indent=1).encode())
+    assert canonical._read_usual(json.dumps(body).encode()) is None
+    assert parse_json(json.dumps(body).encode()) == body
+    assert canonical._read_usual(b'{"a":[' + b"[" * DEPTH_MAX + b"]" * DEPTH_MAX + b"]}") is None
+    assert canonical._read_usual(b"{" + b",".join(b'"%d":0' % n for n in range(KEYS_MAX + 1)) + b"}") is None
+
+
 def test_the_documents_of_a_call_are_read_at_once() -> None:
     request = action_request(
         1, arguments={"amount": 12, "note": 'é, at 10:30:16.5 for 12345678901234567 é"', "list": []}

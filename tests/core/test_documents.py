@@ -141,6 +141,19 @@ def test_what_a_caller_asks_is_the_request_that_is_validated_whole(changed: dict
     assert outcome_of(lambda: canonical_bytes(asked.to_json())) == outcome_of(expected.to_bytes)
 
 
+def test_arguments_that_are_written_already_are_recorded_fingerprinted_and_sent_as_these_bytes() -> None:
+    arguments: dict[str, Any] = {"b": [1, {"é": "x"}], "a": None}
+    fields = {**action_request(1).__dict__, "arguments": arguments}
+    del fields["traceparent"], fields["run"]
+    written = canonical_bytes(arguments)
+    quick = ActionRequest.asked(dict(fields), written_arguments=written)
+    anew = ActionRequest.asked(dict(fields))
+    assert (quick.to_bytes(), quick.payload_digest) == (anew.to_bytes(), anew.payload_digest)
+    assert quick.payload_digest == payload_digest(quick.server_id, quick.tool_name, arguments)
+    assert quick.written_arguments() is written
+    assert anew.written_arguments() == written
+
+
 class Loud(str):
     """A string that shows itself as another."""
 

@@ -673,6 +673,40 @@ async def test_batches_over_the_same_claims_in_opposite_orders_do_not_deadlock_a
     assert (await verify_all(recorded)).entries == 4 * 8
 
 
+async def test_batches_of_usual_plans_beside_claims_do_not_deadlock(admin: Admin, recorded: RecordingSessions) -> None:
+    """Plans that move a stream are written before the claims of the same batch: whoever waits for a claim has moved its
+    streams already, and nobody with a claim may wait for those."""
+    await admin.execute("""
+        CREATE FUNCTION public.take_a_moment() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_catalog.pg_sleep(0.002); RETURN NEW; END';
+        CREATE TRIGGER slowly BEFORE INSERT OR UPDATE ON tga.heads FOR EACH ROW
+            EXECUTE FUNCTION public.take_a_moment()
+    """)
+    ledger, stored = PostgresLedger(recorded), 0
+    for round_number in range(6):
+        keys = [f"round {round_number} key {n}" for n in range(4)]
+        batches, streams_shared_by = [], 1 + round_number % 2
+        for contestant in range(4):
+            first = 1000 * round_number + 100 * contestant
+            of = 1000 * round_number + 100 * (contestant - contestant % streams_shared_by)
+            begun = [executing_trace(of + 50 + n) for n in range(4)]
+            if of == first:
+                born = await ledger.commit_batch([plan_of(records[:2]) for records in begun])
+                assert refusals(born) == [None] * 4
+            moves = [plan_of(records[2:]) for records in begun]
+            claims = [plan_of(pending_trace(first + n, idempotency_key=key)) for n, key in enumerate(keys)]
+            batch = [plan for both in zip(moves, claims, strict=True) for plan in both]
+            batches.append(batch[:: -1 if contestant % 2 else 1])
+        results = await asyncio.gather(*(ledger.commit_batch(batch) for batch in batches))
+        told = Counter(code for result in results for code in refusals(result))
+        moved = 16 // streams_shared_by
+        expected = {None: moved + 4, "STATE_SEQUENCE_GAP": 16 - moved, "IDEMPOTENCY_KEY_CLAIMED": 12}
+        assert told == Counter({code: count for code, count in expected.items() if count})
+        stored += moved * 3 + 4
+    assert recorded.failures == []
+    assert (await verify_all(recorded)).entries == stored
+
+
 async def test_a_plan_that_fails_does_not_fail_the_others_of_its_batch(
     admin: Admin, sessions: Sessions, ledger: PostgresLedger, executor: Executor
 ) -> None:

@@ -46,16 +46,21 @@ class MemoryLedger:
 
     async def commit_all(self, plans: Sequence[Plan], needs: Sequence[int | None] = ()) -> list[TgaError | None]:
         PlanGroup(plans, needs).verify(BATCH_PLANS_MAX)
-        results: list[TgaError | None] = []
-        for place, plan in enumerate(plans):
-            needed = needs[place] if needs else None
-            refusal = results[needed] if needed is not None else None
-            try:
-                self._judge_and_store(plan, refusal)
-                results.append(None)
-            except TgaError as error:
-                results.append(error.at(stream=plan.stream))
-        return results
+        streams, refs = dict(self.streams), set(self.refs)
+        refused: dict[int, TgaError] = {}
+        while True:  # until no more plans fall with those that they need
+            results: list[TgaError | None] = []
+            for place, plan in enumerate(plans):
+                needed = needs[place] if needs else None
+                try:
+                    self._judge_and_store(plan, None if needed is None else refused.get(needed))
+                    results.append(None)
+                except TgaError as error:
+                    results.append(error.at(stream=plan.stream))
+            falling = {place: error for place, error in enumerate(results) if error is not None}
+            if falling.keys() == refused.keys():
+                return results
+            refused, self.streams, self.refs = falling, dict(streams), set(refs)
 
     def _judge_and_store(self, plan: Plan, refusal_of_needed: TgaError | None) -> None:
         documents = self.documents[plan.stream.partition(":")[0]]

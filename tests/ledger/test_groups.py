@@ -162,6 +162,22 @@ async def test_what_needs_a_refused_plan_is_refused_in_its_words(store: Store) -
     assert codes(results) == ["STATE_CONCURRENT_EXECUTION"] * 3
 
 
+async def test_two_that_need_each_other_stand_or_fall_together(store: Store) -> None:
+    """An intent and the child that it begins: neither without the other, whichever is refused."""
+    run, child, bystander = Chain("run"), Chain("child"), Chain("bystander")
+    stranger = Chain("child").next()
+    await store.ledger.commit(stranger)
+    results = await store.ledger.commit_all([bystander.next(), run.next(), child.next()], [None, 2, 1])
+    assert codes(results) == [None, "STATE_SEQUENCE_GAP", "STATE_SEQUENCE_GAP"]
+    assert await store.stored() == {"counter:child": 1, "counter:bystander": 1}
+    run, other = Chain("run"), Chain("other")
+    assert await store.ledger.commit_all([run.next(), other.next()], [1, 0]) == [None, None]
+    stale = Chain("run").next()
+    results = await store.ledger.commit_all([stale, Chain("third").next()], [1, 0])
+    assert codes(results) == ["STATE_SEQUENCE_GAP"] * 2
+    assert await store.stored() == {"counter:child": 1, "counter:bystander": 1, "counter:run": 1, "counter:other": 1}
+
+
 async def test_what_needs_an_admitted_plan_is_judged_by_itself(store: Store) -> None:
     run, trace = Chain("run"), plan_of(executing_trace(1))
     assert await store.ledger.commit_all([run.next(), trace], [None, 0]) == [None, None]
@@ -227,9 +243,10 @@ async def test_a_schedule_is_the_whole_row_and_its_state_the_heads(store: Store)
         (0, (), "1 to 64 plans"),
         (BATCH_PLANS_MAX + 1, (), "1 to 64 plans"),
         (2, (None,), "of each of its plans"),
-        (2, (0, None), "must need an earlier one"),
-        (2, (None, 1), "must need an earlier one"),
-        (2, (None, -1), "must need an earlier one"),
+        (2, (0, None), "must need another one"),
+        (2, (None, 1), "must need another one"),
+        (2, (None, -1), "must need another one"),
+        (2, (None, 2), "must need another one"),
     ],
 )
 async def test_what_can_be_no_group_is_refused(

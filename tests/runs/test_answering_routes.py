@@ -113,6 +113,7 @@ async def test_ask_first_wins(runs: Runs) -> None:
     ):
         status, document = await runs.front.post("/v1/runs/r-1/signals", answer, "supervisor")
         assert (status >= 400, document["code"]) == (True, code)
+        assert "strict JSON" not in document["remedy"], "the remedy is for what was wrong"
     assert len(await approvals(runs)) == 1
     good = {"path": "1", "answer": True, "intent_digest": item["intent_digest"]}
     told = await asyncio.gather(

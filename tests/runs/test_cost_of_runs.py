@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import pytest
 from app.api.runs import shown
 from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_READY_AGAIN_MS
 from app.domain.runs.engine import leasing
+from app.domain.runs.engine.calling import AnswerTold
+from app.domain.runs.engine.messages import PutRequest
 from app.domain.runs.engine.viewing import view, view_of_born
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
@@ -187,3 +190,20 @@ async def test_what_a_start_answers_without_reading_is_what_reading_would_say(da
         assert (was["state"], was["sequence_number"], was["notice"]) == ("SCHEDULED", 1, None)
         again = await engine.start("ready", {"n": 1})
         assert (again.replayed, again.born) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("intent", "answer", "is_told"),
+    [
+        (8, 9, True),  # after entry 5, which the worker has seen: its two puts, its intent, the answer
+        (8, 10, False),  # something came between intent and answer: a signal, an answer to another branch
+        (9, 10, False),  # something came before the intent
+        (4, 6, False),  # the intent of an attempt before
+        (4, 9, False),
+    ],
+)
+def test_an_answer_is_told_unread_only_where_nothing_else_was_recorded(intent: int, answer: int, is_told: bool) -> None:
+    """What others have recorded meanwhile is told with it: then the journal is read."""
+    request = {"lease": "l" * 20, "attempt": 1, "after_seq": 5, "puts": [step("1"), step("2")]}
+    record: Any = SimpleNamespace(entry=SimpleNamespace(sequence_number=answer))
+    assert AnswerTold(record, intent).follows(PutRequest.made_of(request)) is is_told

@@ -12,6 +12,7 @@ import pytest
 
 from app.core.errors import (
     ArgumentsInvalid,
+    InvalidTransition,
     ProcedureNotFound,
     RunAnswerInvalid,
     RunAnswerUnasked,
@@ -26,13 +27,16 @@ from app.core.errors import (
     RunValueTooLarge,
     SecretMissing,
 )
+from app.core.limits import RUN_CHILD_LEVELS_MAX
 from app.domain.identity import Principal
 from app.domain.runs.checkpoints import SinceCheckpoint
-from app.domain.runs.documents import Accepted, Resolved, RunCheckpoint, RunPolicy
+from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunCheckpoint, RunIntent, RunPolicy
+from app.domain.runs.engine.engine import RunEngine
 from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.viewing import view
 from app.domain.runs.procedures import ProcedureSaid
 from app.domain.runs.replay import RunRecord
+from app.domain.runs.requests import ChildRequest
 from app.domain.runs.state import SetAt
 from app.domain.runs.values import InlineValue, SecretValue
 from app.postgres.database import Database
@@ -310,6 +314,30 @@ async def test_signals_are_received_in_their_order_each_once(engine: Engine) -> 
     assert (await again(engine)).attempt == 2
 
 
+async def test_a_repeated_signal_is_the_same_signal_after_the_end_too(engine: Engine) -> None:
+    """Whoever lost the answer to a signal that ended its run is told that it was received; a new one is refused."""
+    run = await leased(engine)
+    answering = engine.engine.answering
+    await answering.signal("r", "go", "a", inline("a"), AGENT)
+    wanted = {"type": "signal", "path": "1", **OPERATION, "name": "go"}
+    done = {"type": "complete", "output": {"tier": "inline", "value": 1}, "positions": 1}
+    await engine.put(run, 3, wanted, then=done)
+    assert await answering.signal("r", "go", "a", inline("a"), AGENT) == "COMPLETED"
+    with pytest.raises(RunEnded):
+        await answering.signal("r", "go", "b", inline("b"), AGENT)
+
+
+@pytest.mark.parametrize("path", ["1", "4", "1:2.7"])
+@pytest.mark.parametrize("wake", ["ANY", "ALL"])
+async def test_waiting_for_what_has_not_begun_is_refused(engine: Engine, path: str, wake: str) -> None:
+    """It would be answered at once, and a worker with that defect would ask for ever."""
+    run = await leased(engine)
+    answer = await engine.put(run, 2, sleep("1:1.1"), sleep("1:2.1"))
+    with pytest.raises(InvalidTransition, match="waits only for what others can end"):
+        await engine.put(run, answer.sequence_number, then=suspend(path, wake=wake, wait_ms=1))
+    assert await state_of(engine) == "RUNNING"
+
+
 async def test_a_lost_worker_loses_its_runs_and_a_beat_keeps_them(engine: Engine) -> None:
     run = await leased(engine)
     beat = {"worker": "worker-one", "name": "here", "runs": [{"run_id": "r", "lease": run.lease, "after_seq": 2}]}
@@ -439,6 +467,21 @@ async def test_a_child_where_another_operation_has_begun_is_refused_and_nothing_
         await engine.engine.ports.runs.load("young")
 
 
+async def test_a_program_that_starts_itself_for_ever_is_refused_at_a_depth(engine: Engine, sessions: Sessions) -> None:
+    """It would outlive every limit of a single run; the program is told, on the record, and a repeat is the same."""
+    run = await leased(engine)
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    for _ in range(RUN_CHILD_LEVELS_MAX):
+        await engine.put(run, 2, then=child)
+        (run,) = await engine.lease(wait_ms=30_000)
+    for _ in range(2):
+        answer = await engine.put(run, 2, then=child)
+        assert [said(record)["error"]["type"] for record in answer.news] == ["RUN_TOO_DEEP"]
+    assert await engine.lease() == []
+    assert await types_of(engine, run.run_id) == ["start", "attempt", "intent", "answer"]
+    assert await findings(sessions) == []
+
+
 async def test_a_child_whose_id_another_run_has_is_refused_on_the_record_and_all_verifies(
     engine: Engine, sessions: Sessions
 ) -> None:
@@ -474,6 +517,207 @@ async def test_a_child_that_is_refused_is_an_answer_and_a_cancelled_parent_takes
     await engine.engine.answering.cancel("r", "ada")
     await sweep_until(engine, child_id, "CANCELLED")
     assert (await engine.put(run, 5, step("3"))).reason == "CANCELLED"
+
+
+async def test_a_parent_that_ends_leaves_a_failed_child_failed_beside_one_that_it_takes_along(engine: Engine) -> None:
+    """What has failed has ended: its error stays to be read, and it can be retried."""
+    run = await leased(engine)
+    child = {"type": "child", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    await engine.put(run, 2, then={**child, "path": "1", "run_id": "failing"})
+    (young,) = await engine.lease(wait_ms=30_000)
+    error = {"type": "ValueError", "message": "no", "retryable": False}
+    await engine.put(young, young.sequence_number, then={"type": "fail", "error": error})
+    async with asyncio.timeout(120):
+        while "answer" not in await types_of(engine):
+            await engine.engine.sweeping.sweep(judges_workers=False)
+    await engine.put(run, 4, then={**child, "path": "2", "run_id": "going"})
+    await engine.engine.answering.cancel("r", "ada")
+    await sweep_until(engine, "going", "CANCELLED")
+    seen = await view(engine.engine.ports, "failing")
+    assert (seen.status, seen.end and seen.end.error and seen.end.error.type) == ("failed", "ValueError")
+
+
+async def leave_child_behind(engine: Engine, run: LeasedRun, after_seq: int = 2, path: str = "1") -> str:
+    """A child begins inside an operation, which times out while the child is at work."""
+    child = {"type": "child", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    answer = await engine.put(run, after_seq, then={**child, "path": f"{path}.1"})
+    (young,) = await engine.lease(wait_ms=30_000)
+    error = {"type": "TimeoutError", "message": "it took longer than 1 s", "retryable": False}
+    await engine.put(run, answer.sequence_number, step(path, outcome="ERROR") | {"value": None, "error": error})
+    assert young.run_id == (answer.result or {})["run_id"]
+    return young.run_id
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled"])
+async def test_a_child_whose_operation_was_closed_around_it_goes_on_and_is_cancelled_when_its_parent_ends(
+    engine: Engine, end: str
+) -> None:
+    """Nobody waits for it any more; while its parent is at work a retry of that operation could."""
+    run = await leased(engine)
+    child_id = await leave_child_behind(engine, run)
+    for _ in range(3):
+        await engine.engine.sweeping.sweep(judges_workers=False)
+    assert await state_of(engine, child_id) == "RUNNING"
+    if end == "completed":
+        await engine.put(run, 4, then={**DONE, "positions": 1})
+    else:
+        await engine.engine.answering.cancel("r", "ada")
+    await sweep_until(engine, child_id, "CANCELLED")
+    seen = await view(engine.engine.ports, child_id)
+    assert seen.end is not None
+    assert (seen.end.ended_by.type, seen.end.ended_by.id) == ("parent", "r")
+
+
+@pytest.mark.parametrize("is_at_checkpoint", [False, True], ids=["from_the_start", "from_a_checkpoint"])
+async def test_a_gateway_that_dies_when_a_parent_has_ended_leaves_its_children_to_the_sweep_of_another(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_checkpoint: bool
+) -> None:
+    """The other one knows the parent from the store alone: from its start on, or from an execution checkpoint that was
+    written after the child was left behind."""
+
+    async def dies(self: Any, work: Any) -> None:
+        return
+
+    async with open_engine(database.gateway_url, folder=tmp_path / "blobs") as here:
+        run = await leased(here)
+        child_id = await leave_child_behind(here, run)
+        seen, positions = 4, 1
+        while is_at_checkpoint and seen < 110:
+            count = min(50, 110 - seen)
+            puts = [step(str(number)) for number in range(positions + 1, positions + 1 + count)]
+            seen, positions = (await here.put(run, seen, *puts)).sequence_number, positions + count
+    async with open_engine(database.gateway_url, folder=tmp_path / "blobs") as there:
+        with monkeypatch.context() as patched:
+            patched.setattr(RunEngine, "_tell_relatives", dies)
+            await there.put(run, seen, then={**DONE, "positions": positions})
+        assert await state_of(there, child_id) == "RUNNING"
+    async with open_engine(database.gateway_url, folder=tmp_path / "blobs") as other:
+        await sweep_until(other, child_id, "CANCELLED")
+
+
+async def test_a_parent_that_ends_after_all_its_children_asks_for_none(engine: Engine) -> None:
+    run = await leased(engine)
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    await engine.put(run, 2, then=child)
+    (young,) = await engine.lease(wait_ms=30_000)
+    await engine.put(young, young.sequence_number, then={**DONE, "positions": 0})
+    async with asyncio.timeout(120):
+        while "answer" not in await types_of(engine):
+            await engine.engine.sweeping.sweep(judges_workers=False)
+    await engine.put(run, 4, then={**DONE, "positions": 1})
+    assert not (await engine.engine.ports.runs.load("r")).run.has_left_children
+    due = await engine.engine.ports.runs.hold_due(limit=10, worker_silent_ms=None)
+    assert "r" not in [one.run_id for one in due.runs]
+
+
+@pytest.mark.parametrize("tries", ["again", "after_a_failure"])
+async def test_an_operation_that_is_tried_again_takes_up_the_child_that_it_left_behind(
+    engine: Engine, sessions: Sessions, tries: str
+) -> None:
+    """In another attempt, under another intent: the child is the same one, and its end is the answer."""
+    run = await leased(engine)
+    child = {"type": "child", "path": "1.1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    first = await engine.put(run, 2, then=child)
+    (young,) = await engine.lease(wait_ms=30_000)
+    error = {"type": "TimeoutError", "message": "it took longer than 1 s", "retryable": True}
+    if tries == "again":
+        await engine.put(run, 3, step("1", outcome="RETRY") | {"value": None, "error": error}, then={"type": "release"})
+    else:
+        failed = step("1", outcome="ERROR") | {"value": None, "error": error}
+        await engine.put(run, 3, failed, then={"type": "fail", "error": {**error, "retryable": False}})
+        await engine.engine.answering.resume("r", PERSON, rationale="again")
+    run = await again(engine)
+    assert run.run_id == "r"
+    taken_up = await engine.put(run, run.sequence_number, then=child)
+    assert (taken_up.result or {})["run_id"] == (first.result or {})["run_id"] == young.run_id
+    await engine.put(young, young.sequence_number, then={**DONE, "positions": 0})
+    async with asyncio.timeout(120):
+        while "answer" not in await types_of(engine):
+            await engine.engine.sweeping.sweep(judges_workers=False)
+            await asyncio.sleep(0.02)
+    records = await engine.engine.ports.runs.load_records("r", after=0, limit=100)
+    assert said(records[-1])["value"]["run_id"] == young.run_id
+    seen = records[-1].entry.sequence_number
+    await engine.put(run, seen, step("1", inner=1, try_number=2), then={**DONE, "positions": 1})
+    await verify_all(sessions)
+
+
+async def test_an_operation_takes_up_the_child_of_an_earlier_try_also_when_the_last_one_began_another(
+    engine: Engine, sessions: Sessions
+) -> None:
+    run = await leased(engine)
+    child = {"type": "child", "path": "1.1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    error = {"type": "TimeoutError", "message": "it took longer than 1 s", "retryable": True}
+    for number, child_id in enumerate(["first", "second", "first"], 1):
+        while number > 1 and (run := await again(engine)).run_id != "r":
+            pass
+        begun = await engine.put(run, run.sequence_number, then={**child, "run_id": child_id})
+        if number < 3:
+            failed = step("1", outcome="RETRY", try_number=number) | {"value": None, "error": error}
+            await engine.put(run, begun.sequence_number, failed, then={"type": "release"})
+    assert (begun.result or {})["run_id"] == "first"
+    await verify_all(sessions)
+
+
+async def test_a_child_that_ends_while_it_is_taken_up_is_answered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after it was found, and before the new intent stands, at another gateway: what tells its parent there,
+    and the sweep, find nobody who waits for it, and neither comes again."""
+    run = await leased(engine)
+    child = {"type": "child", "path": "1.1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    begun = await engine.put(run, 2, then=child)
+    (young,) = await engine.lease(wait_ms=30_000)
+    error = {"type": "TimeoutError", "message": "it took longer than 1 s", "retryable": True}
+    failed = step("1", outcome="RETRY") | {"value": None, "error": error}
+    await engine.put(run, begun.sequence_number, failed, then={"type": "release"})
+    run, find = await again(engine), RunEngine._find_child
+
+    async def find_nobody(*_: Any) -> None:
+        return None
+
+    async def find_and_end(self: RunEngine, *asked: Any) -> Any:
+        found = await find(self, *asked)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(engine.engine.sweeping, "tell_parent", find_nobody)
+            await engine.put(young, young.sequence_number, then={**DONE, "positions": 0})
+            for _ in range(3):
+                await engine.engine.sweeping.sweep(judges_workers=False)
+        return found
+
+    monkeypatch.setattr(RunEngine, "_find_child", find_and_end)
+    await engine.put(run, run.sequence_number, then=child)
+    assert (await types_of(engine))[-2:] == ["intent", "answer"]
+
+
+async def test_a_run_that_takes_the_childs_id_while_it_is_started_leaves_no_intent_that_names_it(
+    engine: Engine, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id is free when it is looked for, and taken when it is stored: a verifier would ask the other run for the
+    intent that began it."""
+    run, find = await leased(engine), RunEngine._find_child
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+
+    async def find_and_take(self: RunEngine, asked: Any, *more: Any) -> Any:
+        found = await find(self, asked, *more)
+        if found is None:
+            await engine.start("wanted")
+        return found
+
+    monkeypatch.setattr(RunEngine, "_find_child", find_and_take)
+    await engine.put(run, 2, then={**child, "run_id": "wanted"})
+    assert (await types_of(engine))[-2:] == ["intent", "answer"]
+    intent, answer = (one.artifact for one in await engine.engine.ports.runs.load_records("r", after=2, limit=10))
+    assert isinstance(intent, RunIntent)
+    assert isinstance(intent.request, ChildRequest)
+    assert intent.request.child_run_id is None
+    assert isinstance(answer, RunAnswer)
+    assert answer.error is not None
+    assert answer.error.type == "RUN_ID_TAKEN"
+    before = await types_of(engine)
+    await engine.put(run, 2, then={**child, "run_id": "wanted"})
+    assert await types_of(engine) == before, "a repeat adds nothing"
+    await verify_all(sessions)
 
 
 async def test_fork_proves_origin_source_unchanged(engine: Engine) -> None:

@@ -28,8 +28,8 @@ test_old_attempt_is_stopped_with_200 test_pages_of_20000 test_logs_stand_with_th
 test_refused_puts_are_recorded test_transient_snapshot_is_refused test_cell test_auto_goes_to_artifact
 test_state_at_every_position test_fork_proves_origin_source_unchanged
 """
-# They come with the SDK (with its flows, agents, guard and testing), and with metrics: issues of their own.
-WITH_THEIR_ISSUES = """
+# They stand with the SDK (its flows, agents, guard and testing), and with metrics.
+ELSEWHERE = """
 test_wrong_field_is_named test_sub_procedure_is_one_result test_checkpoint_goes_on test_guard_line test_guard_strict
 test_run_twice test_flow_resumes_at_stage test_stage_says_where test_run_shows_each_step
 test_event_payload_is_first_state test_retention_kept test_retention_failures_kept test_retention_chain_stays
@@ -40,12 +40,17 @@ test_event_is_never_a_value test_unserialisable_says_what_to_do test_metrics
 
 
 def test_every_promise_has_its_test() -> None:
-    here, elsewhere = set(HERE.split()), set(WITH_THEIR_ISSUES.split())
+    here, elsewhere = set(HERE.split()), set(ELSEWHERE.split())
     assert len(here | elsewhere) == len(here) + len(elsewhere) == 56, "the names of the design's table"
+    assert here - names_in(Path(__file__).parent) == set()
+    assert elsewhere - names_in(Path(__file__).parents[1]) == set()
+
+
+def names_in(folder: Path) -> set[str]:
     found: set[str] = set()
-    for file in Path(__file__).parent.glob("test_*.py"):
+    for file in folder.rglob("test_*.py"):
         found |= set(re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE))
-    assert here - found == set()
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,33 @@ async def test_listing_order_status_prefix(runs: Runs) -> None:
     assert found == newest_first
 
 
+async def test_runs_that_began_in_a_time(runs: Runs) -> None:
+    for n in range(4):
+        await runs.start(f"run-{n}", who="operator" if n == 2 else "agent")
+        await asyncio.sleep(0.002)  # two are never of one millisecond
+    began = {item["run_id"]: item["started_at"] for item in (await runs.front.page("/v1/runs"))["items"]}
+    assert len(set(began.values())) == 4
+    assert await listed(runs, f"?since={began['run-1']}") == ["run-3", "run-2", "run-1"]
+    assert await listed(runs, f"?until={began['run-2']}") == ["run-1", "run-0"]
+    middle = f"since={began['run-1']}&until={began['run-3']}"
+    assert await listed(runs, f"?{middle}") == ["run-2", "run-1"]
+    assert await listed(runs, f"?{middle}&status=running") == ["run-2", "run-1"]
+    assert await listed(runs, f"?{middle}&status=completed") == []
+    assert await listed(runs, f"?{middle}&prefix=run-") == ["run-2", "run-1"]
+    assert await listed(runs, f"?{middle}&prefix=run-&status=running&principal_id=olga") == ["run-2"]
+    assert await listed(runs, f"?since={began['run-2']}&until={began['run-2']}") == []
+    assert await listed(runs, "?since=0001-01-01T00:00:00Z&until=9999-12-31T23:59:59.999Z") == list(began)
+    found, path = [], f"/v1/runs?limit=1&{middle}"
+    while path:
+        page = await runs.front.page(path)
+        found += [item["run_id"] for item in page["items"]]
+        path = f"/v1/runs?limit=1&{middle}&cursor={page['next']}" if page["next"] else ""
+    assert found == ["run-2", "run-1"]
+    for wrong in ("since=yesterday", "until=2026-02-30T00:00:00Z", "since=2026-01-01"):
+        status, problem, _ = await runs.front.get(f"/v1/runs?{wrong}")
+        assert (status, problem["code"]) == (400, "INPUT_MALFORMED")
+
+
 async def test_an_item_says_where_the_run_stands_and_who_should_act(runs: Runs) -> None:
     await runs.asking("r-1")
     await runs.front.post("/v1/procedures", {"name": "lone", "version": "7", "program_digest": PROGRAM}, "worker")
@@ -99,6 +127,28 @@ async def test_a_runs_head_without_its_steps(runs: Runs) -> None:
     for wrong in ("1001", "-1", "all", "01"):
         status, problem, _ = await runs.front.get(f"/v1/runs/r-1?steps={wrong}")
         assert (status, problem["code"]) == (400, "INPUT_MALFORMED")
+
+
+async def test_few_steps_of_a_run_are_the_newest_of_all(runs: Runs) -> None:
+    """However little of the journal is read for them; an operation that was tried again stands where it began."""
+    await runs.start("r-1")
+    (run,) = await runs.lease()
+    fault = {"type": "E", "message": "m", "retryable": True}
+    steps = [step(str(n), n) for n in range(1, 61)]
+    tries = [step("61", outcome="RETRY", value=None, error=fault) | {"try_number": n} for n in range(1, 31)]
+    for one in tries:
+        del one["value"]
+    last = [step(str(n), n) for n in range(62, 66)]
+    after = 2
+    for puts in (steps[:30], steps[30:], tries[:15], tries[15:], [step("61") | {"try_number": 31}, *last]):
+        after = (await runs.put(run, *puts, after=after))["sequence_number"]
+    whole = await runs.front.page("/v1/runs/r-1")
+    assert [one["path"] for one in whole["steps"]] == [str(n) for n in range(1, 66)]
+    assert whole["steps"][60]["tries"] == 31
+    for count in (1, 4, 5, 6, 24, 64, 65, 66, 1000):
+        few = await runs.front.page(f"/v1/runs/r-1?steps={count}")
+        assert few["steps"] == whole["steps"][-count:], count
+        assert few["steps_left_out"] == (count < 65), count
 
 
 async def test_who_sees_what(runs: Runs) -> None:

@@ -145,8 +145,18 @@ async def test_crash_inside_outer_hands_it_no_inner_value(world: RunsWorld, gate
 
 async def until_put(attempt: Attempt, path: str) -> None:
     """Perform the program until this address is recorded, then leave it as a worker that is lost."""
+    put, is_recorded = attempt.put, asyncio.Event()
+
+    async def put_and_stay(puts: list[dict[str, Any]], *more: Any, **named: Any) -> Any:
+        answer = await put(puts, *more, **named)
+        if any(one["path"] == path for one in puts):
+            is_recorded.set()
+            await asyncio.Event().wait()  # the worker comes no further
+        return answer
+
+    attempt.put = put_and_stay  # type: ignore[method-assign]
     performing = asyncio.create_task(attempt.perform())
-    await until(lambda: attempt.journal.look(path) is not None)
+    await until(is_recorded.is_set)
     performing.cancel()
     await asyncio.gather(performing, return_exceptions=True)
 
@@ -229,6 +239,22 @@ async def _shown_by_the_command(world: RunsWorld, gateway: GatewayProcess, run_i
     )
     print(f"`tga run show` of all took {used.stdout.strip()} MiB")
     assert int(used.stdout) < 400
+
+
+async def test_a_signal_does_not_have_the_journal_read(world: RunsWorld) -> None:
+    """Whoever sends many of them would have it read for each."""
+    gateway, run_id = await world.gateway(), new_id()
+    async with Caller(world, gateway.url) as caller, world.client("worker", gateway.url) as client:
+        await Worker(client, PROGRAMS, new_id("worker")).register()
+        await caller.start("asks", None, run_id)
+        before = gateway.places["load_records"]
+        for number in range(3):
+            said = {"name": "paid", "value": number}
+            told = await caller.agent.ask("POST", f"/v1/runs/{run_id}/signals", said)
+            assert (told["sequence_number"], told["steps"]) == (number + 2, [])
+        assert gateway.places["load_records"] == before
+        await caller.agent.ask("POST", f"/v1/runs/{run_id}/cancel", {})
+    await gateway.kill()
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="20,000 checkpoints: in soak")

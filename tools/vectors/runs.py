@@ -218,6 +218,8 @@ def sound_runs() -> Iterator[Json]:
     yield sound("signal_that_was_there", signal)
     yield sound("tool_with_its_trace", with_tool())
     yield sound("child_with_its_run", with_child())
+    yield sound("child_that_a_retry_takes_up", taken_up())
+    yield sound("child_that_the_retry_after_next_takes_up", taken_up(after_another=True))
     refused_child, intent = begun("child", request={"child_run_id": None, "procedure": "pay", "version": "1"})
     refused_child.add("run_answer", intent_digest=intent, answered_by={"type": "child", "id": "pay"}, outcome="ERROR")
     yield sound("child_whose_start_was_refused", refused_child)
@@ -295,6 +297,39 @@ def with_child(**changes: Any) -> Log:
     log.add("run_end", "child")
     returned = {"tier": "run", "run_id": "child", "entry_digest": changes.get("returned", log.entry_digest("child"))}
     log.add("run_answer", intent_digest=intent, answered_by={"type": "child", "id": "child"}, value=returned)
+    return log
+
+
+def _add_child(log: Log, child_id: str, intent: str) -> None:
+    parent = {"run_id": "r", "path": "1.1", "intent_digest": intent}
+    log.add("run_start", child_id, trigger={"type": "child", "id": "r"}, parent=parent)
+
+
+def taken_up(*, elsewhere: bool = False, after_another: bool = False) -> Log:
+    """A step fails while its child is at work; in the next attempt it waits for the same one. `elsewhere`: what waits
+    for it then is another operation. `after_another`: it waits for another child first, and for this one in the attempt
+    after that."""
+    log, intent = begun("child", "1.1")
+    _add_child(log, "child", intent)
+    log.add("run_checkpoint", path="1", outcome="ERROR" if elsewhere else "RETRY")
+    log.add("run_attempt", change="RELEASED")
+    log.add("run_attempt", attempt=2)
+    attempt = 2
+    if after_another:
+        other = {"child_run_id": "other", "procedure": "pay", "version": "1"}
+        intent = log.add("run_intent", path="1.1", kind="child", name="child-1", attempt=2, request=other)
+        _add_child(log, "other", intent)
+        log.add("run_checkpoint", path="1", outcome="RETRY", try_number=2, attempt=2)
+        log.add("run_attempt", change="RELEASED", attempt=2)
+        log.add("run_attempt", attempt=3)
+        attempt = 3
+    path = "2.1" if elsewhere else "1.1"
+    again = log.add("run_intent", path=path, kind="child", name="child-1", attempt=attempt)
+    log.add("run_attempt", "child")
+    log.add("run_end", "child")
+    returned = {"tier": "run", "run_id": "child", "entry_digest": log.entry_digest("child")}
+    by = {"type": "child", "id": "child"}
+    log.add("run_answer", path=path, intent_digest=again, answered_by=by, value=returned)
     return log
 
 
@@ -442,6 +477,7 @@ def broken_folds() -> Iterator[Json]:
     yield then("effect_of_a_trace_that_is_missing", RECOVERY, "run_answer", alone, intent_digest=intent, value=_EFFECT)
     yield refused("result_that_the_child_does_not_have", CHECKSUM, with_child(returned=OTHER_DIGEST))
     yield refused("child_that_another_intent_began", CHECKSUM, with_child(begun_by=OTHER_DIGEST), at=3)
+    yield refused("child_that_an_intent_elsewhere_began", CHECKSUM, taken_up(elsewhere=True), at=8)
     orphan, _ = begun("child")
     yield refused("child_that_is_missing", RECOVERY, orphan)
     yield refused("forked_from_another_entry", CHECKSUM, forked(entry_digest=OTHER_DIGEST))

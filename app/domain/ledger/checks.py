@@ -6,7 +6,7 @@ app/domain/ledger/verification.py has the theory and the steps; the numbers here
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -89,6 +89,15 @@ class ReferredBlob(NamedTuple):
     sha256: str
     size_bytes: int
     is_sealed: bool = False
+
+
+class WholeStream(NamedTuple):
+    """A stream that has ended, of which every row was right and every payload there. `key_digest`: of the key with
+    which it made a call, if it did with one."""
+
+    head: Head
+    key_digest: str | None
+    entries: Sequence[bytes]
 
 
 class Origin(NamedTuple):
@@ -184,6 +193,7 @@ class KindChecks:
 
     documents: StreamDocuments[Any, Any]
     vouches_for_others: bool = False
+    has_whole_streams: bool = False  # that `read_whole` reads
     waits_for: Mapping[str, frozenset[str]] = {}  # state to whom a stream in it may wait for
 
     @property
@@ -197,6 +207,20 @@ class KindChecks:
     def restore(self, kept: JsonValue) -> StreamChecks:
         """What `StreamChecks.to_json` gave, for as long as it takes to come to the stream's next entry."""
         return self.begin()
+
+    def may_be_whole(self, rows: int, line: bytes) -> bool:
+        """Whether a stream may have ended with its so-manieth row, which stands in this line of a bundle."""
+        return False
+
+    def read_whole(self, stream: str, spelled: Sequence[bytes], artifacts: Sequence[bytes]) -> WholeStream | None:
+        """Steps 1 to 6 of all rows of a bundle's stream at once, if it has ended and is what nearly all are: entries as
+        lines spell them, as texts within a text, and artifacts. None says nothing: the walk must judge its rows one
+        after the other. That no other stream made a call with its key is not looked at here."""
+        return None
+
+    def accepts_whole(self, stored: StoredStream) -> bool:
+        """Steps 1 to 11 at once, for a stream of a database that comes with all its rows. False says nothing."""
+        return False
 
     def rests_on_order(self, row: StoredEntry) -> bool:
         """Whether the row's place in the tree matters to the checks: if so, the feed looks it up."""

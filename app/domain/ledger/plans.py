@@ -131,8 +131,8 @@ class Plan(NamedTuple):
 class PlanGroup(NamedTuple):
     """Plans of different streams that are committed in one transaction.
 
-    `needs` is empty, or names for each plan the place (from 0) of an earlier one that makes no claim, or None: a plan
-    whose needed plan is refused is refused in the same words.
+    `needs` is empty, or names for each plan the place (from 0) of another one that makes no claim, or None: a plan
+    whose needed plan is refused is refused in the same words. Two that need each other stand or fall together.
     """
 
     plans: Sequence[Plan]
@@ -147,8 +147,9 @@ class PlanGroup(NamedTuple):
         if self.needs and len(self.needs) != len(self.plans):
             raise ValueError("a group says of each of its plans which one it needs, or of none")
         for place, needed in enumerate(self.needs):
-            if needed is not None and not (0 <= needed < place and self.plans[needed].claim is None):
-                raise ValueError(f"plan {place} of the group must need an earlier one that makes no claim: {needed}")
+            is_other = needed is None or (0 <= needed < len(self.plans) and needed != place)
+            if not is_other or (needed is not None and self.plans[needed].claim is not None):
+                raise ValueError(f"plan {place} of the group must need another one that makes no claim: {needed}")
 
 
 class Ledger(Protocol):

@@ -23,8 +23,8 @@ from app.domain.ledger.plans import PlannedEntry
 E = TypeVar("E", bound=LogEntry)
 A = TypeVar("A", bound=StreamArtifact)
 
-_UUID_CHARS: Final = 36
-_TIME_CHARS: Final = 24
+UUID_CHARS: Final = 36
+TIME_CHARS: Final = 24
 _DIGEST_CHARS: Final = 64
 _BY_AND_AT: Final = re.compile((UUID7_PATTERN + TIME_PATTERN).encode("ascii"))
 _TEMPLATES_MAX: Final = 1_024
@@ -106,8 +106,8 @@ class StreamDocuments(Generic[E, A]):
     ) -> str | None:
         """When it was recorded, if these bytes are the entry that `plan` would write after `head`, by whichever
         executor and at whatever time. None says nothing of them: `read` and `verify_next` must."""
-        template, by, at = _next_entry(self._template, artifact_type, head.state, to_state, head.sequence_number + 1)
-        executor_id, recorded_at = raw[by : by + _UUID_CHARS], raw[at : at + _TIME_CHARS]
+        template, by, at = self.spelled(artifact_type, head.state, to_state, head.sequence_number + 1)
+        executor_id, recorded_at = raw[by : by + UUID_CHARS], raw[at : at + TIME_CHARS]
         written = template % (
             artifact_digest.encode("ascii"),
             executor_id,
@@ -118,6 +118,11 @@ class StreamDocuments(Generic[E, A]):
         if written != raw or _BY_AND_AT.fullmatch(executor_id + recorded_at) is None:
             return None
         return recorded_at.decode("ascii")
+
+    def spelled(self, artifact_type: str, from_state: str, to_state: str, number: int) -> tuple[bytes, int, int]:
+        """How `plan` writes an entry of this transition, still without what every entry has of its own (the artifact's
+        digest, executor, the digest before, time, id); and where executor and time begin."""
+        return _next_entry(self._template, artifact_type, from_state, to_state, number)
 
     def plan(
         self, head: Head, artifact: A, *, identity: str, executor_id: str, recorded_at: str
@@ -198,8 +203,6 @@ def _usual_entry(kind: StreamKind) -> re.Pattern[bytes]:
 def _next_entry(
     template: str, artifact_type: str, from_state: str, to_state: str, number: int
 ) -> tuple[bytes, int, int]:
-    """The entry of this transition, still without what every entry has of its own (digest, executor, the digest before,
-    time, id); and where executor and time begin."""
     own = ("artifact_digest", "executor_id", "prev_entry_digest", "recorded_at", "identity")
     known = {
         "artifact_type": artifact_type,
@@ -211,7 +214,7 @@ def _next_entry(
     written = (template % {**dict.fromkeys(own, "%b"), **known}).encode("ascii")
     first, second, third, fourth, *_ = (len(text) for text in written.split(b"%b"))
     executor_at = first + _DIGEST_CHARS + second
-    return written, executor_at, executor_at + _UUID_CHARS + third + _DIGEST_CHARS + fourth
+    return written, executor_at, executor_at + UUID_CHARS + third + _DIGEST_CHARS + fourth
 
 
 def _entry_template(kind: StreamKind) -> str:

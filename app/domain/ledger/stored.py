@@ -49,8 +49,7 @@ class StoredSeal:
     values: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """What a head says of its stream's birth, for lists and for expiry."""
 
     tenant: str | None
@@ -60,7 +59,7 @@ class Summary:
     expires_at: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there are many, and that costs three times as much
 class StoredStream:
     """All that is stored about one stream beside its entries, which `entries` gives one after the other."""
 
@@ -79,6 +78,9 @@ class StoredStream:
     rows_repeated: Sequence[str] = ()  # tables with more than one row where one stream has at most one
     misplaced_in: str | None = None  # the table that holds a copy of the head, for those who look for it, and differs
     scheduled_attempt: int | None = None  # of a run, as its row says by which it is scheduled
+    # All of `entries`, where few of them are at hand, each with its artifact, and none is missing or repeated; they
+    # come in `entries` too, whether or not these were looked at.
+    rows: Sequence[StoredEntry] | None = None
 
 
 class Referred(NamedTuple):

@@ -96,6 +96,21 @@ class Frontier:
                 f"operation {path} comes before its turn", expected=path_at(scope, at.next), found=path
             )
 
+    def may_come_again(self, path: str) -> bool:
+        """Whether an operation at this address can still begin: it has not ended, or a retry can reopen it."""
+        scope, position = place_of(path)
+        at = self.scopes.get(scope)
+        return at is not None and (position >= at.next or (at.failed and position == at.next - 1))
+
+    def has_never_begun(self, path: str) -> bool:
+        """Whether it is certain that no operation at this address has begun yet. Of an address inside an operation that
+        is tried again it may not be: what had begun there is forgotten."""
+        scope, position = place_of(path)
+        at = self.scopes.get(scope)
+        if at is None or at.ended or path in self.begun:
+            return False
+        return position > at.next or (scope == ROOT and position == at.next and self.try_of(path) == 1)
+
     def begin(self, path: str, begun: Begun) -> None:
         """An intent at this address. A second one there is RunPositionTaken."""
         self.verify_next(path)

@@ -44,7 +44,7 @@ from app.domain.runs.documents import (
     RunSuspension,
 )
 from app.domain.runs.frontier import Begun, Frontier
-from app.domain.runs.paths import is_isolated
+from app.domain.runs.paths import ROOT, is_isolated, is_scope_inside
 from app.domain.runs.state import apply_changes
 from app.domain.runs.timing import verify_by_time
 from app.domain.runs.transitions import RUN
@@ -106,6 +106,7 @@ class Run:
     signals: list[WaitingSignal] = field(default_factory=list)
     signal_ids: list[str] = field(default_factory=list)  # of the last that came: a repeat is the same signal
     state: dict[str, Any] = field(default_factory=dict)
+    has_left_children: bool = False  # an operation that started a child was closed before the child had answered it
     # While it is WAITING.
     awaits: list[str] = field(default_factory=list)
     wake: str = "ANY"
@@ -114,6 +115,7 @@ class Run:
         """As an execution checkpoint holds it."""
         sequence_number, entry_digest, phase, artifact_digest = self.head
         return {
+            **({"has_left_children": True} if self.has_left_children else {}),
             "artifact_digest": artifact_digest,
             "attempt": self.attempt,
             "awaits": list(self.awaits),
@@ -290,6 +292,7 @@ def _checkpoint(run: Run, checkpoint: RunCheckpoint, _: Appended) -> None:
     verify_count("the number of operations inside", frontier.performed_inside(path), checkpoint.inner)
     if not is_isolated(path):
         apply_changes(run.state, checkpoint.state_change)
+    run.has_left_children |= _has_open_children(frontier, path)
     if checkpoint.outcome == "RETRY":
         frontier.retry(path)
     else:
@@ -365,16 +368,20 @@ def _signal(run: Run, signal: RunSignal, entry: Appended) -> None:
     run.signal_ids = [*run.signal_ids[1 - RUN_SIGNAL_IDS_KEPT :], signal.signal_id]
 
 
+def waits_for_nobody(path: str, begun: Begun | None) -> InvalidTransition:
+    return InvalidTransition(
+        "a run waits only for what others can end",
+        expected="a tool, ask, sleep, signal or child that has begun",
+        found=f"{begun.kind if begun else 'nothing'} at {path}",
+    )
+
+
 def _suspension(run: Run, suspension: RunSuspension, _: Appended) -> None:
     _verify_attempt(run, suspension.attempt)
     for path in suspension.awaits:
         begun = run.frontier.begun.get(path)
         if begun is None or begun.kind not in _ANSWERED_BY:
-            raise InvalidTransition(
-                "a run waits only for what others can end",
-                expected="a tool, ask, sleep, signal or child that has begun",
-                found=f"{begun.kind if begun else 'nothing'} at {path}",
-            )
+            raise waits_for_nobody(path, begun)
     verify_count("how many different addresses it awaits", len(set(suspension.awaits)), len(suspension.awaits))
     run.awaits = list(suspension.awaits)
     run.wake = suspension.wake
@@ -385,6 +392,7 @@ def _end(run: Run, end: RunEnd, entry: Appended) -> None:
     if end.positions is not None:
         verify_count("the number of operations", run.frontier.positions, end.positions)
     if entry.to_state in RUN.terminal_states:
+        run.has_left_children |= _has_open_children(run.frontier, ROOT)
         run.frontier.begun.clear()
     run.awaits = []
 
@@ -413,6 +421,14 @@ def frontier_after(frontier: Frontier, resumption: RunResumption) -> Frontier:
     for path in resumption.reopens:
         after.reopen(path)
     return after
+
+
+def _has_open_children(frontier: Frontier, path: str) -> bool:
+    """Whether a child was started inside this operation, or by the whole program, and has not answered."""
+    return any(
+        begun.kind == "child" and (path == ROOT or is_scope_inside(inner, path))
+        for inner, begun in frontier.begun.items()
+    )
 
 
 def _verify_attempt(run: Run, attempt: int) -> None:

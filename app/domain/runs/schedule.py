@@ -70,6 +70,8 @@ def _due_at(run: Run, start: RunStart, now: str) -> str | None:
             return min((_over_at(run, path, now) for path in run.awaits), default=None, key=lambda at: at or "9")
         case "COMPLETED" | "CANCELLED" | "FAILED" if start.parent is not None:
             return now  # until the parent is told
+        case "COMPLETED" | "CANCELLED" if run.has_left_children:
+            return now  # until its children are told
         case "COMPLETED":
             return now if policy.retention == "delete_on_success" else None
         case _:

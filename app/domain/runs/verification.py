@@ -75,8 +75,9 @@ class RunKind(KindChecks):
     def restore(self, kept: JsonValue) -> StreamChecks:
         read: dict[str, Any] = kept  # type: ignore[assignment]
         run = None if read["run"] is None else Run.from_json(read["run"])
-        named, tenant = dict(read["named"]), read["tenant"]
-        return _RunStream(self, run, read["is_known"], named, tenant=tenant, begun_by=read["begun_by"])
+        named, tenant, begun_by = dict(read["named"]), read["tenant"], read["begun_by"]
+        children = dict(read.get("children", {}))  # an earlier version has not kept them
+        return _RunStream(self, run, read["is_known"], named, children, tenant=tenant, begun_by=begun_by)
 
     def rests_on_order(self, row: StoredEntry) -> bool:
         return row.artifact is not None and SIGNED in row.artifact
@@ -103,6 +104,7 @@ class _RunStream(StreamChecks):
     run: Run | None = None  # what the journal folds to, as long as it is known and needed
     is_known: bool = True
     named: dict[str, str] = field(default_factory=dict)  # by address that has begun: trace, run, or default's digest
+    children: dict[str, list[str]] = field(default_factory=dict)  # by address that may come again: those it has named
     tenant: str | None = None
     keeps_start: bool = False
     start: RunStart | None = None
@@ -139,7 +141,7 @@ class _RunStream(StreamChecks):
             self.run = fold_planned(self.run, artifact, moved, recorded_at=entry.recorded_at, source=source)
             self._verify_named(record, EntryPlace(record.stream, entry.sequence_number), walk)
             if entry.to_state in RUN.terminal_states and not self.keeps_start:
-                self.run, self.is_known, self.named = None, False, {}
+                self.run, self.is_known, self.named, self.children = None, False, {}, {}
         if isinstance(artifact, RunAnswer) and artifact.is_of_a_person:
             verify_signature_of(artifact, self.kind.keys, self.tenant or DEFAULT_TENANT, row, walk)
 
@@ -174,7 +176,9 @@ class _RunStream(StreamChecks):
                 self.named[artifact.path] = TRACE.stream(request.trace_id)
             elif isinstance(request, ChildRequest) and request.child_run_id is not None:
                 child = self.named[artifact.path] = RUN.stream(request.child_run_id)
-                walk.refer(Reference(place, child, "begun_by", record.entry.artifact_digest))
+                if child not in self.children.get(artifact.path, ()):  # else it is taken up again, and was begun before
+                    walk.refer(Reference(place, child, "begun_by", record.entry.artifact_digest))
+                self._keep_child(artifact.path, child)
             elif isinstance(request, AskRequest) and request.default is not None:
                 self.named[artifact.path] = digest_of(request.default.to_json())
         elif isinstance(artifact, RunAnswer):
@@ -190,6 +194,11 @@ class _RunStream(StreamChecks):
         if self.run is not None and self.named:
             begun = self.run.frontier.begun
             self.named = {path: stream for path, stream in self.named.items() if path in begun}
+
+    def _keep_child(self, path: str, child: str) -> None:
+        frontier = None if self.run is None else self.run.frontier
+        kept = {at: one for at, one in self.children.items() if frontier is not None and frontier.may_come_again(at)}
+        self.children = {**kept, path: list(dict.fromkeys([*kept.get(path, ()), child]))}
 
     def is_checkpoint_due(self, state: str) -> bool:
         if self.run is None or not self.since.is_missing(self.last_number):
@@ -234,6 +243,7 @@ class _RunStream(StreamChecks):
     def to_json(self) -> JsonValue:
         return {
             "begun_by": self.begun_by,
+            "children": {path: [*named] for path, named in self.children.items()},
             "is_known": self.is_known,
             "named": dict(self.named),
             "run": None if self.run is None else self.run.to_json(),

@@ -109,10 +109,10 @@ class Answering:
 
         async def decide(work: Work) -> str:
             run = work.run
+            if signal_id in run.signal_ids:  # a repeat, also of what the run has received and ended with
+                return run.head.state
             if run.head.state in RUN.terminal_states:
                 raise RunEnded("the run has ended", found=run.head.state, stream=work.stream)
-            if signal_id in run.signal_ids:
-                return run.head.state
             now = self._clock.now()
             work.add(
                 RunSignal.made_of(

@@ -13,7 +13,7 @@ The journal has its own intent and answer; the call is a trace like every other.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.core.errors import (
     ArgumentsInvalid,
@@ -42,9 +42,9 @@ from app.domain.runs.engine.table import Decide, RunTable
 from app.domain.runs.engine.work import Work
 from app.domain.runs.frontier import Begun
 from app.domain.runs.ids import elapsed_ms
-from app.domain.runs.replay import Run
+from app.domain.runs.replay import Run, RunRecord
 from app.domain.runs.requests import ToolRequest
-from app.domain.tga.documents import ActionRequest, TraceId
+from app.domain.tga.documents import ActionRequest, ToolEffect, TraceId
 from app.domain.tga.execution import Answer
 from app.domain.tga.runtime import CheckedCall
 
@@ -92,6 +92,7 @@ class Calling:
             if not is_begun and not is_begun_as(work.run, intent):
                 work.add(intent)
 
+        companion = RunCompanion(self._ports, self._table, run_id, then.path, begin=begin, putter=putter)
         call = CheckedCall(
             server_id=then.server_id,
             tool_name=then.tool_name,
@@ -109,7 +110,7 @@ class Calling:
                 attempt=request.attempt,
                 worker=principal.principal_id if worker is None else worker[1],
             ),
-            companion=RunCompanion(self._ports, self._table, run_id, then.path, begin=begin),
+            companion=companion,
         )
         try:
             if then.continues_try is not None:
@@ -127,6 +128,10 @@ class Calling:
             return await self._from_the_journal(run_id, request, then, putter)
         if not answer.is_final:
             return await self._pending(run_id, request, then, putter, call, answer.state, answer.waiting)
+        told = companion.told
+        if told is not None and told.follows(request):
+            effects: dict[str, ToolEffect | None] = {answer.trace_id: answer.effect}
+            return PutAnswer("CONTINUE", told.number, None, [told.record], {"status": "answered"}, effects)
         await self.ensure_answered(run_id, then.path, answer)
         return await self._from_the_journal(run_id, request, then, putter)
 
@@ -206,39 +211,69 @@ class Calling:
         return RunCompanion(self._ports, self._table, request.run.run_id, request.run.path)
 
 
+class AnswerTold(NamedTuple):
+    """An answer that was stored here while the run was still the worker's, which needs not be read to tell it."""
+
+    record: RunRecord
+    intent_number: int
+
+    @property
+    def number(self) -> int:
+        return self.record.entry.sequence_number
+
+    def follows(self, request: PutRequest) -> bool:
+        """Whether the journal has nothing after what the worker has seen but its puts, its intent, and this."""
+        return self.intent_number == request.after_seq + len(request.puts) + 1 == self.number - 1
+
+
 class RunCompanion:
     """What is committed with a call that is made inside a run: with its birth the intent, with its end the answer.
 
     `begin` adds the intent, where a worker makes the call now; a trace that is continued from the record has its intent
-    there already.
+    there already. `putter`: that worker. `told`: the answer, once it is stored, if the run was the worker's then.
     """
 
-    __slots__ = ("_begin", "_path", "_ports", "_run_id", "_table")
+    __slots__ = ("_begin", "_path", "_ports", "_putter", "_run_id", "_table", "told")
 
     def __init__(
-        self, ports: RunPorts, table: RunTable, run_id: str, path: str, *, begin: Decide[None] | None = None
+        self,
+        ports: RunPorts,
+        table: RunTable,
+        run_id: str,
+        path: str,
+        *,
+        begin: Decide[None] | None = None,
+        putter: Putter | None = None,
     ) -> None:
         self._ports = ports
         self._table = table
         self._run_id = run_id
         self._path = path
         self._begin = begin
+        self._putter = putter
+        self.told: AnswerTold | None = None
 
     async def commit(self, plan: Plan, trace: Answer, *, is_birth: bool) -> None:
         """Store the plan, which leaves the trace so, together with what the journal says of it."""
 
-        async def decide(work: Work) -> None:
+        async def decide(work: Work) -> AnswerTold | None:
             if is_birth and self._begin is not None:
                 await self._begin(work)
                 work.must_fence = True
                 work.needed_by = [plan]
-            if trace.is_final:
-                await add_answer(work, self._path, trace, self._ports, is_born_now=is_birth)
+            if not trace.is_final:
+                return None
+            begun = work.run.frontier.begun.get(self._path)
+            await add_answer(work, self._path, trace, self._ports, is_born_now=is_birth)
+            is_putters = self._putter is not None and self._putter.reason_to_stop(work.require()) is None
+            if begun is None or not is_putters or not (work.added and isinstance(work.added[-1], RunAnswer)):
+                return None
+            return AnswerTold(work.last_record(), begun.sequence_number)
 
         if is_birth and self._begin is not None:
-            await self._table.change(self._run_id, decide)
+            self.told = await self._table.change(self._run_id, decide)
         else:
-            await self._table.change_after(self._run_id, plan, decide)
+            self.told = await self._table.change_after(self._run_id, plan, decide)
 
 
 async def add_answer(work: Work, path: str, trace: Answer, ports: RunPorts, *, is_born_now: bool = False) -> None:

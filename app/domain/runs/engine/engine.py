@@ -14,15 +14,15 @@ from app.core.errors import (
     RunErased,
     RunIdTaken,
     RunNotFound,
+    RunTooDeep,
     RunValueTooLarge,
     SchemaViolation,
-    SequenceGap,
     StartDenied,
     TgaError,
 )
-from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_SWEEP_MS
+from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_CHILD_LEVELS_MAX, RUN_SWEEP_MS
 from app.domain.identity import Principal
-from app.domain.runs.documents import Parent, RunIntent
+from app.domain.runs.documents import Parent, RunStart
 from app.domain.runs.engine.answering import Answering
 from app.domain.runs.engine.artifacts import answer_of, child_intent
 from app.domain.runs.engine.calling import Calling, is_begun_as
@@ -37,9 +37,9 @@ from app.domain.runs.engine.messages import (
     ThenChild,
     ThenTool,
 )
-from app.domain.runs.engine.ports import RunObserver, RunPorts
+from app.domain.runs.engine.ports import LoadedRun, RunObserver, RunPorts
 from app.domain.runs.engine.putting import Putter, Putting, Stored
-from app.domain.runs.engine.starting import Starting, StartRequest
+from app.domain.runs.engine.starting import JudgedStart, Starting, StartRequest
 from app.domain.runs.engine.sweeping import EndedTraces, Sweeping
 from app.domain.runs.engine.table import RunTable, Watchers
 from app.domain.runs.engine.work import Work
@@ -49,6 +49,7 @@ from app.domain.runs.replay import Run
 # A child that is refused now is refused whenever it is started: the program is told, and it stands in the journal.
 _REFUSED_STARTS: Final = (
     *(ProcedureNotFound, StartDenied, ArgumentsInvalid, SchemaViolation, RunValueTooLarge, RunIdTaken),
+    RunTooDeep,
 )
 
 
@@ -125,7 +126,7 @@ class RunEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _start_child(self, run_id: str, request: PutRequest, then: ThenChild, principal: Principal) -> PutAnswer:
-        """Puts, the intent and the child's start in one commit; the child needs the intent."""
+        """Puts, the intent and the child's start in one commit; intent and start stand or fall together."""
         putter = Putter.of(request, principal, self.ports)
         parent = (await self.table.peek(run_id)).start
         prefix = "" if "/" not in run_id else run_id.partition("/")[0] + "/"
@@ -141,80 +142,96 @@ class RunEngine:
             policy=then.policy,
             tags=then.tags,
         )
-        refusal: TgaError | None = None
+        judged: JudgedStart | TgaError  # or why it is refused
         version = then.version or "none"
+        found: LoadedRun | None = None
         try:
             judged = await self.starting.judged(asked)
             version = judged.program.version
-            await self._verify_childs_id(child_id, run_id, then.path)
+            await self._verify_depth(parent)
         except _REFUSED_STARTS as error:
-            refusal, judged = error, None
-        named = None if judged is None else child_id
-        intent = child_intent(then, run_id, request.attempt, child_run_id=named, version=version)
+            judged = error
         salt = self.ports.salts.new()
 
         async def decide(work: Work) -> Stored:
+            nonlocal found
             missing, is_begun = await self.putting.not_yet_there(work, request)
             stop = putter.reason_to_stop(work.require())
-            if is_begun and stop is None:
-                return Stored("CONTINUE", work.run.head.sequence_number)
             if stop is not None:
                 return Stored("STOP", work.run.head.sequence_number, stop)
+            is_refused = isinstance(judged, TgaError)
+            if not is_refused:  # also when the commit was refused: a run may have taken the id since the last look
+                found = await self._find_child(asked, run_id, then.path)
+            if is_begun:
+                return Stored("CONTINUE", work.run.head.sequence_number)
             for document in missing:
                 await self.putting.add_put(work, document)
+            named = None if is_refused else child_id
+            intent = child_intent(then, run_id, request.attempt, child_run_id=named, version=version)
             if not is_begun_as(work.run, intent):
                 work.add(intent)
                 work.require_blob(then.input)
-            if judged is None:
-                told = {"type": refusal.code if refusal else "", "message": str(refusal)[:1024], "retryable": False}
+            if isinstance(judged, TgaError):
+                told = {"type": judged.code, "message": str(judged)[:1024], "retryable": False}
                 now = self.ports.clock.now()
                 work.add(answer_of(work.run, then.path, by="child", by_id=child_id, at=now, error=told))
+                return Stored("CONTINUE", work.run.head.sequence_number)
+            if found is not None:
                 return Stored("CONTINUE", work.run.head.sequence_number)
             born = Work(None, child_id, executor_id=self.ports.executor_id(), clock=self.ports.clock)
             born_of = Parent(run_id=run_id, path=then.path, intent_digest=intent.digest())
             self.starting.add_start(born, self.starting.document(replace(asked, parent=born_of), judged), salt)
-            work.needed_by = [born.plan()]
+            work.needed_by, work.needs_first = [born.plan()], True
             return Stored("CONTINUE", work.run.head.sequence_number)
 
         try:
             stored = await self.table.change(run_id, decide)
-        except SequenceGap:
-            # A run with the child's id exists: it is this one, if the same parent started it before.
-            found = await self.ports.runs.load(child_id)
-            told_by = found.start.parent
-            if told_by is None or (told_by.run_id, told_by.path) != (run_id, then.path):
-                await self._refuse_child(run_id, then.path, intent, child_id)
-            head = (await self.table.peek(run_id)).run.head
-            stored = Stored("CONTINUE", head.sequence_number)
+        except RunIdTaken as error:
+            judged, found = error, None
+            stored = await self.table.change(run_id, decide)
+        if found is not None and stored.directive == "CONTINUE":
+            # It may have ended while nobody waited for it, also since it was found; from now on its end finds one.
+            await self.sweeping.tell_parent(await self.ports.runs.load(child_id))
         self.leasing.kick()
         answer = await self.putting.answered(run_id, request, putter, stored)
         result = None if answer.directive == "STOP" else {"status": "pending", "run_id": child_id}
         return PutAnswer(answer.directive, answer.sequence_number, answer.reason, answer.news, result)
 
-    async def _refuse_child(self, run_id: str, path: str, intent: RunIntent, child_id: str) -> None:
-        """The intent stands, and its child is another run: the program is told, or it would wait for ever."""
-        refusal = RunIdTaken("the child's id is another run's", expected="an id that is free", found=child_id)
-        told = {"type": refusal.code, "message": str(refusal)[:1024], "retryable": False}
+    async def _find_child(self, asked: StartRequest, run_id: str, path: str) -> LoadedRun | None:
+        """The child that was started at this address before, and is taken up again: the answer of its start was lost,
+        or the operation around it is tried again. None: it is to be started.
 
-        async def decide(work: Work) -> None:
-            begun = work.run.frontier.begun.get(path)
-            if begun is not None and begun.intent_digest == intent.digest():
-                now = self.ports.clock.now()
-                work.add(answer_of(work.run, path, by="child", by_id=child_id, at=now, error=told))
-
-        await self.table.change(run_id, decide)
-
-    async def _verify_childs_id(self, child_id: str, run_id: str, path: str) -> None:
-        """RunIdTaken where another run has the child's id: then nothing of the start is stored but that it was refused.
-        Where one takes the id between this and the commit, `_refuse_child` answers."""
+        RunIdTaken where another run has the child's id: then nothing of the start is stored but that it was refused.
+        """
+        child_id = asked.run_id or ""
         try:
-            parent = (await self.ports.runs.load(child_id)).start.parent
+            found = await self.ports.runs.load(child_id)
         except RunNotFound:
-            return
+            return None
         except RunErased:
-            parent = None
-        if parent is None or (parent.run_id, parent.path) != (run_id, path):
+            found = None
+        parent = None if found is None else found.start.parent
+        if found is None or parent is None or (parent.run_id, parent.path) != (run_id, path):
             raise RunIdTaken("another run has the child's id", expected="an id that is free", found=child_id)
+        if (found.start.procedure, found.start.input) != (asked.procedure, asked.input):
+            raise RunIdTaken(
+                "the child was started otherwise when the operation around it was tried before",
+                expected="the same procedure and input",
+                found=child_id,
+            )
+        return found
+
+    async def _verify_depth(self, parent: RunStart) -> None:
+        """RunTooDeep where too many runs stand above the child. Of one above that was erased nothing more is known."""
+        levels, above = 1, parent.parent
+        with contextlib.suppress(RunNotFound, RunErased):
+            while above is not None:
+                levels += 1
+                if levels > RUN_CHILD_LEVELS_MAX:
+                    raise RunTooDeep(
+                        "a child below so many runs is not started", expected=f"at most {RUN_CHILD_LEVELS_MAX} levels"
+                    )
+                above = (await self.table.peek(above.run_id)).start.parent
 
     async def _cancel_child(self, run_id: str, parent_id: str) -> None:
         with contextlib.suppress(RunNotFound):
@@ -233,7 +250,7 @@ class RunEngine:
             self.leasing.kick()  # also when its pause is not over yet: the look says when to look again
         elif state in ("WAITING", "RUNNING"):
             self._look_soon(run)
-        has_relatives = work.start.parent is not None or bool(work.open_children)
+        has_relatives = work.start.parent is not None or run.has_left_children
         if has_relatives and state in ("COMPLETED", "CANCELLED", "FAILED") and before != state:
             self._spawn(self._tell_relatives(work))
         # Of a run that is born to a worker who waits for it here no other gateway knows, and none is to look for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
@@ -39,6 +40,7 @@ from app.domain.runs.values import (
     Value,
 )
 from app.domain.system.documents import Milliseconds
+from app.domain.tga.documents import ToolEffect
 
 Lease = Annotated[str, StringConstraints(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9_-]+$")]
 WorkerId = Annotated[str, StringConstraints(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
@@ -295,13 +297,15 @@ class LeasedRun:
 
 @dataclass(frozen=True, slots=True)
 class PutAnswer:
-    """`news`: what others have recorded after `after_seq`. `result`: what became of `then`."""
+    """`news`: what others have recorded after `after_seq`. `result`: what became of `then`. `effects`: by trace, those
+    of news that stand on streams of their own, where they are known without reading them."""
 
     directive: Literal["CONTINUE", "STOP", "SUSPENDED", "DONE"]
     sequence_number: int
     reason: str | None = None
     news: list[RunRecord] = field(default_factory=list)
     result: dict[str, Any] | None = None
+    effects: Mapping[str, ToolEffect | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

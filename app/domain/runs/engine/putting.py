@@ -46,7 +46,7 @@ from app.domain.runs.engine.ports import LoadedRun, RunPorts
 from app.domain.runs.engine.table import RunTable, Watchers, first_of
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, later, owner_of
-from app.domain.runs.replay import Run, RunRecord
+from app.domain.runs.replay import Run, RunRecord, waits_for_nobody
 from app.domain.runs.requests import CALLBACK, AskRequest
 from app.domain.runs.schedule import AT_WORK
 from app.domain.runs.transitions import RUN
@@ -178,6 +178,10 @@ class Putting:
     def _add_then(self, work: Work, request: PutRequest, *, holds: bool) -> Directive:
         then, run, now = request.then, work.run, self._clock.now()
         if isinstance(then, ThenSuspend):
+            for path in then.awaits:
+                if run.frontier.has_never_begun(path):  # else it would be answered at once, again and again
+                    at = run.head.sequence_number + 1
+                    raise waits_for_nobody(path, None).at(stream=work.stream, sequence_number=at)
             open_paths = [path for path in then.awaits if path in run.frontier.begun]
             is_woken = len(open_paths) < len(then.awaits) if then.wake == "ANY" else not open_paths
             if is_woken:

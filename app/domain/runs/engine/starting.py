@@ -245,7 +245,7 @@ def _said_by(verdict: Verdict) -> AllowedBy:
 
 def policy_of(program: ProcedureRegistration) -> RunPolicy:
     """As the procedure was registered; a child ends with its parent unless its start says otherwise."""
-    return RunPolicy.made_of({**program.policy.model_dump(), "on_parent_end": "cancel"})
+    return RunPolicy.of_known({**program.policy.__dict__, "on_parent_end": "cancel"})
 
 
 def verify_same_run(found: LoadedRun, start: RunStart) -> None:

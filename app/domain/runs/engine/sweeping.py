@@ -198,8 +198,13 @@ class Sweeping:
 
         async def decide(work: Work) -> None:
             begun = work.run.frontier.begun.get(parent.path)
-            if begun is None or begun.intent_digest != parent.intent_digest:
+            if begun is None or begun.kind != "child":
                 return
+            if begun.intent_digest != parent.intent_digest:
+                # The operation around was tried again, and may have taken it up under another intent.
+                intent = await load_artifact(self._ports, work.run_id, begun.sequence_number, RunIntent)
+                if not isinstance(intent.request, ChildRequest) or intent.request.child_run_id != child.run_id:
+                    return
             if work.run.head.state not in RUN.terminal_states:
                 now = self._clock.now()
                 work.add(

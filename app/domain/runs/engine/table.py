@@ -164,6 +164,8 @@ class RunTable:
         needs: list[int | None] = [own] * len(plans)
         needs[own] = None if first is None else 0
         needs[0] = None
+        if work.needs_first:
+            needs[own] = own + 1
         errors = await ledger.commit_all(plans, needs)
         if first is not None and errors[0] is not None:
             raise errors[0]

@@ -21,6 +21,7 @@ _FIRST: Final = path_at(ROOT, 1)
 _EARLIER_INTENTS_MAX: Final = 16  # of what a run waits for and began long ago
 _OPENING_RECORDS: Final = 8  # start, leases, and then the first operation
 _CLOSING_RECORDS: Final = 16  # the end, and what others have recorded of a run that failed since
+_RECORDS_A_STEP: Final = 2  # its begin and its end
 _STATUS: Final = {
     "SCHEDULED": "running",
     "RUNNING": "running",
@@ -78,19 +79,20 @@ class RunView:
 
 
 async def view(ports: RunPorts, run_id: str, *, steps_max: int = RUN_PAGE_RECORDS_MAX) -> RunView:
-    """`steps_max`: how many of its newest steps. Where none is asked for, the journal is read only for the end."""
+    """`steps_max`: how many of its newest steps. The fewer, the less of the journal is read; none: only for the end."""
     loaded = await ports.runs.load(run_id)
     run, start = loaded.run, loaded.start
     has_end = run.head.state not in AT_WORK
     records: list[RunRecord] = []
     steps: list[StepView] = []
     end, are_left_out = None, run.frontier.positions > 0
-    if steps_max == 0 and has_end:
-        records = await _load_newest(ports, run, _CLOSING_RECORDS)
-        end = _end_in(records)
-    if steps_max or (has_end and end is None):
-        records = await _load_newest(ports, run, RUN_PAGE_RECORDS_MAX)
+    if steps_max or has_end:
+        few = _CLOSING_RECORDS + _RECORDS_A_STEP * steps_max
+        records = await _load_newest(ports, run, min(few, RUN_PAGE_RECORDS_MAX))
         end = _end_in(records) if has_end else None
+        if few < RUN_PAGE_RECORDS_MAX and (not _has_newest(records, steps_max) or (has_end and end is None)):
+            records = await _load_newest(ports, run, RUN_PAGE_RECORDS_MAX)
+            end = _end_in(records) if has_end else None
     if steps_max:
         steps, are_left_out = await _newest_steps(ports, run, records, steps_max)
     waiting = waiting_for(run)
@@ -113,6 +115,19 @@ async def _load_newest(ports: RunPorts, run: Run, count: int) -> list[RunRecord]
         records += more
         seen = more[-1].entry.sequence_number
     return records
+
+
+def _has_newest(records: list[RunRecord], steps_max: int) -> bool:
+    """Whether the newest steps of the run are those of these records: there are enough, and none began before."""
+    if not records or records[0].entry.sequence_number == 1:
+        return True
+    begun = set[str]()
+    for said in (record.artifact for record in records):
+        if isinstance(said, RunIntent | RunCheckpoint) and place_of(said.path).scope == ROOT:
+            if said.path not in begun and said.try_number > 1:
+                return False
+            begun.add(said.path)
+    return len(begun) >= steps_max
 
 
 def _end_in(records: list[RunRecord]) -> RunEnd | None:

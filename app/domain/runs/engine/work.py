@@ -66,9 +66,9 @@ class Work:
         self.worker_after = None if loaded is None else loaded.worker
         self.sealed: Sealed | None = None
         self.announce_to: Sequence[str] = ()
-        self.open_children: list[str] = []  # of a run that ends: nobody waits for them any more
         self.must_fence = False  # commit even without entries: the owner is compared
         self.needed_by: list[Plan] = []  # plans of other streams that are stored only together with this one
+        self.needs_first = False  # this one is stored only together with the first of them
 
     def require(self) -> LoadedRun:
         if self.loaded is None:
@@ -86,6 +86,11 @@ class Work:
     @property
     def has_entries(self) -> bool:
         return bool(self._entries)
+
+    def last_record(self) -> RunRecord:
+        """What was added last, as it will be read from the store."""
+        entry = RUN_DOCUMENTS.read(self._entries[-1].entry, None, entry_digest=self.run.head.entry_digest).entry
+        return RunRecord(entry, self.added[-1])
 
     def sizes_bytes(self) -> list[int]:
         """Of the documents in `added`, as they are stored."""
@@ -173,7 +178,6 @@ class Work:
         divergence: Divergence | None = None,
         positions: int | None = None,
     ) -> None:
-        self.open_children = [path for path, begun in self.run.frontier.begun.items() if begun.kind == "child"]
         self.add(
             RunEnd.made_of(
                 {
@@ -201,7 +205,8 @@ class Work:
         error: RunError | None = None,
         not_before: str | None = None,
     ) -> RunAttempt:
-        return RunAttempt.made_of(
+        make = RunAttempt.of_known if reason is None and error is None else RunAttempt.made_of
+        return make(
             {
                 "run_id": self.run_id,
                 "attempt": attempt,
@@ -224,8 +229,6 @@ class Work:
         schedule = None
         if self._is_rescheduled:
             schedule = schedule_of(run, start, worker=self.worker_after, now=self._clock.now())
-            if self.open_children and run.head.state in RUN.terminal_states:
-                schedule = schedule._replace(due_at=self._clock.now(), due_in_ms=0)  # until they are told
         return Plan(
             stream=self.stream,
             executor_id=self.executor_id,
