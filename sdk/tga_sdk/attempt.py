@@ -19,6 +19,7 @@ import inspect
 import logging
 import re
 import sysconfig
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -43,6 +44,7 @@ T = TypeVar("T")
 HOLDS: Final = {"tool": 20_000, "child": 20_000, "sleep": 2_000, "signal": 0, "ask": 0}  # milliseconds
 FIRST_LOOK: Final = 0.02  # seconds; a look for answers while other branches go on
 LONGEST_LOOK: Final = 1.0
+HELD_TIMEOUT: Final = 60.0  # seconds; a body with a longer time-out does not keep the worker while it waits
 MESSAGE_CHARS_MAX: Final = 1_024
 TYPE_CHARS_MAX: Final = 128
 _UNPRINTABLE: Final = re.compile("[^!-~]")
@@ -108,6 +110,7 @@ class Attempt:
         self._resumed_at: list[int] | None = None  # entries not yet read at which failed operations were reopened
         self._fork_changes: list[dict[str, Any]] = []
         self._active = 1  # branches that are not blocked
+        self._timed = 0  # bodies under way whose time-out this worker stays for
         self._blocked: dict[str, tuple[str, asyncio.Event]] = {}  # by path: kind, and what wakes it
         self._looking: asyncio.Task[None] | None = None
         self._suspending: asyncio.Task[None] | None = None
@@ -517,8 +520,15 @@ class Attempt:
             self._blocked.pop(path, None)
         self.verify_going()
 
+    @property
+    def _is_timed(self) -> bool:
+        return self._timed > 0 and not self.host.is_draining
+
     def _suspend_soon(self) -> None:
         if self._blocked and self.over is None:
+            if self._is_timed:  # who leaves takes the clock of the time-out along: stay, and ask for answers
+                self._look_meanwhile()
+                return
             with guard.off():
                 self._suspending = self._loop.create_task(self._suspend())
 
@@ -541,13 +551,17 @@ class Attempt:
                 self._looking = self._loop.create_task(self._look())
 
     async def _look(self) -> None:
-        """Some branches wait and others go on: ask from time to time whether something was answered."""
+        """Some branches wait, and others go on or have their time-out: ask from time to time whether something was
+        answered."""
         pause = FIRST_LOOK
         try:
             while self._blocked and self.over is None:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_LOOK)
-                if self._blocked and self._active > 0 and self.pipe.is_idle and self.over is None:
+                if self._active == 0 and not self._is_timed:  # the worker is to end
+                    self._suspend_soon()
+                    return
+                if self._blocked and self.pipe.is_idle and self.over is None:
                     before = len(self._blocked)
                     await self.pipe.put()
                     if len(self._blocked) != before:
@@ -562,14 +576,16 @@ class Attempt:
         before = current_frame()
         enter(frame)
         remember_caller(None)
+        is_held = timeout is not None and timeout <= HELD_TIMEOUT
+        self._timed += is_held
         try:
             async with asyncio.timeout(timeout):
                 with guard.off():
                     if inspect.iscoroutinefunction(fn):
                         return await fn(*args)
-                    made = await self.in_thread(functools.partial(fn, *args))
-                    return await made if inspect.isawaitable(made) else made
+                    return await self.called(functools.partial(fn, *args))
         finally:
+            self._timed -= is_held
             frame.is_over = True
             enter(before)
 
@@ -577,6 +593,24 @@ class Attempt:
         """Run it in a thread, in this frame. A thread cannot be ended: one that hangs goes on, unheard."""
         context = contextvars.copy_context()
         return await self._loop.run_in_executor(self.host.threads, context.run, fn)
+
+    async def called(self, fn: Callable[[], Any]) -> Any:
+        """What a plain function returns, which runs in a thread; of a coroutine that it returns, what that returns."""
+        made: list[Any] = []
+        is_left = threading.Event()  # nobody waits for the thread any more
+
+        def call() -> None:
+            made.append(fn())
+            if is_left.is_set():
+                _close(made)
+
+        try:
+            await self.in_thread(call)
+        except BaseException:
+            is_left.set()
+            _close(made)  # Python would complain of a coroutine that nobody awaits
+            raise
+        return await made[0] if inspect.isawaitable(made[0]) else made[0]
 
     def perform_task(self, task: Task[Any, Any], given: dict[str, Any], body: Callable[[], Any]) -> Any:
         """A task that the program calls like any function is a step of the run."""
@@ -668,3 +702,9 @@ def _record_of(put: Put, number: int) -> dict[str, Any]:
         return {**put, "artifact_type": "run_checkpoint", "sequence_number": number}
     name = f"{put['server_id']}.{put['tool_name']}" if put["type"] == "tool" else put["name"]
     return {**put, "artifact_type": "run_intent", "kind": put["type"], "name": name, "sequence_number": number}
+
+
+def _close(made: list[Any]) -> None:
+    for one in made:
+        if inspect.iscoroutine(one):
+            one.close()

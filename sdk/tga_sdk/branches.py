@@ -113,8 +113,7 @@ class _Running:
                 return await branch
             if inspect.iscoroutinefunction(branch):
                 return await branch()
-            made = await self._attempt.in_thread(cast("Callable[[], Any]", branch))
-            return await made if inspect.isawaitable(made) else made
+            return await self._attempt.called(cast("Callable[[], Any]", branch))
         finally:
             frame.is_over = True
             self._left -= 1

@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter
 from tga_sdk.attempt import Attempt, log_line, time_text
 from tga_sdk.bodies import LOG_LINES_MAX, Body, Resume, Tier, checkpoint_put, gathered, named, recorded_error
 from tga_sdk.defaults import makes_defaults
+from tga_sdk.durations import YEAR_S, verify_order, verify_recordable, verify_seconds
 from tga_sdk.errors import (
     ProcedureInvalid,
     Stop,
@@ -142,6 +143,9 @@ class Context(Generic[S]):
         path = frame.scope.enter(operation)
         source = caller()
         found = await attempt.match(frame, path, operation, source)
+        if timeout is not None and not isinstance(found, Ended):
+            with frame.scope.refusing():
+                verify_seconds(timeout, f"the timeout of {server}.{tool}", longest=YEAR_S)
         with traced(attempt, found, "tool", f"{server}.{tool}", path):
             while not isinstance(found, Ended):
                 attempt.verify_own()
@@ -210,7 +214,9 @@ class Context(Generic[S]):
         A coroutine runs here, a plain function in a thread. The result is what a replay would give: it is read back
         from its recorded form, by the function's return annotation or `type`. If the body raises, `StepError` with the
         exception's class in `type`, now and in every replay; `retry` tries again first. `timeout` is in seconds and for
-        one try: TimedOut (a thread cannot be ended; its result is ignored).
+        one try: TimedOut (a thread cannot be ended; its result is ignored). Up to a minute it also holds while the body
+        waits for others; with a longer one the run leaves its worker meanwhile, and the next attempt begins the time
+        anew.
 
         `tier`: where the value goes (`auto`: into the journal up to 32 KiB, else a blob). `resume="recompute"`: run
         again in every attempt. `at_most_once`: recorded before the body begins; a crash in it raises `Interrupted`.
@@ -276,6 +282,9 @@ class Context(Generic[S]):
             return await body.recompute()
         if isinstance(found, Begun) and at_most_once:
             return await body.interrupt()
+        if timeout is not None:
+            with frame.scope.refusing():
+                verify_seconds(timeout, f"the timeout of {kind} {name}")
         following = None if then_shows is None else self._operation(frame, "step", then_shows, None)
         with traced(attempt, found, kind, name, path, tool_call=tool_call):
             return await body.perform(
@@ -423,10 +432,12 @@ class Context(Generic[S]):
         """Wait. The run holds nothing meanwhile, and wakes on any worker."""
         if not isinstance(seconds, int | float):
             raise ProcedureInvalid(f"sleep {name}: expected a number of seconds, found {seconds!r}{_line()}")
+        verify_recordable(seconds, f"sleep {name}")
         milliseconds = round(seconds * 1000)
 
         def put() -> dict[str, Any]:
-            return {"wakes_at": time_text(self._attempt.host.now() + max(0, milliseconds) / 1000)}
+            verify_seconds(seconds, f"sleep {name}")
+            return {"wakes_at": time_text(self._attempt.host.now() + milliseconds / 1000)}
 
         await self._wait("sleep", name, milliseconds, put)
 
@@ -434,7 +445,10 @@ class Context(Generic[S]):
         """The value of the next signal of this name, which may have come already. TimedOut after `timeout` seconds."""
 
         def put() -> dict[str, Any]:
-            return {} if timeout is None else {"expires_at": time_text(self._attempt.host.now() + timeout)}
+            if timeout is None:
+                return {}
+            verify_seconds(timeout, f"the timeout of signal {name}")
+            return {"expires_at": time_text(self._attempt.host.now() + timeout)}
 
         return await self._wait("signal", name, None, put, type)
 
@@ -598,7 +612,13 @@ class Context(Generic[S]):
             None if default is None else await attempt.encoded(default, tier="inline", where=f"the default of {name}")
         )
 
+        levels = [escalate] if isinstance(escalate, Escalation) else escalate or ()
+
         def put() -> dict[str, Any]:
+            if timeout is not None:
+                verify_seconds(timeout, f"the timeout of {name}")
+            afters = [verify_seconds(level.after, f"an escalation of {name}") for level in levels]
+            verify_order(afters, timeout, f"the escalations of {name}")
             request: dict[str, Any] = {
                 "form": form,
                 "message": message,
@@ -608,7 +628,6 @@ class Context(Generic[S]):
                 "default": fallback,
                 "webhooks": list(webhooks),
             }
-            levels = [escalate] if isinstance(escalate, Escalation) else escalate or ()
             if levels:
                 now = attempt.host.now()
                 request["escalations"] = [
@@ -633,7 +652,9 @@ class Context(Generic[S]):
         with traced(attempt, found, kind, name, path):
             if found is None:
                 attempt.verify_own()
-                put = {"type": kind, **named(operation, path, attempt.journal.try_of(path), source), **more()}
+                with frame.scope.refusing():
+                    said = more()
+                put = {"type": kind, **named(operation, path, attempt.journal.try_of(path), source), **said}
                 await attempt.put([Sent(put, frame.is_kept)])
             return await self._awaited(frame, path, operation, kind, source, type_)
 

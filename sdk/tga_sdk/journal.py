@@ -15,7 +15,8 @@ memory; of an operation that failed it is kept until the next one of its scope, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -103,6 +104,15 @@ class Scope:
     def leave(self) -> None:
         self.performed += 1
         self.busy_with = None
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """What is raised in here refuses the operation before it has begun: its address is the next one's."""
+        try:
+            yield
+        except BaseException:
+            self.busy_with = None
+            raise
 
     def inside(self, path: str) -> Scope:
         return Scope(path)

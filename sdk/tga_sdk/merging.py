@@ -5,7 +5,8 @@ of a member that several set, or set and remove, the last branch's word counts; 
 what would hit another place than the branch meant:
 
 1. One removes items of a list, and another changes or removes items of it by their place.
-2. Two append to a list, and one changes by its place what it has appended.
+2. Two append to a list, and one changes by its place what it has appended; or one does, and both set the same item: it
+   may have moved one from there, or there (a sorted list is set item by item).
 3. One replaces, rearranges or removes something as a whole, and another changes what is inside, or rearranges it, too.
 """
 
@@ -29,7 +30,9 @@ class _Footprint:
     rearranged: set[str] = field(default_factory=set)
     shifted: set[str] = field(default_factory=set)
     grown: set[str] = field(default_factory=set)
-    placed: dict[str, int] = field(default_factory=dict)  # lists whose items it names by place, and the last place
+    placed: set[str] = field(default_factory=set)  # lists whose items it names by place
+    placed_own: set[str] = field(default_factory=set)  # lists of which it names by place what it has appended
+    _left: dict[str, int] = field(default_factory=dict)  # how many items that were there it has left in a list
     _emptied: set[str] = field(default_factory=set)  # by the change before
 
     def add(self, change: Change) -> None:
@@ -37,33 +40,47 @@ class _Footprint:
         if at in self.replaced and change.get("to") and at not in self.rearranged and at in self._emptied:
             self.rearranged.add(at)  # a list that stays the same one: set to [], then to its items
         self._emptied = {at} if change["op"] == "set" and change["to"] in ([], {}) else set()
-        if any(at == one or at.startswith(f"{one}/") for one in self.replaced):
-            return  # inside of what it has made itself
-        self.touched.add(at)
+        if self._follow(at, is_removal=change["op"] == "remove"):
+            self.touched.add(at)
+
+    def _follow(self, at: str, *, is_removal: bool) -> bool:
+        """Note what the change does on its way from the base to its place; False inside of what the branch has made
+        itself."""
         holder: Any = self.base
         around = ""
         steps = at.split("/")[1:]
         for number, step in enumerate(steps):
+            if around in self.replaced:
+                return False
             if isinstance(holder, list):
                 if step == "-":
                     self.grown.add(around)
-                    return
-                self.placed[around] = max(int(step), self.placed.get(around, 0))
-                if number == len(steps) - 1 and change["op"] == "remove":
+                    return True
+                place, left = int(step), self._left.get(around, len(holder))
+                self.placed.add(around)
+                if place >= left:
+                    self.placed_own.add(around)
+                if number == len(steps) - 1 and is_removal:
                     self.shifted.add(around)
-                    return
-                holder = holder[int(step)] if int(step) < len(holder) else None
+                    self._left[around] = left - (place < left)
+                    return True
+                if around in self.shifted:
+                    return True  # which item this was is of no interest: no other branch may name any of them
+                holder = holder[place] if place < left else None
             else:
                 holder = holder.get(unescaped(step)) if isinstance(holder, Mapping) else None
             around += f"/{step}"
         self.replaced.add(at)
+        return True
 
     def clash(self, other: _Footprint) -> str | None:
         """The pointer at which a change of the other one would hit another place than was meant."""
-        for at in self.shifted & other.placed.keys():
+        for at in self.shifted & other.placed:
             return at
-        for at in self.grown & other.grown & other.placed.keys():
-            if other.placed[at] >= len(_found(self.base, at)):
+        for at in self.grown & other.placed_own:
+            return at
+        for at in (one.rpartition("/")[0] for one in self.replaced & other.replaced):
+            if at in other.placed_own:
                 return at
         for at in self.rearranged & other.replaced:
             return at
@@ -88,9 +105,3 @@ def clash_of(base: Mapping[str, Any], branches: Sequence[Iterable[Change]]) -> t
         if at is not None:
             return first, second, at or "/"
     return None
-
-
-def _found(base: Any, at: str) -> Any:
-    for step in at.split("/")[1:]:
-        base = base[int(step)] if isinstance(base, list) else base[unescaped(step)]
-    return base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ class Retry:
             raise ProcedureInvalid(f"retries: expected a whole number from 0 to 1000, found {self.retries!r}")
         for name in ("first", "longest"):
             if not isinstance(getattr(self, name), int | float):
+                raise ProcedureInvalid(f"{name}: expected a number of seconds, found {getattr(self, name)!r}")
+            if not math.isfinite(getattr(self, name)):
                 raise ProcedureInvalid(f"{name}: expected a number of seconds, found {getattr(self, name)!r}")
         if not 0 <= self.first <= self.longest:
             raise ProcedureInvalid(f"expected 0 <= first <= longest, found first={self.first}, longest={self.longest}")

@@ -54,6 +54,7 @@ class Worker:
     tool call leaves. Several workers, also of several versions, may run side by side.
     """
 
+    questions = 1  # for runs that are held open at once, while there are slots free
     watches_programs = True  # whether this process is watched for what a replay would do differently
 
     def __init__(
@@ -157,23 +158,30 @@ class Worker:
 
     async def _lease_for_ever(self, host: Host) -> None:
         stopping = asyncio.create_task(self._stopping.wait())
+        asking: dict[asyncio.Task[list[dict[str, Any]]], int] = {}  # questions for runs, and for how many each asks
         try:
             while not self._stopping.is_set():
-                free = self.slots - len(self._running)
-                if free == 0:
-                    await asyncio.wait({*self._running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                leasing = asyncio.create_task(self._lease(host, free))
-                try:
-                    await asyncio.wait({leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                finally:  # also when this worker is cancelled: a run that it leased then would be nobody's
-                    if not leasing.done():
-                        leasing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    for leased in await leasing:
+                free = self.slots - len(self._running) - sum(asking.values())
+                while free > 0 and len(asking) < self.questions:
+                    asked = -(-free // (self.questions - len(asking)))
+                    asking[asyncio.create_task(self._lease(host, asked))] = asked
+                    free -= asked
+                waiting: set[asyncio.Task[Any]] = {*asking, stopping}
+                if len(asking) < self.questions:
+                    waiting |= self._running.keys()
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for answered in [task for task in asking if task.done()]:
+                    del asking[answered]
+                    for leased in answered.result():
                         self._begin(host, leased)
-        finally:
+        finally:  # also when this worker is cancelled: a run that it leased then would be nobody's
             stopping.cancel()
+            for task in asking:
+                task.cancel()
+        for task in asking:
+            with contextlib.suppress(asyncio.CancelledError):
+                for leased in await task:
+                    self._begin(host, leased)
 
     async def _lease(self, host: Host, slots: int) -> list[dict[str, Any]]:
         asked = {

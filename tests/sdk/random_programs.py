@@ -5,6 +5,7 @@ What a program does follows from its tree alone, so that two gateways must come 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from typing import Any
@@ -15,23 +16,32 @@ from tga_sdk.testing import Tool, ToolFailed
 
 TOO_MUCH = 900
 """What the policy of both gateways refuses: to charge more than this."""
+ALWAYS = 1_000  # more tries than there are
 DEEP = 3
 SNAPSHOTS = ["auto snapshot", "inline snapshot", "artifact snapshot", "event snapshot"]
 RECOMPUTED = ["auto recompute", "transient recompute", "event recompute", "artifact recompute"]
 
 
 class Maker:
-    """Makes trees. `answers` and `signals`: what people are to say, by the name of the operation."""
+    """Makes trees. `answers` and `signals`: what people are to say, by the name of the operation.
+
+    A name is of one program alone: whoever attends a program sees the children of others, and leaves them be.
+    """
 
     def __init__(self, seed: int, *, crashes: bool = False) -> None:
+        self._seed = seed
         self._rng = random.Random(seed)
         self._crashes = crashes
         self._numbers = itertools.count(1)
         self.answers: dict[str, Any] = {}
         self.signals: dict[str, Any] = {}
+        self.asked_when_retried: set[str] = set()  # an answer that came before would be counted as a part of the try
 
     def program(self) -> list[dict[str, Any]]:
-        return self._block(0, self._rng.randint(2, 5))
+        tree = self._block(0, self._rng.randint(2, 5))
+        if "left" in str(tree):  # of a run that fails the children go on: somebody may retry it
+            _catch_all(tree)
+        return tree
 
     def _block(self, depth: int, size: int) -> list[dict[str, Any]]:
         return [self._operation(depth) for _ in range(size)]
@@ -39,8 +49,9 @@ class Maker:
     def _operation(self, depth: int) -> dict[str, Any]:
         rng = self._rng
         flat = ["tool", "tool", "ask", "sleep", "signal", "state", "state", "marks", "leaf", "leaf"]
-        kind = rng.choice(flat if depth >= DEEP else [*flat, "step", "step", "gather", "call", "child"])
-        made: dict[str, Any] = {"kind": kind, "name": f"{kind}-{next(self._numbers)}", "catch": rng.random() < 0.9}
+        kind = rng.choice(flat if depth >= DEEP else [*flat, "step", "step", "gather", "call", "child", "left"])
+        name = f"{kind}-{next(self._numbers)}-of-{self._seed}"
+        made: dict[str, Any] = {"kind": kind, "name": name, "catch": rng.random() < 0.9}
         more: dict[str, Any] = getattr(self, f"_{kind}")(made["name"], depth)
         return made | more
 
@@ -102,6 +113,23 @@ class Maker:
     def _child(self, name: str, depth: int) -> dict[str, Any]:
         return {"inside": self._block(DEEP, self._rng.randint(1, 2))}
 
+    def _left(self, name: str, depth: int) -> dict[str, Any]:
+        """A step that fails while its child is at work: it leaves the child behind, or takes it up again. What is left
+        behind nobody answers, so the step fails each time, also when one around it is tried again."""
+        is_taken_up = self._rng.random() < 0.5
+        if is_taken_up:
+            self.answers[name] = True
+            self.asked_when_retried.add(name)
+        asking = {"kind": "ask", "name": name, "catch": True, "how": "approve"}
+        return {"inside": [asking], "fails": 1 if is_taken_up else ALWAYS, "retry": int(is_taken_up)}
+
+
+def _catch_all(tree: Any) -> None:
+    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        _catch_all(part)
+    if isinstance(tree, dict) and "catch" in tree:
+        tree["catch"] = True
+
 
 @procedure(name="random-program")
 async def performing(ctx: Context[Any], tree: list[dict[str, Any]]) -> Any:
@@ -146,6 +174,12 @@ async def _one(ctx: Context[Any], said: dict[str, Any]) -> Any:
                 return found
 
             return await ctx.step(name, body, retry=_soon(said))
+        case "left":
+
+            async def leave() -> Any:
+                return await _leave(ctx, said)
+
+            return await ctx.step(name, leave, retry=_soon(said))
         case "gather":
 
             def branch(tree: list[dict[str, Any]]) -> Any:
@@ -171,6 +205,26 @@ def _fail_for_now(name: str, said: dict[str, Any]) -> None:
     assert frame is not None
     if frame.attempt.journal.try_of(frame.scope.address) <= said["fails"]:
         raise ValueError(f"{name} fails for now")
+
+
+async def _leave(ctx: Context[Any], said: dict[str, Any]) -> Any:
+    """Fail as soon as the child has begun, as a time-out would; in the last try wait for it."""
+    frame = current_frame()
+    assert frame is not None
+    path, attempt = frame.next_path, frame.attempt
+    attempt.count_branches(1)  # this body goes on beside the child: the run is not suspended before it has failed
+    child = asyncio.create_task(ctx.call(performing, said["inside"], child=True, name=said["name"]))
+    try:
+        while attempt.journal.look(path) is None and not child.done():
+            await asyncio.sleep(0.001)
+        _fail_for_now(said["name"], said)
+    except BaseException:
+        child.cancel()
+        await asyncio.wait([child])
+        raise
+    finally:
+        attempt.count_branches(-1)
+    return await child
 
 
 async def _leaf(name: str, said: dict[str, Any]) -> Any:

@@ -252,7 +252,8 @@ async def asking(d: Driver) -> None:
     told = await d.put(again, *asked, after=8, then=suspend("3:1.1", wait_ms=5_000))
     await d.put(again, after=told["sequence_number"], then=suspend("3:2.1", wait_ms=5_000))
     await d.journal("asking-1")
-    await d.put(again, step("3", kind="gather", inner=2), after=12, then=suspend("4"))
+    await d.put(again, step("3", kind="gather", inner=2), after=12, then=suspend("4"))  # nothing has begun there
+    await d.put(again, step("3", kind="gather", inner=2), after=12)
     await d.put(again, ask("4", expires_at=FAR), ask("5:1.1"), after=13)
     await d.put(again, ask("4", expires_at=FAR), after=13)
     await d.look("asking-1")

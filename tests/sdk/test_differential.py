@@ -82,9 +82,11 @@ class Side:
         runs = {run_id}
         sent: set[tuple[str, str]] = set()
         while not (await self.client.status(run_id)).has_ended:
-            runs |= {one.run_id for one in await self.client.list(prefix="child-")} if "child" in str(tree) else set()
+            if "child" in str(tree) or "left" in str(tree):
+                runs |= {one.run_id for one in await self.client.list(prefix="child-")}
+            tried = await self._tried_again(run_id) if maker.asked_when_retried else set()
             for one in runs:
-                await self._attend(one, maker, sent)
+                await self._attend(one, maker, sent, maker.asked_when_retried - tried)
             await asyncio.sleep(0.1)
         return await self._found(run_id)
 
@@ -94,13 +96,23 @@ class Side:
         output = await self.client.result(run_id) if run.status == "completed" else None
         journal, started = await self._journal(run_id)
         children = {path: (await self._found(one)).__dict__ for path, one in started.items()}
+        if run.status == "cancelled":  # how far a child had come when the end of its parent cancelled it is chance
+            journal = {}
         return Found(run.status, output, run.error, document, journal, Counter(), children)
 
-    async def _attend(self, run_id: str, maker: Maker, sent: set[tuple[str, str]]) -> None:
-        """Whatever this run waits for, and a person is to say."""
+    async def _tried_again(self, run_id: str) -> set[str]:
+        """The names of the operations of which a try has failed."""
+        journal, _ = await self._journal(run_id)
+        records = itertools.chain.from_iterable(journal.values())
+        return {record["name"] for record in records if record["outcome"] == "RETRY"}
+
+    async def _attend(
+        self, run_id: str, maker: Maker, sent: set[tuple[str, str]], not_yet: Collection[str] = ()
+    ) -> None:
+        """Whatever this run waits for, and a person is to say; but for these."""
         for awaited in (await self.client.status(run_id)).awaits:
             name, path = awaited["name"], awaited["path"]
-            if (run_id, path) in sent:
+            if (run_id, path) in sent or name in not_yet:
                 continue
             try:
                 if awaited["kind"] == "signal" and name in maker.signals:

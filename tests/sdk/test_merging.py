@@ -186,6 +186,41 @@ def test_what_would_hit_another_place_is_refused(mine: Any, other: Any, at: str)
     assert clash_of(base, [[], [mine], [other]]) == (2, 3, at)
 
 
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        # Its own item stands where one was that it has removed.
+        (
+            [{"op": "set", "at": "/items/-", "to": 1}],
+            [
+                {"op": "remove", "at": "/items/0"},
+                {"op": "set", "at": "/items/-", "to": 2},
+                {"op": "remove", "at": "/items/0"},
+            ],
+        ),
+        # An item that it has set before it removes it.
+        (
+            [{"op": "set", "at": "/items/0/value", "to": 1}],
+            [{"op": "set", "at": "/items/0", "to": 2}, {"op": "remove", "at": "/items/0"}],
+        ),
+        # Each has rearranged the list item by item, and one has appended to it before.
+        (
+            [{"op": "set", "at": "/items/0", "to": {"id": 0, "value": 0}}],
+            [
+                {"op": "set", "at": "/items/-", "to": 2},
+                {"op": "set", "at": "/items/0", "to": 2},
+                {"op": "set", "at": "/items/1", "to": {"id": 0, "value": 0}},
+            ],
+        ),
+    ],
+    ids=["own item in the place of a removed one", "set and removed", "rearranged beside an append"],
+)
+def test_items_that_have_moved_under_the_hand_are_refused_by_either_order(mine: Any, other: Any) -> None:
+    base = {"items": [{"id": 0, "value": 0}]}
+    assert clash_of(base, [mine, other]) == (1, 2, "/items")
+    assert clash_of(base, [other, mine]) == (1, 2, "/items")
+
+
 @procedure(name="merging")
 async def merging(ctx: Context[Any], input: Any) -> list[Any]:
     ctx.state["items"] = ["a", "b", "c"]

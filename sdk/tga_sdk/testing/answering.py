@@ -49,11 +49,11 @@ class Answering(Calling):
 
     def signal(self, run_id: str, body: m.SignalBody, principal: str) -> None:
         run = self.load(run_id)
-        if run.state in TERMINAL:
-            raise Problem("RUN_ENDED", "the run has ended", found=run.state)
         signal_id, value = body.signal_id or self.new_id(), self.value_of(body.value)
         if signal_id in run.signal_ids:
             return
+        if run.state in TERMINAL:
+            raise Problem("RUN_ENDED", "the run has ended", found=run.state)
         said = {"run_id": run_id, "name": body.name, "signal_id": signal_id, "value": value}
         made = [Made("run_signal", {**said, "sent_by": principal, "sent_at": self.now()})]
         waiting = [one for one in run.begun.values() if (one.said["kind"], one.said["name"]) == ("signal", body.name)]
@@ -128,22 +128,11 @@ class Answering(Calling):
 
     def tell_relatives(self, run: MemoryRun) -> None:
         """A run has ended: its parent has its answer, its children have nobody who waits for them."""
-        parent = run.start["parent"] or {"run_id": "", "path": "", "intent_digest": ""}
-        told = self.runs.get(parent["run_id"])
-        begun = None if told is None else told.begun.get(parent["path"])
-        if told is not None and begun is not None and begun.artifact_digest == parent["intent_digest"]:
-            end, error, value = run.end or {}, None, None
-            if run.state != "COMPLETED":
-                said = end.get("error") or {"type": f"RUN_{run.state}", "message": f"the child is {run.state}"}
-                error = {"type": said["type"], "message": said["message"], "retryable": False}
-            if run.state in TERMINAL:
-                value = {"tier": "run", "run_id": run.run_id, "entry_digest": run.entry_digest}
-            if told.state not in TERMINAL:
-                by = ("child", run.run_id)
-                self.commit(told, [self._answer(told, begun.said, by=by, value=value, error=error)])
+        self.tell_parent(run)
         if run.state in TERMINAL:
             for child in list(self.runs.values()):
                 of = child.start["parent"]
-                is_open_child = of is not None and of["run_id"] == run.run_id and child.state not in TERMINAL
+                has_ended = child.state in TERMINAL or child.state == "FAILED"
+                is_open_child = of is not None and of["run_id"] == run.run_id and not has_ended
                 if is_open_child and child.start["policy"]["on_parent_end"] == "cancel":
                     self.cancel(child.run_id, ("parent", run.run_id), f"run {run.run_id} has ended")

@@ -37,8 +37,9 @@ class Calling(Putting):
             version = program.said["version"]
         except Problem as problem:
             refusal = problem
-        if child_id in self.runs and run.begun.get(then.path) is None and refusal is None:
-            refusal = Problem("RUN_ID_TAKEN", "another run has the child's id", found=child_id)
+        found = self.runs.get(child_id)
+        if found is not None and refusal is None:
+            refusal = _not_taken_up(found, run_id, then)
         request = {
             "child_run_id": child_id if refusal is None else None,
             "procedure": then.procedure,
@@ -63,7 +64,27 @@ class Calling(Putting):
                 tags=then.tags,
                 parent={"run_id": run_id, "path": then.path, "intent_digest": begun.artifact_digest},
             )
+        elif found is not None:
+            self.tell_parent(found)  # it may have ended while nobody waited for it
         return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
+
+    def tell_parent(self, run: MemoryRun) -> None:
+        """A run that has ended answers the operation that started it, or that has taken it up again."""
+        parent = run.start["parent"] or {"run_id": "", "path": ""}
+        told = self.runs.get(parent["run_id"])
+        begun = None if told is None else told.begun.get(parent["path"])
+        is_awaited = begun is not None and begun.said["request"].get("child_run_id") == run.run_id
+        if told is None or begun is None or not is_awaited or run.state not in (*TERMINAL, "FAILED"):
+            return
+        end, error, value = run.end or {}, None, None
+        if run.state != "COMPLETED":
+            said = end.get("error") or {"type": f"RUN_{run.state}", "message": f"the child is {run.state}"}
+            error = {"type": said["type"], "message": said["message"], "retryable": False}
+        if run.state in TERMINAL:
+            value = {"tier": "run", "run_id": run.run_id, "entry_digest": run.entry_digest}
+        if told.state not in TERMINAL:
+            by = ("child", run.run_id)
+            self.commit(told, [self._answer(told, begun.said, by=by, value=value, error=error)])
 
     def begin_tool(self, run_id: str, body: m.PutRequest, then: m.ThenTool, principal: str) -> Call | dict[str, Any]:
         """Puts and intent are recorded, and the call may be made; or the answer, when it is known already."""
@@ -169,3 +190,20 @@ def _uuid7(digest: bytes) -> str:
     made = bytearray(digest[:16])
     made[6], made[8] = 0x70 | made[6] & 0x0F, 0x80 | made[8] & 0x3F
     return str(uuid.UUID(bytes=bytes(made)))
+
+
+def _not_taken_up(found: MemoryRun, run_id: str, then: m.ThenChild) -> Problem | None:
+    """Why the run that has the child's id is not the child that was started at this address before."""
+    parent = found.start["parent"] or {"run_id": "", "path": ""}
+    if (parent["run_id"], parent["path"]) != (run_id, then.path):
+        return Problem(
+            "RUN_ID_TAKEN", "another run has the child's id", expected="an id that is free", found=found.run_id
+        )
+    if (found.start["procedure"], found.start["input"]) != (then.procedure, then.input.to_json()):
+        return Problem(
+            "RUN_ID_TAKEN",
+            "the child was started otherwise when the operation around it was tried before",
+            expected="the same procedure and input",
+            found=found.run_id,
+        )
+    return None

@@ -17,6 +17,7 @@ from tga_sdk.testing.run import (
     Record,
     is_of_worker,
     is_same,
+    waits_for_nobody,
 )
 from tga_sdk.testing.schema import verify_schema
 from tga_sdk.testing.store import Made, Stored, verify_size
@@ -64,6 +65,9 @@ class Putting(Leasing):
         return [] if is_woken else open_paths
 
     def _suspension(self, run: MemoryRun, then: m.ThenSuspend, attempt: int, *, holds: bool) -> list[Made]:
+        for path in then.awaits:
+            if run.has_never_begun(path):  # else it would be answered at once, again and again
+                raise waits_for_nobody(path, "nothing")
         open_paths = self._open_paths(run, then)
         if holds or not open_paths:
             return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import parse_qsl
 
@@ -83,6 +84,20 @@ def number_in(given: Mapping[str, str], name: str, default: int, *, at_most: int
     if re.fullmatch(r"0|[1-9][0-9]{0,15}", text) is None or int(text) > at_most:
         raise Problem("INPUT_MALFORMED", name, expected=f"a whole number, at most {at_most}", found=ascii(text))
     return int(text)
+
+
+def moment_in(given: Mapping[str, str], name: str) -> str | None:
+    """A moment in UTC, to the millisecond: so written, earlier ones come first."""
+    text = given.get(name)
+    if text is None:
+        return None
+    try:
+        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{3})?Z", text) is None:
+            raise ValueError(text)
+        return datetime.fromisoformat(text).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    except ValueError:
+        expected = "a moment such as 2026-01-31T12:00:00.000Z"
+        raise Problem("INPUT_MALFORMED", name, expected=expected, found=ascii(text)) from None
 
 
 def limit_in(given: Mapping[str, str], *, at_most: int = 200) -> int:

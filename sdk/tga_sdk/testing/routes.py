@@ -16,7 +16,7 @@ from tga_sdk.canonical import NotCanonical, canonical
 from tga_sdk.testing import messages as m
 from tga_sdk.testing import views
 from tga_sdk.testing.problems import Problem
-from tga_sdk.testing.reading import body_of, limit_in, number_in, one_of, parameters, position_in
+from tga_sdk.testing.reading import body_of, limit_in, moment_in, number_in, one_of, parameters, position_in
 from tga_sdk.testing.run import TERMINAL, MemoryRun, place_of
 from tga_sdk.testing.tools import Call
 
@@ -165,7 +165,9 @@ async def start_run(asked: Asked) -> Reply:
 
 @route("GET", "/v1/runs")
 async def list_runs(asked: Asked) -> Reply:
-    given = parameters(asked.query, "status", "procedure", "prefix", "principal_id", "newest", "cursor", "limit")
+    filters = ("status", "procedure", "prefix", "principal_id", "since", "until", "newest", "cursor", "limit")
+    given = parameters(asked.query, *filters)
+    since, until = moment_in(given, "since"), moment_in(given, "until")
     newest = number_in(given, "newest", 0, at_most=24)
     status, engine = one_of(given, "status", views.STATUSES), asked.gateway.engine
     if "prefix" in given and re.fullmatch(m.OWN_RUN_ID, given["prefix"]) is None:
@@ -180,6 +182,7 @@ async def list_runs(asked: Asked) -> Reply:
             and given.get("principal_id") in (None, run.start["principal"]["principal_id"])
             and run.run_id.startswith(given.get("prefix", ""))
         ]
+        items = [one for one in items if (since or "") <= one["started_at"] < (until or "~")]
         page, goes_on = _page(items, given)
         return _json({"items": page, "next": goes_on, "scope": "tenant"})
 
@@ -226,7 +229,7 @@ async def signal_run(asked: Asked) -> Reply:
             asked.gateway.engine.answer(asked.run_id, body, asked.principal)
         else:
             asked.gateway.engine.signal(asked.run_id, body, asked.principal)
-    return _shown(asked)
+    return _shown(asked) if is_answer else _shown(asked, steps_max=0)
 
 
 @route("POST", "/v1/runs/{run_id}/cancel")

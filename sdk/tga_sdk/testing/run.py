@@ -166,6 +166,17 @@ class MemoryRun:
     def _is_open(self, scope: str) -> bool:
         return self.journal.next_position(scope) > 1
 
+    def has_never_begun(self, path: str) -> bool:
+        """Whether it is certain that no operation at this address has begun yet."""
+        scope, position = place_of(path)
+        if path in self.begun:
+            return False
+        following = self.journal.next_position(scope)
+        is_entered = following > 1 or any(place_of(begun)[0] == scope for begun in self.begun)
+        if scope and (not is_entered or isinstance(self.journal.look(around_of(scope)), Ended)):
+            return False  # over, or what had begun there is forgotten because the operation around it is tried again
+        return position > following or (not scope and position == following and self.journal.try_of(path) == 1)
+
     def wakes_with(self, path: str) -> bool:
         """Whether an answer at this address ends the run's wait."""
         return self.state == "WAITING" and path in self.awaits and (self.wake == "ANY" or len(self.awaits) == 1)
@@ -339,17 +350,21 @@ def _signal(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
     run.signal_ids = [*run.signal_ids[1 - SIGNAL_IDS_KEPT :], said["signal_id"]]
 
 
+def waits_for_nobody(path: str, kind: str) -> Problem:
+    return Problem(
+        "STATE_INVALID_TRANSITION",
+        "a run waits only for what others can end",
+        expected="a tool, ask, sleep, signal or child that has begun",
+        found=f"{kind} at {path}",
+    )
+
+
 def _suspension(run: MemoryRun, record: Record, _: MemoryRun | None) -> None:
     awaits = record.said["awaits"]
     for path in awaits:
         kind = run.begun[path].said["kind"] if path in run.begun else "nothing"
         if kind not in ANSWERED:
-            raise Problem(
-                "STATE_INVALID_TRANSITION",
-                "a run waits only for what others can end",
-                expected="a tool, ask, sleep, signal or child that has begun",
-                found=f"{kind} at {path}",
-            )
+            raise waits_for_nobody(path, kind)
     _verify_count("how many different addresses it awaits", len(set(awaits)), len(awaits))
     run.awaits, run.wake = list(awaits), record.said["wake"]
 
