@@ -51,16 +51,17 @@ def lua_procedure(source: Source, declaration: Declaration, pool: Pool, *, optio
         begun = datetime.fromisoformat(leased["started_at"].replace("Z", "+00:00"))
         epoch_ms = round(begun.timestamp() * 1000)
         chunks = [Chunk(source.name, source.text)]
+        start = Execution.start(source, declaration, input)
         with guard.off():  # what the program does is watched in Lua; a process that is started for it is not its doing
             try:
                 is_strict = is_always_strict or ctx._attempt.is_strict
-                state = await pool.state(chunks, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms)
+                state, first = await pool.begin(chunks, start, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms)
             except ChildLost as lost:
                 raise lost_child(ctx, lost) from None
             try:
-                return await Execution(ctx, state, source, declaration, options).run(input)
+                return await Execution(ctx, state, source, declaration, options).run(first)
             finally:
-                await state.close()
+                state.close()
 
     metadata = declaration.metadata
     return LuaProcedure(

@@ -74,23 +74,30 @@ class Execution:
             "uuid": self._uuid,
         }
 
-    async def run(self, given: Any) -> Any:
-        """The program's output."""
-        start = {
+    @staticmethod
+    def start(source: Source, declaration: Declaration, given: Any) -> dict[str, Any]:
+        """What the program's first thread is resumed with."""
+        return {
             "mode": "run",
-            "chunk": self._source.name,
-            "is_script": self._declaration.is_script,
+            "chunk": source.name,
+            "is_script": declaration.is_script,
             "input": given,
-            "state": self._declaration.state_fields,
+            "state": declaration.state_fields,
         }
-        return await self._drive(0, start)
+
+    async def run(self, first: Answer) -> Any:
+        """The program's output; `first` is what it said after its first slice."""
+        self._warn(first)
+        return await self._go_on(0, first)
 
     # ------------------------------------------------------------------------------------------------------ the program
 
     async def _drive(self, thread: int, value: JSON) -> Any:
         """Run one thread to its end: what it returns, or raise what it raised."""
+        return await self._go_on(thread, await self._resume(thread, value))
+
+    async def _go_on(self, thread: int, answer: Answer) -> Any:
         while True:
-            answer = await self._resume(thread, value)
             if isinstance(answer, Failed):
                 raise self._failed(answer.error)
             if isinstance(answer, Returned):
@@ -99,7 +106,7 @@ class Execution:
             request = answer.request
             self._take(request.get("changes"), request.get("logs"))
             remember_caller(request.get("source") or self._source.name)  # a tail call leaves no line behind
-            value = await self._reply(thread, request)
+            answer = await self._resume(thread, await self._reply(thread, request))
 
     async def _resume(self, thread: int, value: JSON) -> Answer:
         try:
@@ -109,12 +116,15 @@ class Execution:
                 answer = await self._unless_left(thread, asyncio.ensure_future(self._state.resume(thread, value)))
         except ChildLost as lost:
             raise lost_child(self._ctx, lost) from None
+        self._warn(answer)
+        return answer
+
+    def _warn(self, answer: Answer) -> None:
         for warning in answer.warnings:
             self._ctx.log(
                 f"DETERMINISM WARNING: {warning.chunk or self._source.name}:{warning.line or '?'}: {warning.what}",
                 level="warning",
             )
-        return answer
 
     async def _unless_left(self, thread: int, running: asyncio.Future[Answer]) -> Answer:
         try:
@@ -329,7 +339,8 @@ class Execution:
     def _failed(self, failure: LuaFailure) -> BaseException:
         """What to raise: an error that bodies around may handle; or, where a limit was met, the end of the attempt."""
         if failure.code is not None:
-            return failed_for_good(self._ctx, failure.code, failure.message)
+            where = "" if failure.chunk is None or failure.line is None else f"{failure.chunk}:{failure.line}: "
+            return failed_for_good(self._ctx, failure.code, where + failure.message)
         return self._error_of(failure)
 
     def _error_of(self, failure: LuaFailure) -> Exception:

@@ -67,7 +67,7 @@ class HostSettings:
     """`drain_s`: how long bodies may take to end when the gateway stops."""
 
     children: int = 2
-    slots: int = 32
+    slots: int = 64
     drain_s: float = 8.0
 
 
@@ -178,6 +178,7 @@ class _LuaWorker(Worker):
     """Serves the submitted programs of one tenant, each in the version and with the digest that a run names. They come
     while it works, and none goes. Nothing is registered: whoever submitted them did that."""
 
+    questions = 2  # while one is answered and asked anew, a start finds the other one waiting: both are one commit
     watches_programs = False  # they run in other processes, and the gateway's own code is no program
 
     def __init__(

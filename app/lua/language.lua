@@ -95,16 +95,24 @@ end
 
 local UNITS = {ms = 0.001, s = 1, m = 60, min = 60, h = 3600, d = 86400, w = 604800}
 
+-- Times are recorded with four digits of the year.
+local LONGEST = 1000 * 365 * 86400
+
+local function bounded(wanted, said, where)
+    if wanted >= 0 and wanted <= LONGEST then return wanted end
+    lang.invalid(where, "expected 0 seconds to 1000 years, found " .. tostring(said))
+end
+
 -- Seconds of 90, "90s", "24h" or "7d".
 local function seconds(said, where)
     if said == nil or said == null then return nil end
-    if type(said) == "number" and said >= 0 then return said end
+    if type(said) == "number" then return bounded(said, said, where) end
     local number, unit = string.match(tostring(said), "^%s*(%d+%.?%d*)%s*(%a+)%s*$")
     if number == nil or UNITS[unit] == nil then
         lang.invalid(where, "expected seconds, or a text like \"30s\", \"15m\", \"24h\" or \"7d\", found "
             .. tostring(said))
     end
-    return tonumber(number) * UNITS[unit]
+    return bounded(tonumber(number) * UNITS[unit], said, where)
 end
 
 local function options_of(said, where)

@@ -93,19 +93,36 @@ class Pool:
 
         `seed` feeds what the program draws outside checkpoints; `epoch_ms` is what os.time says there.
         """
-        payload = _opening(chunks, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms)
+        state, _ = await self._open(_opening(chunks, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms), None)
+        return state
+
+    async def begin(
+        self, chunks: Sequence[Chunk], value: Any, *, seed: bytes, is_strict: bool, epoch_ms: int = 0
+    ) -> tuple[LuaState, Yielded | Returned | Failed]:
+        """As `state`, with its thread 0 resumed with this value: both are one exchange with the child."""
+        opening = _opening(chunks, seed=seed, is_strict=is_strict, epoch_ms=epoch_ms)
+        state, first = await self._open(opening, _written(value))
+        if first is None:
+            raise TypeError("expected the answer to the first slice, found none")
+        return state, first
+
+    async def _open(self, opening: bytes, value: bytes | None) -> tuple[LuaState, Yielded | Returned | Failed | None]:
         openings = 0
         while True:
             openings += 1
             child = await self._child(min(range(len(self._children)), key=self._load))
             state = LuaState(child, child.take_number())
             try:
-                await child.ask(Frame(frames.OPEN, state.number, payload=payload))
+                opened = child.send(Frame(frames.OPEN, state.number, payload=opening))
+                first = None if value is None else state.send(0, value)
+                await opened  # first: if its own opening has ended the child, it is guilty, and not another's victim
+                return state, None if first is None else await state.read(first)
             except ChildLost as lost:
                 if lost.is_guilty or openings == _OPENINGS_MAX or self._is_closed:
                     raise
-            else:
-                return state
+            except BaseException:
+                state.close()
+                raise
 
     def _load(self, at: int) -> tuple[int, int]:
         child = self._children[at]
@@ -137,8 +154,14 @@ class LuaState:
 
     async def resume(self, thread: int, value: Any) -> Yielded | Returned | Failed:
         """Run this thread up to its next operation, its end or its failure; ChildLost if the child ends meanwhile."""
-        payload = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        frame = await self._child.ask(Frame(frames.RESUME, self.number, thread, payload=payload))
+        return await self.read(self.send(thread, _written(value)))
+
+    def send(self, thread: int, payload: bytes) -> asyncio.Future[Frame]:
+        return self._child.send(Frame(frames.RESUME, self.number, thread, payload=payload))
+
+    async def read(self, answer: asyncio.Future[Frame]) -> Yielded | Returned | Failed:
+        """What the child says; ChildLost also where it is no answer."""
+        frame = await answer
         self._output_bytes += len(frame.payload)
         limits = self._child.limits
         try:
@@ -149,9 +172,13 @@ class LuaState:
             await self._child.end("OUTPUT", str(refused))
             raise ChildLost("OUTPUT", is_guilty=True, detail=str(refused)) from None
 
-    async def close(self) -> None:
-        """Free the state. Closing twice, or after its child is gone, does nothing."""
-        await self._child.close_state(self.number)
+    def close(self) -> None:
+        """Free the state, soon. Closing twice, or after its child is gone, does nothing."""
+        self._child.close_state(self.number)
+
+
+def _written(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _opening(chunks: Sequence[Chunk], *, seed: bytes, is_strict: bool, epoch_ms: int) -> bytes:

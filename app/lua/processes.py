@@ -112,6 +112,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     async def ask(self, frame: Frame) -> Frame:
         """The answer to this frame; ChildLost if the child ends first. A caller that is cancelled leaves it unread."""
+        return await self.send(frame)
+
+    def send(self, frame: Frame) -> asyncio.Future[Frame]:
+        """As `ask`, for who has more to send before it waits for the answer, or does not wait for it at all."""
         if not self.is_usable or self._stdin is None:
             raise ChildLost("DIED", is_guilty=False)
         answer: asyncio.Future[Frame] = self._loop.create_future()
@@ -121,12 +125,13 @@ class ChildProcess(asyncio.SubprocessProtocol):
         if self._watch is None:
             self._watch = self._loop.call_later(_WATCH_S, self._look)
         self._stdin.write(write_frame(frame))
-        return await answer
+        return answer
 
-    async def close_state(self, number: int) -> None:
+    def close_state(self, number: int) -> None:
+        """Nobody waits for it: what is asked of the child next comes after it."""
         if self._memory.pop(number, None) is not None:
             with contextlib.suppress(ChildLost):
-                await self.ask(Frame(frames.CLOSE, number))
+                self.send(Frame(frames.CLOSE, number))
 
     async def end(self, reason: str, detail: str) -> None:
         """Kill it because of what it answered, and wait until it is gone. What it works on now is innocent."""

@@ -120,7 +120,7 @@ async def declared(pool: Pool, source: Source) -> Declaration:
         while isinstance(answer, Yielded):
             answer = await state.resume(0, file_reply(source, answer.request))
     finally:
-        await state.close()
+        state.close()
     if isinstance(answer, Failed):
         raise _refused(source, answer.error)
     if not isinstance(answer, Returned):

@@ -33,7 +33,7 @@ async def run(
             outcome = await state.resume(0, answer(outcome.request))
         return outcome
     finally:
-        await state.close()
+        state.close()
 
 
 async def value_of(pool: Pool, source: str, value: Any = None, **options: Any) -> Any:

@@ -205,8 +205,75 @@ async def test_the_example_of_steps_names_its_operations(pool: Pool) -> None:
     assert outcome.document == {"phase": "researching", "findings": "I see.", "approved": True}
 
 
+# What each fragment leaves in the journal: what its comments say that it does. "...": chance decides what follows.
+LEFT: Final = {
+    1: "model intent_classifier, turn worker, ask approve, turn publisher",
+    9: "turn worker, turn worker, turn worker",
+    10: "turn worker, ...",
+    12: "turn researcher, step research, ask approval.approve_1, step approval, turn publisher, step publish",
+    13: "turn worker, step mixed_operations",
+    14: "checkpoint checkpoint",
+    15: "checkpoint checkpoint, turn worker",
+    16: "checkpoint checkpoint",
+    17: "checkpoint checkpoint",
+    18: "",
+    19: "turn researcher, turn researcher",
+    20: "",
+    21: "model intent_classifier, model quote_extractor, model embedder",
+    22: "turn researcher, model intent_classifier, model quote_extractor",
+    23: "ask approve, turn deployer",
+    24: "ask input, turn analyst",
+    25: "turn worker, ...",
+    26: "step auto_checkpoint_1, turn worker, ...",
+    27: "checkpoint checkpoint, turn worker, ...",
+    28: "step worker.prompt, turn worker",
+    29: "turn worker, step auto_checkpoint_1",
+    30: "tool http_client.get, turn worker, tool http_client.get, step auto_checkpoint_1",
+    31: "step auto_checkpoint_1",
+    33: "turn worker",
+    34: "step auto_checkpoint_1, turn worker",
+    35: "turn worker",
+    36: "step auto_checkpoint_1, turn worker, step auto_checkpoint_2",
+    37: "turn ...",
+    38: "step auto_checkpoint_1, turn ...",
+}
+
+
 @pytest.mark.parametrize(("number", "text"), fragments(), ids=lambda one: str(one) if isinstance(one, int) else "")
 async def test_every_fragment(pool: Pool, number: int, text: str) -> None:
     text = text.replace("({...})", '({message = "?"})')
     before = "state.results = {}\n" if "state.results[i]" in text else ""
-    await run(pool, f"{AROUND}\nmain = procedure 'main' {{run = function()\n{before}{text}\nend}}")
+    outcome = await run(pool, f"{AROUND}\nmain = procedure 'main' {{run = function()\n{before}{text}\nend}}")
+    left = [
+        f"{one['kind']} {one['name']}"
+        for one in outcome.journal
+        if one["artifact_type"] in ("run_intent", "run_checkpoint") and one["name"] != "end"
+    ]
+    expected, chance, _ = LEFT[number].partition("...")
+    found = ", ".join(left)
+    assert found.startswith(expected.rstrip(", ")) if chance else found == expected
+
+
+# Whole files, by what they begin with or have alone: the tests above run them.
+WHOLE: Final = (
+    "-- customer_support.tactus.lua",
+    '"Hello, " .. input.name',
+    "done = tactus.done",
+    "doubled = state.result",
+    "my_procedure = procedure",
+    "state.summaries[i] = result.summary",
+    "-- helpers.tactus.lua",
+    'description = "Processes customer support inquiries"',
+    'procedure "order_fulfillment"',
+    "-- ⚠️ WARNING!",
+)
+
+
+async def test_every_block_of_the_reference_is_run() -> None:
+    if not REFERENCE.exists():
+        pytest.skip("the reference is not at hand")
+    numbers = {number for number, _ in fragments()}
+    whole = [one for number, one in enumerate(blocks()) if number not in numbers]
+    assert numbers == set(LEFT)
+    assert sorted(begin for one in whole for begin in WHOLE if begin in one) == sorted(WHOLE)
+    assert len(whole) == len(WHOLE)

@@ -57,7 +57,7 @@ async def _goes_on(innocent: LuaState, name: str) -> bool:
     except ChildLost as lost:
         return not lost.is_guilty
     finally:
-        await innocent.close()
+        innocent.close()
 
 
 def test_there_are_eighty_attempts_and_more() -> None:

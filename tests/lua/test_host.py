@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -146,3 +147,33 @@ async def test_the_transport_says_who_asks_and_hangs_up_on_demand() -> None:
     await asyncio.sleep(0)
     transport.hang_up()
     assert (await waiting).status_code == 201
+
+
+async def test_a_run_with_a_tool_call_is_four_commits_and_reads_nothing_back(world: RunsWorld) -> None:
+    """Start and lease; intent and the call's birth; its effect and the answer; the end. What the gateway has just
+    stored it tells without reading it."""
+    gateway = await world.gateway(config=config(world))
+    agent = Person(gateway.url, world.keys["agent"])
+    await agent.submitted("pays", "return tool.bank.charge{amount = 1}")
+    await agent.rested(await agent.start("pays"))  # from here on program and worker are known
+    before = gateway.places
+
+    async def has_ended(run_id: str) -> bool:  # asked of the database: the gateway would read the run to answer
+        rows = await world.fetch("SELECT is_open FROM tga.heads WHERE stream = $1", f"run:{run_id}")
+        return not rows[0]["is_open"]
+
+    started = []
+    for _ in range(5):
+        started.append(await agent.start("pays"))
+        await until(partial(has_ended, started[-1]))
+    passed = gateway.places - before
+    assert [(await agent.rested(run_id))["output"]["value"]["amount"] for run_id in started] == [1] * 5
+    assert passed["load_records"] == 0
+    commits = {place: count for place, count in passed.items() if place.startswith("commit:")}
+    assert commits == {
+        "commit:run_start+run_attempt.LEASED": 5,
+        "commit:run_intent.tool+trace": 5,
+        "commit:run_answer.tool+trace": 5,
+        "commit:run_end.COMPLETED": 5,
+    }
+    await gateway.kill()

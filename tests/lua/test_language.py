@@ -487,3 +487,30 @@ async def test_operations_inside_coroutines_of_the_program(pool: Pool) -> None:
         return {each(), each(), each()}
     """
     assert value(await run_lua(pool, main_of(body))) == [1, 2, 3]
+
+
+async def test_a_time_that_nobody_can_wait_for_is_an_error_that_the_program_catches(pool: Pool) -> None:
+    """What the gateway refuses would end the run. Nothing is recorded of it, and the next operation has its address."""
+    body = """
+    local said = {}
+    local function refused(fn)
+        local ok, raised = pcall(fn)
+        said[#said + 1] = ok and "none" or raised.type
+    end
+    for _, time in ipairs{-1, 0/0, 1/0, -1/0, 1e300, math.maxinteger, 40000000000, "999999999999h", "-5s"} do
+        refused(function() sleep(time) end)
+        refused(function() signal("go", {timeout = time}) end)
+        refused(function() Human.approve{message = "May I?", timeout = time} end)
+        refused(function() Human.approve{message = "May I?", escalate = {{after = time}}} end)
+        refused(function() step("one", function() return 1 end, {timeout = time}) end)
+        refused(function() step("one", function() return 1 end, {retry = {retries = 1, first = time}}) end)
+        refused(function() return tool.bank.charge({amount = 1}, {timeout = time}) end)
+    end
+    refused(function() return tool.bank.charge({amount = 1}, {timeout = "800d"}) end)
+    refused(function() Human.approve{message = "May I?", timeout = 10, escalate = {{after = 20}}} end)
+    return {said = said, last = step("last", function() return "it goes on" end)}"""
+    outcome = await run_lua(pool, main_of(body), tools={"bank.charge": lambda amount: {"amount": amount}})
+    assert outcome.state == "COMPLETED", outcome.error
+    value = outcome.output["value"]
+    assert value["said"] == ["RUN_VALUE_INVALID"] * (9 * 7 + 2)
+    assert checkpoints(outcome) == [("1", "step", "last", "it goes on")]

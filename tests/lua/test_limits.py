@@ -84,8 +84,8 @@ async def test_many_states_share_a_child_and_nothing_else() -> None:
             assert await state.resume(0, at) == Yielded(at)
         for at, state in reversed(list(enumerate(states))):
             assert await state.resume(0, f"reply {at}") == Returned([1, 1, f"reply {at}", False])
-            await state.close()
-            await state.close()
+            state.close()
+            state.close()
 
 
 async def test_a_pool_spreads_its_states_and_says_what_confines_them() -> None:
@@ -96,7 +96,7 @@ async def test_a_pool_spreads_its_states_and_says_what_confines_them() -> None:
         assert report["children"] == 2
         assert "memory" in report["confinement"]
         for state in states:
-            await state.close()
+            state.close()
         assert [child.load() for child in pool._children if child is not None] == [(0, 0), (0, 0)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from app.lua.limits import Limits
 from app.lua.lint import lint_source
 from app.lua.pool import Pool
 from app.lua.programs import LuaSourceInvalid
@@ -157,3 +158,23 @@ async def test_lint_says_that_main_is_missing_where_a_submission_is_refused(pool
 async def test_lint_says_nothing_of_it_where_a_submission_is_taken(pool: Pool, source: str) -> None:
     await procedure_of(pool, source)
     assert "TGL403" not in [one.code for one in lint_source(source.encode()).findings]
+
+
+async def test_a_limit_that_is_met_names_its_line() -> None:
+    """Who reads the run's error finds the loop without a look at the program's every line."""
+    async with Pool(Limits(slice_cpu_s=0.2, operations=3), children=1) as small:
+        endless = await run_lua(small, main_of("checkpoint()\nwhile true do end"))
+        busy = await run_lua(small, main_of("for i = 1, 9 do\n    checkpoint()\nend"))
+    for outcome, code, line in ((endless, "LUA_LIMIT_CPU", 3), (busy, "LUA_LIMIT_OPERATIONS", 3)):
+        assert outcome.error is not None
+        assert outcome.error["type"] == code
+        assert outcome.error["message"].startswith(f"program.lua:{line}: expected ")
+
+
+async def test_a_step_that_waits_longer_than_its_timeout_is_ended(pool: Pool) -> None:
+    body = """
+        local ok, problem = pcall(step, "waits", function() sleep("1h") end, {timeout = 0.2})
+        return {ok, tostring(problem)}
+    """
+    outcome = await run_lua(pool, main_of(body))
+    assert outcome.output["value"] == [False, "it took longer than 0.2 s"]
