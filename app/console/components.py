@@ -5,6 +5,7 @@ Templates reach them by these names; docs/console.md lists them with what they a
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from app.console.icons import icon
 from app.console.shown_text import json_lines, shown
 from app.core.limits import CONSOLE_JSON_CHARS_MAX
 
+_SPACES: Final = re.compile(r"(\s+)")
 STATE_ICONS: Final = {
     "PENDING": "clock",
     "AUTHORIZED": "check-o",
@@ -66,10 +68,18 @@ def copy_button(text: str, what: str = "text") -> Markup:
 
 
 def command(text: str, what: str = "Command") -> Markup:
-    """A command to run elsewhere, with a button that copies it."""
-    return Markup('<pre class="cli" tabindex="0" role="group" aria-label="{}">{}{}</pre>').format(
-        what, text, copy_button(text, what.lower())
+    """A command to run elsewhere, with a button that copies it. A line ends between two words, not inside an option."""
+    words = Markup("").join(
+        Markup('<span class="word">{}</span>').format(part) if part.strip() else part for part in _SPACES.split(text)
     )
+    return Markup('<pre class="cli" tabindex="0" role="group" aria-label="{}">{}{}</pre>').format(
+        what, words, copy_button(text, what.lower())
+    )
+
+
+def version(said: str) -> Markup:
+    """Of a program: one that is only a number is called so."""
+    return Markup("{}{}").format("v" if said[:1].isdigit() else "", shown(said))
 
 
 def tool(server_id: str | None, tool_name: str | None) -> Markup:
@@ -93,7 +103,8 @@ def json_view(
     return made
 
 
-# Time: relative with the absolute time in `title`; `at` shows the absolute one outright.
+# Time: relative with the absolute time in `title`; `at` shows the absolute one outright. All of it is written in UTC;
+# `data-at` tells the script of the pages which form to write it in where somebody has chosen local time.
 def moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
@@ -110,17 +121,17 @@ def written_time(text: str) -> str:
     return moment(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
-def clock_time(text: str) -> Markup:
-    """The time of day, to the millisecond; the date is in `title`."""
-    at = moment(text).astimezone(UTC)
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        text, written_time(text), at.strftime("%H:%M:%S.%f")[:-3]
+def clock_time(text: str, *, zoned: bool = False) -> Markup:
+    """The time of day, to the millisecond; the date is in `title`. `zoned`: with the name of the zone."""
+    said = moment(text).astimezone(UTC).strftime("%H:%M:%S.%f")[:-3] + (" UTC" if zoned else "")
+    return Markup('<time datetime="{}" title="{}" data-at="{}">{}</time>').format(
+        text, written_time(text), "clock-zone" if zoned else "clock", said
     )
 
 
 def absolute_time(text: str) -> Markup:
     at = moment(text).astimezone(UTC)
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+    return Markup('<time datetime="{}" title="{}" data-at="full">{}</time>').format(
         text, written_time(text), f"{at.day} {at:%b %Y, %H:%M:%S} UTC"
     )
 

@@ -69,6 +69,7 @@ class Renderer:
             tool=components.tool,
             json_view=components.json_view,
             shown=shown_text.shown,
+            version=components.version,
             hidden_in=shown_text.hidden_in,
             sealed=shown_text.sealed,
             clock_time=components.clock_time,

@@ -22,7 +22,16 @@ from app.console.issuer_sign_in import BEGIN, CALLBACK, IssuerSignIn
 from app.console.pages import approvals, call, calls, ledger, overview, policy, run, runs, servers, sign_in
 from app.console.rendering import HEADERS, PATH, SANDBOX, Renderer
 from app.console.sessions import Session, Sessions
-from app.console.visit import THEME_COOKIE, Visit, form_of, here_of, own_path, theme_of, verify_csrf
+from app.console.visit import (
+    THEME_COOKIE,
+    TIMES_COOKIE,
+    Visit,
+    form_of,
+    here_of,
+    own_path,
+    theme_of,
+    verify_csrf,
+)
 from app.core.errors import MethodNotAllowed, RouteNotFound, TgaError, Unauthenticated
 from app.domain.identity import Principal
 from app.edge.oidc import OidcProvider
@@ -97,7 +106,8 @@ class ConsoleSite:
             Route(f"{PATH}/sign-in", self._sign_in_page, methods=["GET"]),
             Route(f"{PATH}/sign-in", self._sign_in, methods=["POST"]),
             Route(f"{PATH}/sign-out", self._form(self._sign_out), methods=["POST"]),
-            Route(f"{PATH}/theme", self._theme, methods=["POST"]),
+            Route(f"{PATH}/theme", self._look("theme", THEME_COOKIE, "light", "dark"), methods=["POST"]),
+            Route(f"{PATH}/times", self._look("times", TIMES_COOKIE, "utc", "local"), methods=["POST"]),
             Route(f"{PATH}/static/{{name}}", self._static, methods=["GET"]),
             Route(f"{PATH}/live", self._live, methods=["GET"]),
         ]
@@ -204,14 +214,17 @@ class ConsoleSite:
             raise RouteNotFound("there is no such file")
         return found
 
-    async def _theme(self, request: Request) -> Response:
-        form = await form_of(request)
-        made = RedirectResponse(own_path(form.get("next")), status_code=303, headers=HEADERS)
-        if form.get("theme") in ("light", "dark"):
-            made.set_cookie(
-                THEME_COOKIE, form["theme"], max_age=31_536_000, path=PATH, samesite="strict", httponly=True
-            )
-        return made
+    def _look(self, name: str, cookie: str, *values: str) -> Callable[[Request], Awaitable[Response]]:
+        """How pages look to this browser: one of a few words, kept in a cookie that says nothing else."""
+
+        async def answer(request: Request) -> Response:
+            form = await form_of(request)
+            made = RedirectResponse(own_path(form.get("next")), status_code=303, headers=HEADERS)
+            if form.get(name) in values:
+                made.set_cookie(cookie, form[name], max_age=31_536_000, path=PATH, samesite="strict", httponly=True)
+            return made
+
+        return answer
 
     async def _sign_in_page(self, request: Request) -> Response:
         if await self._visit(request) is not None:

@@ -24,7 +24,10 @@ from app.edge.permissions import MAY, Action, may
 from app.edge.services import header_of
 
 THEME_COOKIE: Final = "console_theme"
+TIMES_COOKIE: Final = "console_times"
 _THEMES: Final = frozenset({"light", "dark"})
+# How far back lists look, by what it is called in forms and addresses.
+HOURS: Final = {"last hour": 1, "last 24 h": 24, "last 7 days": 168}
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
@@ -64,11 +67,16 @@ class Visit:
                 "roles_for": self.roles_for,
                 "csrf": self.session.csrf,
                 "theme": theme_of(self.request),
+                "times": times_of(self.request),
                 "now": self.clock.now(),
                 "here": here_of(self.request),
             },
             status=status,
         )
+
+    def since(self, words: str | None) -> str | None:
+        """When the time began that a list is limited to, by one of HOURS; None: any time."""
+        return self.clock.after(-HOURS[words] * 3_600_000) if words in HOURS else None
 
     def go(self, path: str) -> Response:
         """After a form: a page that can be loaded again without sending anything again."""
@@ -136,6 +144,11 @@ def query_of(request: Request) -> dict[str, str]:
 def theme_of(request: Request) -> str | None:
     theme = request.cookies.get(THEME_COOKIE)
     return theme if theme in _THEMES else None
+
+
+def times_of(request: Request) -> str:
+    """Whether somebody has chosen local time. What is sent is in UTC either way: only a browser knows its zone."""
+    return "local" if request.cookies.get(TIMES_COOKIE) == "local" else "utc"
 
 
 def here_of(request: Request) -> str:

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
 
@@ -99,10 +99,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place on the axis: a time of day, or the begin of an attempt."""
+    """A place on the axis: a time of day, in UTC and as it is recorded, or the begin of an attempt."""
 
     x: float
     words: str
+    time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def drawn(records: Sequence[Mapping[str, Any]], now: str) -> Waterfall:
 def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Operations by address. One whose begin stands on a page before shows what its end says of it."""
     rows: dict[str, Row] = {}
+    shifts = _clock_shifts(records)
     for record in records:
         path, kind = record.get("path"), record["artifact_type"]
         if path is None:
@@ -162,9 +164,14 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
             row.trace_id, row.child_run_id = request.get("trace_id"), request.get("child_run_id")
             row.began = rows[path].began if path in rows else recorded
         elif kind == "run_checkpoint":
-            began = row.began if row is not None else moment(record["started_at"])
+            ended = recorded
+            if row is None:
+                began = moment(record["started_at"]) + shifts[record.get("attempt", 0)]
+                ended = min(recorded, began + timedelta(milliseconds=record["duration_ms"]))
+            else:
+                began = row.began
             row = Row(path, record["kind"], record["name"], began, at, tries=record.get("try_number", 1))
-            _end(row, record, recorded)
+            _end(row, record, ended)
         elif kind == "run_answer":
             row = row or Row(path, "tool", "", recorded, at)
             row.at = at
@@ -176,6 +183,19 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
         row.record = record if kind != "run_answer" or not row.record else {**row.record, **record}
         rows[path] = row
     return list(rows.values())
+
+
+def _clock_shifts(records: Sequence[Mapping[str, Any]]) -> dict[int, timedelta]:
+    """By attempt, how far to move the times of its worker's clock, which need not be that of the store. An operation
+    is recorded after it has ended: the shortest time between the two is what the clocks differ by, give or take a
+    commit."""
+    shifts: dict[int, timedelta] = {}
+    for record in records:
+        if record["artifact_type"] == "run_checkpoint":
+            ended = moment(record["started_at"]) + timedelta(milliseconds=record["duration_ms"])
+            attempt, late = record.get("attempt", 0), moment(record["recorded_at"]) - ended
+            shifts[attempt] = min(shifts.get(attempt, late), late)
+    return shifts
 
 
 def _end(row: Row, record: Mapping[str, Any], recorded: datetime) -> None:
@@ -190,6 +210,8 @@ def _enclose(rows: Sequence[Row]) -> None:
         outer = by_path.get(outer_path(row.path) or "")
         if outer is not None:
             outer.began = min(outer.began, row.began)
+            if outer.ended is not None and row.ended is not None:
+                outer.ended = max(outer.ended, row.ended)
 
 
 def outer_path(path: str) -> str | None:
@@ -267,7 +289,7 @@ class _Axis:
     def marks(self) -> list[Mark]:
         """Times of day: at the begin, and after each fold; none where two would stand on one another."""
         places = [self._stops[0], *((when, x) for when, x in self._stops if self._ends_a_fold(x))]
-        return _apart([Mark(x, f"{when:%H:%M:%S}") for when, x in places if x < 88])
+        return _apart([Mark(x, f"{when:%H:%M:%S}", when.isoformat()) for when, x in places if x < 88])
 
     def _ends_a_fold(self, x: float) -> bool:
         return any(abs(fold.x + fold.width - x) < 0.001 for fold in self.folds)

@@ -1,5 +1,5 @@
 """What pictures are taken of beside an ordinary day: nothing yet, a changed tool, a changed byte, runs in every state,
-a journal that is too long for one page."""
+a journal that is too long for one page, calls at every end, and pages for whoever is not signed in."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any, Final
 from tests.cli.hand_worker import HandWorker, ask, complete, fail, failed, step, suspend
 from tests.cli.world import wait_for
 from tests.console.browsing import Desk, aside
+from tests.console.test_runs import until
 from tests.console.test_tampering import _change_one_byte, _covered
 
-EMPTY: Final = {
+# By the name of the picture: who looks, and where. Without a name nobody is signed in.
+Scenes = dict[str, tuple[str | None, str]]
+EMPTY: Final[Scenes] = {
     "empty-overview": ("supervisor", "/"),
     "empty-approvals": ("supervisor", "/approvals"),
     "empty-calls": ("auditor", "/calls"),
@@ -19,7 +22,39 @@ EMPTY: Final = {
     "empty-servers": ("operator", "/servers"),
     "empty-policy": ("auditor", "/policy"),
 }
-OF_RUNS: Final = {
+SIGNED_OUT: Final[Scenes] = {
+    "sign-in": (None, "/sign-in"),
+    "sign-in-wanted": (None, "/approvals"),
+}
+OF_CALLS: Final[Scenes] = {
+    "call-completed": ("auditor", "/calls/{approved}"),
+    "call-failed": ("auditor", "/calls/{failed}"),
+    "call-denied-by-policy": ("auditor", "/calls/{refused}"),
+    "call-denied-by-person": ("auditor", "/calls/{denied}"),
+    "call-ended-by-operator": ("auditor", "/calls/{resolved}"),
+    "call-erased": ("auditor", "/calls/{erased}"),
+    "held-without-the-role": ("auditor", "/calls/{held}"),
+    "approval-without-the-role": ("operator", "/approvals/{waits}"),
+    "approval-decided": ("supervisor", "/approvals/{denied}"),
+    "find-several": ("auditor", "/find?q=order-1040"),
+    "own-calls": ("agent", "/calls"),
+}
+LUA: Final = """\
+main = procedure "main" {
+    version = "1.0",
+    output = {charge_id = {type = "string"}},
+    state = {stage = {type = "string"}, lines = {type = "integer"}},
+    run = function()
+        state.stage = "counting"
+        state.lines = checkpoint(function() return 331 end)
+        local charge = tool.bank.charge{amount = 12}
+        state.stage = "closing"
+        Human.approve({message = "Close the books of October with " .. state.lines .. " lines?"})
+        return {charge_id = charge.charge_id}
+    end
+}
+"""
+OF_RUNS: Final[Scenes] = {
     "runs-every-state": ("operator", "/runs"),
     "run-long": ("operator", "/runs/import-9913"),
     "run-long-middle": ("operator", "/runs/import-9913?at=230"),
@@ -27,18 +62,23 @@ OF_RUNS: Final = {
     "run-deep": ("operator", "/runs/nested-1"),
     "run-diverged": ("operator", "/runs/onboard-globex"),
     "run-completed": ("operator", "/runs/daily-report-16"),
+    "run-cancelled": ("operator", "/runs/approve-8"),
+    "run-forked": ("operator", "/runs/dunning-11-again"),
+    "run-then": ("operator", "/runs/dunning-11?at=6"),
+    "run-lua": ("supervisor", "/runs/close-books-3"),
+    "run-own": ("agent", "/runs/dunning-11"),
     "calls-filtered": ("auditor", "/calls?state=FAILED&since=last+24+h"),
     "calls-nothing-fits": ("auditor", "/calls?key=no-such-key"),
     "own-overview": ("agent", "/"),
     "own-policy": ("agent", "/policy"),
     "own-ledger": ("agent", "/ledger"),
 }
-CHANGED: Final = {
+CHANGED: Final[Scenes] = {
     "changed-overview": ("operator", "/"),
     "changed-servers": ("operator", "/servers"),
     "changed-approval": ("supervisor", "/approvals/{waits}"),
 }
-TAMPERED: Final = {
+TAMPERED: Final[Scenes] = {
     "tampered-overview": ("auditor", "/"),
     "tampered-ledger": ("auditor", "/ledger"),
     "tampered-call": ("auditor", "/calls/{done}"),
@@ -62,7 +102,38 @@ def play_runs(desk: Desk) -> None:
         step(".".join(["1"] * depth), depth, name=f"level_{depth}", inner=int(depth < 12)) for depth in range(12, 0, -1)
     ]
     _run(desk, worker, "nested-1", deep, complete(1, 1))
-    desk.ask("operator", "/v1/runs/import-9912/cancel", {"rationale": "the file was sent again"})
+    _run(desk, worker, "approve-8", [ask("1", "Open the account of initech?", {"type": "boolean"})], suspend("1"))
+    desk.ask("operator", "/v1/runs/approve-8/cancel", {"rationale": "the customer withdrew"})
+    desk.ask("operator", "/v1/runs/dunning-11/fork", {"at": 6, "run_id": "dunning-11-again"})
+    until(desk, "dunning-11-again", "waiting_for_human")
+    status, told = desk.ask("agent", "/v1/procedures", {"name": "close-books", "language": "lua", "source": LUA})
+    assert status == 200, told
+    status, told = desk.ask("agent", "/v1/runs", {"procedure": "close-books", "input": {}, "run_id": "close-books-3"})
+    assert status == 200, told
+    until(desk, "close-books-3", "waiting_for_human")
+
+
+def play_calls(desk: Desk) -> dict[str, str]:
+    """A call at every end that a call can have, by the name that `OF_CALLS` has for it."""
+    ids = {
+        "failed": desk.call("fail", {}, "fails-1"),
+        "refused": desk.call("charge", {"amount": 13}, "refused-1"),
+        "resolved": desk.call("slow_charge", {"amount": 8, "ms": 60_000}, "order-1039", wait_ms=0),
+        "erased": desk.call("charge", {"amount": 77}, "customer-who-left"),
+    }
+    for name, decision in (("approved", "APPROVE"), ("denied", "DENY")):
+        ids[name] = desk.call("refund", {"amount": 450}, f"refund-{name}", intent="the parcel was lost")
+        digest = desk.ask("admin", f"/v1/traces/{ids[name]}")[1]["action_request_digest"]
+        said = {"decision": decision, "action_request_digest": digest, "rationale": "the carrier was asked"}
+        desk.ask("supervisor", f"/v1/traces/{ids[name]}/decision", said)
+    gone = aside(desk.world.tga, "erase", ids["erased"], "-r", "the customer asked for it", "--yes")
+    assert gone.returncode == 0, gone.stderr
+    wait_for(lambda: desk.ask("admin", f"/v1/traces/{ids['resolved']}")[1]["waiting"] == "operator")
+    digest = desk.ask("admin", f"/v1/traces/{ids['resolved']}")[1]["tool_call_digest"]
+    said = {"action": "succeeded", "tool_call_digest": digest, "rationale": "it is in the bank's book, line 331"}
+    status, told = desk.ask("operator", f"/v1/traces/{ids['resolved']}/resolve", said)
+    assert status == 200, told
+    return ids
 
 
 def _run(desk: Desk, worker: HandWorker, run_id: str, puts: list[dict[str, Any]], then: dict[str, Any]) -> None:

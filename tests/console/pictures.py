@@ -17,21 +17,33 @@ from typing import Any, Final
 from playwright.sync_api import Page
 
 from tests.cli.hand_worker import may_start
-from tests.cli.world import wait_for
+from tests.cli.world import World, wait_for
 from tests.console.browsing import NARROW, WIDE, Desk, aside, open_desk
-from tests.console.picture_scenes import CHANGED, EMPTY, OF_RUNS, TAMPERED, change_byte, change_tool, play_runs
+from tests.console.picture_scenes import (
+    CHANGED,
+    EMPTY,
+    OF_CALLS,
+    OF_RUNS,
+    SIGNED_OUT,
+    TAMPERED,
+    Scenes,
+    change_byte,
+    change_tool,
+    play_calls,
+    play_runs,
+)
 from tests.console.test_runs import PROGRAM, start, until, worker
 
 SHOWN: Final = Path(__file__).parents[2] / "docs" / "pictures"
 THEMES: Final = ("light", "dark")
 SIZE: Final = (1280, 800)
 # By the name of the picture: who looks, and where. README shows these.
-SCENES: Final = {
+SCENES: Final[Scenes] = {
     "overview": ("supervisor", "/"),
     "approval": ("supervisor", "/approvals/{waits}"),
     "run": ("supervisor", "/runs/dunning-11"),
 }
-EVERY_PAGE: Final = {
+EVERY_PAGE: Final[Scenes] = {
     **SCENES,
     "approvals": ("supervisor", "/approvals"),
     "calls": ("auditor", "/calls"),
@@ -48,10 +60,16 @@ EVERY_PAGE: Final = {
 }
 
 
+def _may_start_and_submit(world: World) -> None:
+    may_start(world)
+    with world.policy.open("a") as policy:
+        policy.write('@id("submit") permit(principal, action == Action::"submit", resource);\n')
+
+
 @contextmanager
 def scenery() -> Iterator[tuple[Desk, dict[str, str]]]:
     """A gateway with something on its record, and the ids that pages are asked for by."""
-    with open_desk(may_start) as desk:
+    with open_desk(_may_start_and_submit) as desk:
         desk.keys["worker"] = aside(desk.world.new_key, "worker-1", "worker")
         with worker(desk, PROGRAM.replace(" <script>alert(1)</script>", "")):
             yield desk, _played(desk)
@@ -90,7 +108,7 @@ def draw(
     desk: Desk,
     ids: dict[str, str],
     folder: Path,
-    scenes: dict[str, tuple[str, str]],
+    scenes: Scenes,
     *,
     size: tuple[int, int],
     tag: str,
@@ -100,7 +118,7 @@ def draw(
     made = []
     for theme in THEMES:
         for name, (who, path) in scenes.items():
-            with desk.as_(who, size, theme=theme) as page:
+            with _page_of(desk, who, size, theme) as page:
                 desk.go(page, path.format(**ids))
                 _settle(page)
                 made.append(folder / f"{name}{tag}-{theme}.png")
@@ -112,14 +130,16 @@ def draw_all(folder: Path) -> list[Path]:
     """Every page, empty and full, wide and narrow, in both colour schemes."""
     made: list[Path] = []
 
-    def draw_both(desk: Desk, ids: dict[str, str], scenes: dict[str, tuple[str, str]]) -> None:
+    def draw_both(desk: Desk, ids: dict[str, str], scenes: Scenes) -> None:
         for size, tag in ((WIDE, "-wide"), (NARROW, "-narrow")):
             made.extend(draw(desk, ids, folder, scenes, size=size, tag=tag))
 
     with open_desk(may_start) as desk:
-        draw_both(desk, {}, EMPTY)
+        draw_both(desk, {}, SIGNED_OUT | EMPTY)
     with scenery() as (desk, ids):
         draw_both(desk, ids, EVERY_PAGE)
+        ids |= play_calls(desk)
+        draw_both(desk, ids, OF_CALLS)
         play_runs(desk)
         draw_both(desk, ids, OF_RUNS)
         change_tool(desk)
@@ -127,6 +147,19 @@ def draw_all(folder: Path) -> list[Path]:
         change_byte(desk, ids["done"])
         draw_both(desk, ids, TAMPERED)
     return made
+
+
+@contextmanager
+def _page_of(desk: Desk, who: str | None, size: tuple[int, int], theme: str) -> Iterator[Page]:
+    if who is not None:
+        with desk.as_(who, size, theme=theme) as page:
+            yield page
+        return
+    context = desk.context(size, theme=theme)
+    try:
+        yield desk.watched(context.new_page())
+    finally:
+        context.close()
 
 
 def _settle(page: Page) -> None:

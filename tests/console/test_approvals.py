@@ -93,16 +93,26 @@ def test_a_request_that_is_decided_elsewhere_turns_to_overtaken_by_itself(desk: 
     desk.verify_quiet()
 
 
-def test_a_second_decision_gets_its_code_and_who_was_first(desk: Desk) -> None:
-    trace_id = _request(desk, "second")
-    with desk.as_("supervisor", script=False) as page:
+@pytest.mark.parametrize("script", [True, False], ids=["paused", "no-script"])
+def test_a_second_decision_gets_its_code_and_who_was_first(desk: Desk, script: bool) -> None:
+    """A page that does not know that it was overtaken offers what it did before: the gateway lets it decide nothing."""
+    key = f"second-{script}"
+    trace_id = _request(desk, key)
+    with desk.as_("supervisor", script=script) as page:
         desk.go(page, f"/approvals/{trace_id}")
+        if script:
+            page.locator("[data-live-pill]").click()
+            expect(page.locator("[data-live-pill]")).to_have_text("Paused")
         page.fill("#why", "my own words")
         assert _decide(desk, "admin", trace_id, "DENY") == 200
         page.locator("[data-approve]").click()
         expect(page.get_by_role("alert")).to_contain_text("admin was first: denied")
         expect(page.get_by_role("alert")).to_contain_text("ALREADY_DECIDED")
-    assert desk.world.executions("second") == 0
+        expect(page.get_by_role("alert")).to_contain_text("Yours was not recorded")
+        assert page.locator("[data-approve], [data-deny], form[action*='/approvals/']").count() == 0
+    assert desk.world.executions(key) == 0
+    decision = desk.ask("admin", f"/v1/traces/{trace_id}")[1]["artifacts"]["supervisor_decision"]
+    assert (decision["decision"], decision["decided_by"]["id"]) == ("DENY", "admin")
     desk.troubles.clear()  # the browser tells of the 409
 
 
@@ -116,6 +126,10 @@ def test_without_a_script_a_request_is_read_and_denied(desk: Desk) -> None:
         page.fill("#why", "no\nreceipt")
         page.locator("[data-deny]").click()
         expect(page.locator("#live-decision")).to_contain_text("You denied it")
+    with desk.as_("supervisor") as page:  # on another day: whoever decided it was not overtaken
+        desk.go(page, f"/approvals/{trace_id}")
+        expect(page.locator("#live-decision")).to_contain_text("You denied it")
+        assert "Overtaken" not in page.locator("#live-decision").inner_text()
     decision = desk.ask("admin", f"/v1/traces/{trace_id}")[1]["artifacts"]["supervisor_decision"]
     assert (decision["decision"], decision["rationale"]) == ("DENY", "no\nreceipt")
     desk.verify_quiet()

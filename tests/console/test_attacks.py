@@ -10,13 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from app.console.site import FORMS, PAGES
 from tests.cli.world import World, wait_for
 from tests.console.browsing import Desk, aside, open_desk
 from tests.console.visiting import Visitor, visitor
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.one_in(2, of="file")
+
+expect.set_options(timeout=HANG_S * 1000)
 
 HOSTILE = (
     "<script>window.ran=1</script><img src=x onerror=window.ran=1> {{7*7}} '\"><b>x \u202etxt.exe\u202c \u200b \u0007"
@@ -172,6 +176,7 @@ def test_a_session_that_ends_in_mid_form_sends_nothing_and_says_so(desk: Desk) -
     trace_id = desk.call("refund", {"amount": 5}, "ended")
     digest = desk.ask("admin", f"/v1/traces/{trace_id}")[1]["action_request_digest"]
     desk.keys["leaving"] = aside(desk.world.new_key, "linus", "supervisor")
+    desk.keys["leaving-2"] = aside(desk.world.new_key, "lena", "supervisor")
     with desk.as_("leaving") as page:
         desk.go(page, f"/approvals/{trace_id}")
         page.fill("#why", "in mid-sentence")
@@ -179,9 +184,21 @@ def test_a_session_that_ends_in_mid_form_sends_nothing_and_says_so(desk: Desk) -
         key_id = next(one["key_id"] for one in listed if one["principal_id"] == "linus")
         assert aside(desk.world.tga, "keys", "revoke", key_id).returncode == 0
         wait_for(lambda: desk.ask("leaving", "/v1/me")[0] == 401)
+        desk.call("charge", {"amount": 1}, "something-happens")  # a live page asks for itself again, and learns of it
+        expect(page.locator("#lost")).to_contain_text("Your session has ended")
+        expect(page.locator("[data-live-pill]")).to_have_text("Signed out")
+        expect(page.locator("#why")).to_have_value("in mid-sentence")
         page.locator("[data-approve]").click()
         page.wait_for_url("**/sign-in**")
         assert "Nothing was sent" in page.inner_text("main")
+    with desk.as_("leaving-2") as page:  # who writes nothing is taken to the door
+        desk.go(page, f"/approvals/{trace_id}")
+        expect(page.locator("[data-live-pill]")).to_have_text("Live")
+        listed = desk.ask("admin", "/v1/keys")[1]["items"]
+        key_id = next(one["key_id"] for one in listed if one["principal_id"] == "lena")
+        assert aside(desk.world.tga, "keys", "revoke", key_id).returncode == 0
+        desk.call("charge", {"amount": 1}, "something-else-happens")
+        page.wait_for_url("**/sign-in**")
     assert desk.state(trace_id) == "PENDING"
     assert digest == desk.ask("admin", f"/v1/traces/{trace_id}")[1]["action_request_digest"]
     desk.troubles.clear()

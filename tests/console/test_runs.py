@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import asyncpg
 import pytest
 from playwright.sync_api import Page
 
-from tests.cli.hand_worker import may_start
+from tests.cli.hand_worker import HandWorker, may_start, tool
+from tests.cli.world import wait_for
 from tests.console.browsing import NARROW, SMALLEST, WIDE, Desk, aside, open_desk, overflow, serious_findings
 from tests.patience import HANG_S
 
@@ -133,6 +137,39 @@ def test_who_needs_someone_stands_first_and_says_what(desk: Desk) -> None:
     desk.verify_quiet()
 
 
+def _began_two_days_ago(desk: Desk, run_id: str) -> None:
+    async def change() -> None:
+        admin = await asyncpg.connect(desk.world.admin_url)
+        try:
+            done = await admin.execute(
+                "UPDATE tga.runs SET created_at = created_at - interval '2 days'"
+                " WHERE stream_no = (SELECT stream_no FROM tga.heads WHERE stream = $1)",
+                f"run:{run_id}",
+            )
+            assert done == "UPDATE 1"
+        finally:
+            await admin.close()
+
+    asyncio.run(change())
+
+
+def test_runs_are_found_by_when_they_started_without_a_script(desk: Desk) -> None:
+    aside(_began_two_days_ago, desk, "failing-1")
+    with desk.as_("operator", script=False) as page:
+        desk.go(page, "/runs")
+        for window, is_there in (("last 24 h", False), ("last 7 days", True)):
+            page.locator("select[name=since]").select_option(window)
+            page.get_by_role("button", name="Filter").click()
+            assert parse_qs(urlsplit(page.url).query)["since"] == [window]
+            rows = page.locator("#rows").inner_text()
+            assert "dunning-11" in rows
+            assert ("failing-1" in rows) == is_there, window
+            assert page.locator("select[name=since]").input_value() == window
+        page.get_by_role("link", name="started in the last 7 days").click()
+        assert "since" not in page.url
+    desk.verify_quiet()
+
+
 def state_shown(page: Page) -> str:
     return page.locator("#state .json").first.inner_text()
 
@@ -212,7 +249,7 @@ def test_who_lacks_the_role_sees_no_button_and_gets_no_effect(desk: Desk) -> Non
         desk.go(page, "/runs/dunning-12")
         assert page.locator("[name=answer]").count() == 0
         assert "Answering needs the role supervisor" in page.inner_text("#questions")
-        assert page.locator("form[action$='/fork'], form[action$='/cancel']").count() == 0
+        assert page.locator("form[action$='/fork'], form[action$='/cancel'], a[href='#fork']").count() == 0
         token = page.locator("[name=csrf]").first.get_attribute("value")
         answer = page.request.post(
             f"{desk.world.url}/console/runs/dunning-12/cancel",
@@ -221,6 +258,35 @@ def test_who_lacks_the_role_sees_no_button_and_gets_no_effect(desk: Desk) -> Non
         )
         assert answer.status == 403
     assert desk.ask("admin", "/v1/runs/dunning-12")[1]["status"] == "waiting_for_human"
+
+
+def test_a_held_call_of_a_run_says_that_the_run_waits_and_what_to_find_out_stands_before_the_choice(desk: Desk) -> None:
+    hand = HandWorker(desk.world, desk.keys["worker"], procedure="books")
+    hand.register()
+    start(desk, "books", "books-1")
+    hand.lease()
+    hand.put(then=tool("1", "slow_charge", amount=5, ms=60_000))
+    wait_for(lambda: len(desk.ask("operator", "/v1/traces?waiting=operator")[1]["items"]) == 1)
+    (call,) = desk.ask("operator", "/v1/traces?waiting=operator")[1]["items"]
+    for size in (NARROW, WIDE):
+        with desk.as_("operator", size) as page:
+            desk.go(page, f"/calls/{call['trace_id']}")
+            said = page.locator(".note-wait", has_text="Nobody knows whether this call happened")
+            assert "The run books-1 waits for it." in said.inner_text()
+            assert "Nothing else waits" not in said.inner_text()
+            find_out, choose = page.locator(".find-out").bounding_box(), page.locator("form.card").bounding_box()
+            assert find_out is not None
+            assert choose is not None
+            if size == NARROW:
+                assert find_out["y"] < choose["y"]
+            else:
+                assert find_out["x"] > choose["x"]
+            assert overflow(page) == 0
+            said.get_by_role("link", name="books-1").click()
+            page.wait_for_url("**/runs/books-1")
+            desk.go(page, "/")
+            assert f"key {call['idempotency_key']}" in page.locator("#live-needs").inner_text()
+    desk.verify_quiet()
 
 
 def test_a_fork_from_an_entry_leaves_the_source_as_it_was(desk: Desk) -> None:

@@ -96,6 +96,11 @@ def test_a_changed_byte_is_red_at_its_entry_and_on_every_page_and_hides_nothing_
         for one in (before, after):
             desk.go(page, f"/calls/{one}")
             expect(page.locator(".subject")).to_contain_text("COMPLETED")
+            # Its own entries are as they were; the tree that vouched for them is not. Nothing is called verified.
+            expect(page.locator("#ver-h")).to_have_text("Not sound")
+            expect(page.locator("#verified .seal")).to_have_class(re.compile(r"\bis-bad\b"))
+            expect(page.locator("#verified .checks > .fail")).to_contain_text("Tree")
+            expect(page.locator("#verified")).to_contain_text("PROOF_INVALID")
         desk.go(page, f"/approvals/{waits}")
         page.locator("[data-deny]").click()
         expect(page.locator("#live-decision")).to_contain_text("You denied it")

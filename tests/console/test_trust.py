@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, Route
 
+from tests.cli.world import wait_for
 from tests.console.browsing import NARROW, SMALLEST, WIDE, Desk, open_desk, overflow, serious_findings
 from tests.patience import HANG_S
 
@@ -58,6 +59,21 @@ def test_servers_with_their_tools_and_what_happens_if_an_answer_is_lost(desk: De
     desk.verify_quiet()
 
 
+def test_a_server_shows_its_last_hour_by_minute_and_says_the_same_in_words(desk: Desk) -> None:
+    desk.call("charge", {"amount": 31}, "drawn")
+    desk.call("fail", {}, None)
+    wait_for(lambda: desk.ask("admin", "/v1/servers")[1]["items"][0]["lately"]["failed"] > 0)
+    with desk.as_("operator", script=False) as page:
+        desk.go(page, "/servers")
+        picture = page.get_by_role("img", name="The last hour by minute: 95 % of calls were answered within")
+        assert picture.count() == 1
+        assert "failed in 1 minute" in str(picture.get_attribute("aria-label"))
+        assert picture.locator("path.st").count() >= 1
+        assert picture.locator("rect.f-bad").count() == 1
+        assert picture.locator("[style]").count() == 0
+    desk.verify_quiet()
+
+
 def test_rules_in_their_order_and_why_a_call_would_be_decided_so(desk: Desk) -> None:
     with desk.as_("auditor", script=False) as page:
         desk.go(page, "/policy")
@@ -76,6 +92,7 @@ def test_rules_in_their_order_and_why_a_call_would_be_decided_so(desk: Desk) -> 
         desk.go(page, "/policy")
         assert "Seeing the keys needs the role" in page.inner_text("#main")
         assert "Reading the rules needs the role" in page.inner_text("#main")
+        assert "You can read all of it" not in page.inner_text("#main")
     with desk.as_("auditor") as page:
         desk.go(page, "/policy")
         keys = page.get_by_role("table", name="Keys").inner_text()
@@ -112,7 +129,7 @@ def test_a_call_is_recomputed_in_the_browser_from_what_it_fetches(desk: Desk) ->
             "entry 3 does not hash to its digest",
         ),
         ("an artifact", "entries", '"amount":5', '"amount":6', "the artifact of entry 1 is not the one"),
-        ("the proof", "receipt", "index 1", "index 0", "not in the tree that was signed"),
+        ("the proof", "receipt", "index 1", "index 0", "does not lead to the root that was signed"),
         ("the head", "receipt", "tga.", "tgb.", "the head's signature does not fit"),
     ],
 )

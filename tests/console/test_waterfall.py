@@ -25,6 +25,7 @@ def step(number: int, path: str, began: float, took: float, **more: Any) -> dict
         "sequence_number": number,
         "recorded_at": time_at(began + took),
         "started_at": time_at(began),
+        "duration_ms": round(took * 1000),
         "path": path,
         "kind": "step",
         "name": f"at {path}",
@@ -59,6 +60,21 @@ def test_an_outer_operation_begins_with_the_first_inside_of_it_and_addresses_sta
     assert [row.path for row in rows] == ["1", "2", "2:9.1", "2:10.1"]
     assert rows[1].x == rows[2].x == rows[3].x
     assert rows[1].bar == "b-scope"
+
+
+def test_a_worker_whose_clock_is_wrong_is_drawn_at_the_time_of_the_record_and_as_long_as_it_took() -> None:
+    for wrong in (-86_400, 0, 300):
+        records = [
+            attempt(1, 0, "LEASED", 1),
+            step(2, "1", 1, 2, started_at=time_at(1 + wrong)),
+            # in one commit with the next: recorded when that one had ended
+            step(3, "2", 3, 1, started_at=time_at(3 + wrong), recorded_at=time_at(8)),
+            step(4, "3", 4, 4, started_at=time_at(4 + wrong)),
+        ]
+        picture = drawn(records, time_at(10))
+        assert picture.folds == []
+        assert [row.took for row in picture.rows] == ["2.0 s", "1.0 s", "4.0 s"]
+        assert [(round(row.x), round(row.x + row.width)) for row in picture.rows] == [(10, 30), (30, 40), (40, 80)]
 
 
 def test_a_day_asleep_is_folded_and_the_rest_is_to_scale() -> None:

@@ -45,7 +45,7 @@ async def decide(visit: Visit) -> Response:
         if problem.code in ("FORBIDDEN", "TRACE_NOT_FOUND", "UNAUTHENTICATED"):
             raise
         return await _one(visit, trace_id, problem=problem, typed=form.get("rationale", ""))
-    return visit.go(f"/approvals/{trace_id}?decided={body['decision'].lower()}")
+    return visit.go(f"/approvals/{trace_id}")
 
 
 async def _one(visit: Visit, trace_id: str, *, problem: ApiProblem | None = None, typed: str = "") -> Response:
@@ -62,7 +62,6 @@ async def _one(visit: Visit, trace_id: str, *, problem: ApiProblem | None = None
         request=request,
         problem=None if problem is None else problem.document,
         typed=typed,
-        just_decided=visit.query.get("decided"),
     )
 
 

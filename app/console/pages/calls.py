@@ -10,10 +10,9 @@ from starlette.responses import Response
 from app.console.components import moment
 from app.console.gateway_api import ApiProblem
 from app.console.rendering import PATH
-from app.console.visit import Visit
+from app.console.visit import HOURS, Visit
 from app.core.limits import CONSOLE_ROWS_MAX
 
-HOURS: Final = {"last hour": 1, "last 24 h": 24, "last 7 days": 168}
 STATES: Final = ("PENDING", "AUTHORIZED", "EXECUTING", "held", "COMPLETED", "FAILED", "DENIED")
 
 
@@ -32,7 +31,7 @@ async def show(visit: Visit) -> Response:
     server_id, _, tool_name = filters.get("tool", "").partition("/")
     asked |= {"server_id": server_id or None, "tool_name": tool_name or None}
     asked |= {"principal_id": filters.get("principal_id"), "idempotency_key": filters.get("key")}
-    asked["since"] = visit.clock.after(-HOURS[filters["since"]] * 3_600_000) if filters.get("since") in HOURS else None
+    asked["since"] = visit.since(filters.get("since"))
     problem: ApiProblem | None = None
     page: dict[str, Any] = {"items": [], "next": None}
     try:
@@ -100,7 +99,7 @@ async def _metrics(
         "slow": _line(slow),
         "asked_max": max(asked),
         "slow_max": max(slow),
-        "step": {60: "minute", 1800: "half hour", 86400: "day"}[stats["span_s"]],
+        "step": {60: "minute", 1800: "half hour", 14400: "four hours", 86400: "day"}[stats["span_s"]],
     }
 
 

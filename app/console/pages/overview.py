@@ -97,7 +97,8 @@ def _last_day(visit: Visit) -> dict[str, str]:
 def _needs(
     waiting: list[dict[str, Any]], held: list[dict[str, Any]], changed: list[dict[str, Any]], now: str
 ) -> list[dict[str, Any]]:
-    """What needs someone: what expires first, then what stands still."""
+    """What needs someone, by urgency: what expires within the hour, held calls from the oldest on, what expires later,
+    changed tools."""
     rows = []
     for one in sorted(waiting, key=lambda item: item["expires_at"] or "9999"):
         left_ms = between_ms(now, one["expires_at"])
@@ -108,13 +109,13 @@ def _needs(
         else:
             more = {"kind": "question", "item": one, "summary": (one["request"] or {}).get("message") or one["name"]}
         rows.append(common | more)
-    for one in held:
+    for one in sorted(held, key=lambda item: str(item["updated_at"])):
         since = span((moment(now) - moment(one["updated_at"])).total_seconds() * 1000, whole=True)
         rows.append({"kind": "held", "item": one, "due": f"for {since}", "is_soon": True, "summary": None, "who": None})
     rows += [
         {"kind": "changed", "item": one, "due": "", "is_soon": False, "summary": None, "who": None} for one in changed
     ]
-    return rows
+    return sorted(rows, key=lambda row: not row["is_soon"])
 
 
 def _chart(stats: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -101,7 +101,7 @@ def _address(visit: Visit) -> str:
 async def _shown(
     visit: Visit, *, problem: ApiProblem | None = None, typed: Mapping[str, str] | None = None
 ) -> Response:
-    run = await visit.api.get(_api(visit))
+    run = await visit.api.get(_api(visit), steps=0)  # its operations are drawn from the page of its journal
     last = int(run["sequence_number"])
     at = _number(visit.query.get("at"), low=1, high=last) or last
     after = _number(visit.query.get("after"), low=0, high=last)

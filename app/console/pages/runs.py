@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from app.console.visit import Visit
+from app.console.visit import HOURS, Visit
 from app.core.limits import RUN_LISTED_ENTRIES_MAX
 
 STATUSES: Final = (
@@ -24,7 +24,7 @@ STATUSES: Final = (
 NEEDING: Final = ("waiting_for_human", "diverged", "parked", "failed")
 NEEDING_SHOWN_MAX: Final = 10
 BOXES_MAX: Final = RUN_LISTED_ENTRIES_MAX
-FILTERS: Final = ("prefix", "status", "procedure")
+FILTERS: Final = ("prefix", "status", "procedure", "since")
 _SIDE_CHARS_MAX: Final = 100
 # A box each: its class, its height, and what one and many of them are called.
 _STEP: Final = ("b-step", 12, "step", "steps")
@@ -49,24 +49,30 @@ async def show(visit: Visit) -> Response:
     given = {name: visit.query.get(name) for name in FILTERS}
     if given["status"] not in STATUSES:
         given["status"] = None
+    if given["since"] not in HOURS:
+        given["since"] = None
+    asked = {**given, "since": visit.since(given["since"])}
     listed, needing, questions, procedures = await asyncio.gather(
-        visit.api.get("/v1/runs", limit=50, newest=BOXES_MAX, cursor=visit.query.get("cursor"), **given),
+        visit.api.get("/v1/runs", limit=50, newest=BOXES_MAX, cursor=visit.query.get("cursor"), **asked),
         _needing(visit),
         visit.api.find("/v1/approvals", limit=100),
         visit.api.find("/v1/procedures", limit=100),
     )
-    asked = {one["run_id"]: one["request"] for one in (questions or {"items": []})["items"] if one["kind"] == "run"}
-    described = await asyncio.gather(*(visit.api.find(f"/v1/runs/{one['run_id']}") for one in needing))
+    open_ones = {one["run_id"]: one["request"] for one in (questions or {"items": []})["items"] if one["kind"] == "run"}
+    described = await asyncio.gather(*(visit.api.find(f"/v1/runs/{one['run_id']}", steps=BOXES_MAX) for one in needing))
     return await visit.page(
         "runs.html",
         nav="Runs",
-        needing=[_needs(one, whole, asked.get(one["run_id"])) for one, whole in zip(needing, described, strict=True)],
+        needing=[
+            _needs(one, whole, open_ones.get(one["run_id"])) for one, whole in zip(needing, described, strict=True)
+        ],
         runs=[one | {"boxes": boxes_of_journal(one["journal"])} for one in listed["items"]],
         legend=[(kind[0], kind[1], kind[2]) for kind in (*_ENTRIES.values(), _OTHER)],
         older=_address({**given, "cursor": listed["next"]}) if listed["next"] else None,
         newest=_address(given) if visit.query.get("cursor") else None,
         given=given,
         statuses=STATUSES,
+        hours=HOURS,
         without={name: _address({**given, name: None}) for name in FILTERS},
         procedures=sorted({one["name"] for one in (procedures or {"items": []})["items"]}),
     )

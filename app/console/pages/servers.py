@@ -9,6 +9,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from app.console.gateway_api import ApiProblem
+from app.console.minute_line import minutes_drawn
 from app.console.visit import Visit
 
 COMPARED_MAX: Final = 10
@@ -45,7 +46,7 @@ async def _shown(visit: Visit, *, problem: ApiProblem | None = None) -> Response
         "servers.html",
         nav="Servers & tools",
         status=200 if problem is None else problem.status,
-        servers=[_described(one, changed) for one in listed],
+        servers=[_described(one, changed, visit.clock.now()) for one in listed],
         changed=compared,
         changed_total=len(changed),
         chosen=next((one for one in listed if one["server_id"] == chosen), None),
@@ -79,10 +80,11 @@ async def _compared(visit: Visit, tool: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _described(server: dict[str, Any], changed: list[dict[str, Any]]) -> dict[str, Any]:
+def _described(server: dict[str, Any], changed: list[dict[str, Any]], now: str) -> dict[str, Any]:
     quarantined = len([one for one in changed if one["server_id"] == server["server_id"]])
     tone, icon = _HEALTH.get(server["status"]["state"], ("", "dash"))
     words = server["status"]["state"]
     if quarantined:
         tone, icon, words = "bad", "shield-x", f"{words}, {quarantined} changed"
-    return {**server, "tone": tone, "icon": icon, "words": words}
+    line = minutes_drawn(server["lately"]["by_minute"], now)
+    return {**server, "tone": tone, "icon": icon, "words": words, "line": line}

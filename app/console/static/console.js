@@ -22,6 +22,51 @@
     b.value = dark ? "light" : "dark";
   });
 
+  // times: pages are sent in UTC and say so. Who chose local time gets them in the zone of this browser, named by its
+  // distance from UTC on that day; the title keeps the UTC that is on the record. Switching changes the page in place, so
+  // that what is being typed stays; the server remembers the choice in a cookie.
+  const two = (n) => String(n).padStart(2, "0");
+  const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+  const zone = (d) => { const m = -d.getTimezoneOffset(), w = Math.abs(m); return m ? `UTC${m < 0 ? "-" : "+"}${two(Math.floor(w / 60))}:${two(w % 60)}` : "UTC"; };
+  const clock = (d) => `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
+  const millis = (d) => `${clock(d)}.${String(d.getMilliseconds()).padStart(3, "0")}`;
+  const written = {
+    axis: clock,
+    clock: millis,
+    "clock-zone": (d) => `${millis(d)} ${zone(d)}`,
+    full: (d) => `${d.getDate()} ${MONTHS[d.getMonth()]} ${d.getFullYear()}, ${clock(d)} ${zone(d)}`,
+  };
+  const areLocal = () => document.documentElement.dataset.times === "local";
+  const inZone = (at) => {
+    const local = areLocal();
+    $$("time[datetime], [data-at][data-time]", at).forEach((t) => {
+      const d = new Date(t.getAttribute("datetime") || t.dataset.time), form = written[t.dataset.at], was = t.dataset;
+      if (Number.isNaN(d.getTime()) || local === "utcTitle" in was) return;
+      if (local) {
+        was.utcTitle = t.getAttribute("title") || "";
+        if (t.title) t.title = `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${millis(d)} ${zone(d)}, on the record ${t.title}`;
+        if (form) { was.utc = t.textContent; t.textContent = form(d); }
+      } else {
+        if (was.utcTitle) t.title = was.utcTitle;
+        if (form) t.textContent = was.utc;
+        delete was.utcTitle; delete was.utc;
+      }
+    });
+    $$("[data-times-form]", at).forEach((f) => {
+      $$("button", f).forEach((b) => b.setAttribute("aria-pressed", String((b.value === "local") === local)));
+      $("[data-times-note]", f).textContent = local ? `${zone(new Date())} now` : "";
+    });
+  };
+  inZone(document);
+  $$("[data-times-form]").forEach((f) => f.addEventListener("submit", async (e) => {
+    e.preventDefault(); e.stopPropagation();
+    const choice = e.submitter?.value === "local" ? "local" : "utc";
+    document.documentElement.dataset.times = choice;
+    inZone(document);
+    say(choice === "local" ? `Times are local, ${zone(new Date())} now` : "Times are in UTC");
+    try { await fetch(f.action, { method: "POST", body: new URLSearchParams({ times: choice }), redirect: "manual" }); } catch { /* then it holds for this page */ }
+  }));
+
   // on a narrow screen the navigation scrolls: bring where one is into view
   const here = $(".nav [aria-current]");
   if (here && here.parentElement.scrollWidth > here.parentElement.clientWidth) here.parentElement.scrollLeft = here.offsetLeft - 60;
@@ -66,18 +111,19 @@
   // A list marked data-rows keeps its rows; newer ones announce themselves and come when asked for.
   const pill = $("[data-live-pill]"), banner = $("#lost");
   if (pill && window.EventSource) {
-    let paused = false, lost = null, heard = Date.now(), source = null, due = null, asking = false, again = false;
+    let paused = false, over = false, lost = null, heard = Date.now(), source = null, due = null, asking = false, again = false;
     const only = document.body.querySelector("[data-live-stream]")?.dataset.liveStream;
     const show = () => {
       pill.hidden = false;
       pill.classList.toggle("is-lost", !!lost && !paused);
       pill.setAttribute("aria-pressed", String(!paused));
-      const word = paused ? "Paused" : lost ? "Reconnecting" : "Live";
+      const word = paused ? "Paused" : over ? "Signed out" : lost ? "Reconnecting" : "Live";
       if (pill.textContent !== word) { pill.textContent = word; say(word); }
-      if (banner) { banner.hidden = !lost || paused; if (lost) $("[data-lost-since]", banner).textContent = lost.toISOString().slice(11, 19) + " UTC"; }
+      if (banner) { banner.hidden = !lost || paused; if (lost) $("[data-lost-since]", banner).textContent = areLocal() ? `${clock(lost)} ${zone(lost)}` : lost.toISOString().slice(11, 19) + " UTC"; }
     };
     const swap = (page) => {
       const fresh = parsed(page);
+      inZone(fresh);
       if (!$("#main", fresh)) { location.reload(); return; }
       const rows = $("[data-rows]"), freshRows = $("[data-rows]", fresh);
       $$("[data-live]").forEach((old) => {
@@ -111,13 +157,22 @@
       b.hidden = news.length === 0;
       if (news.length) { $("[data-fresh-n]", b).textContent = news.length === 1 ? "1 newer call" : `${news.length} newer calls`; }
     };
+    // Whoever is writing keeps the page and what they wrote; everybody else goes to the door.
+    const ended = (door) => {
+      if ($("form[data-sent]")) return; // it leaves already, perhaps because of signing out
+      if (!$("form[data-touched]")) { location.href = door; return; }
+      over = true; lost = lost || new Date(); source?.close();
+      const why = $("[data-lost-why]");
+      if (why) why.textContent = "Your session has ended, and nothing of what you wrote was sent. Copy it, then sign in again.";
+      show();
+    };
     const refresh = async () => {
-      if (paused) return;
+      if (paused || over) return;
       if (asking) { again = true; return; }
       asking = true;
       try {
         const answer = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "follow" });
-        if (answer.redirected && new URL(answer.url).pathname.endsWith("/sign-in")) { location.href = answer.url; return; }
+        if (answer.redirected && new URL(answer.url).pathname.endsWith("/sign-in")) { ended(answer.url); return; }
         if (answer.ok) swap(await answer.text());
       } catch { /* the stream says when it is back */ } finally {
         asking = false;
@@ -135,13 +190,13 @@
       source.onerror = () => { if (!lost) { lost = new Date(); show(); } };
     };
     setInterval(() => {
-      if (paused) return;
+      if (paused || over) return;
       if (!lost && Date.now() - heard > 4500) { lost = new Date(heard); show(); }
-      if (lost && source?.readyState === EventSource.CLOSED) open();
+      if (lost && source?.readyState === EventSource.CLOSED) { open(); refresh(); }
     }, 1000);
     pill.addEventListener("click", () => {
       paused = !paused;
-      if (paused) { source?.close(); } else { lost = null; heard = Date.now(); open(); }
+      if (paused) { source?.close(); } else { lost = null; over = false; heard = Date.now(); open(); }
       show();
     });
     $("[data-fresh]")?.addEventListener("click", () => location.reload());

@@ -121,7 +121,7 @@
         } else hash = await sha256(Uint8Array.of(1), hash, step);
         fn = Math.floor(fn / 2); sn = Math.floor(sn / 2);
       }
-      need(sn === 0 && same(hash, seen.root), "the last entry is not in the tree that was signed");
+      need(sn === 0 && same(hash, seen.root), "the proof does not lead to the root that was signed: this call was changed, or another entry of the log");
       return `The last entry is leaf ${index} of the ${seen.size} that the signed head covers, by a proof of ${proof.length} hashes.`;
     },
     Signature: async () => {
