@@ -237,10 +237,21 @@ class TallyDocument(Shape):
     latency: LatencyDocument
 
 
+class MinuteDocument(Shape):
+    """Calls by the minute in which they were asked for; of latency see LatencyDocument."""
+
+    began: Time
+    asked: int
+    failed: int
+    p50_ms: int | None
+    p95_ms: int | None
+
+
 class LatelyDocument(TallyDocument):
     """Calls of the last hour by all gateways, from the store."""
 
     window_s: int
+    by_minute: list[MinuteDocument] = Field(description="Minutes without calls are left out.")
 
 
 class HealthDocument(Shape):
@@ -314,7 +325,13 @@ class ServerPage(ListPage):
                 "last_failure_at": None,
                 "last_failure_kind": None,
             },
-            "lately": {**TALLY_EXAMPLE, "window_s": 3600},
+            "lately": {
+                **TALLY_EXAMPLE,
+                "window_s": 3600,
+                "by_minute": [
+                    {"began": "2026-01-01T00:00:00.000Z", "asked": 31, "failed": 1, "p50_ms": 54, "p95_ms": 91}
+                ],
+            },
             "connection": None,
         }
     )

@@ -16,14 +16,23 @@ from app.core.errors import RunNotFound
 from app.domain.runs.engine.viewing import STATES_OF_STATUS, notice_of, status_of
 from app.domain.runs.transitions import RUN
 from app.edge.cursors import list_cursor, list_position
-from app.edge.parameters import documented_parameters, limit_in, name_in, newest_in, parameters, prefix_in, status_in
+from app.edge.parameters import (
+    documented_parameters,
+    limit_in,
+    milliseconds_in,
+    name_in,
+    newest_in,
+    parameters,
+    prefix_in,
+    status_in,
+)
 from app.edge.permissions import require, scope_of
 from app.edge.problems import documented
 from app.edge.runs import own_run_id, run_seen_by
 from app.edge.services import Services
 from app.postgres.run_lists import ListedJournal, ListedRun, list_journals, list_runs
 
-_FILTERS: Final = ("status", "procedure", "prefix", "principal_id", "newest", "cursor", "limit")
+_FILTERS: Final = ("status", "procedure", "prefix", "principal_id", "since", "until", "newest", "cursor", "limit")
 
 
 def router(services: Services) -> APIRouter:
@@ -46,10 +55,12 @@ def router(services: Services) -> APIRouter:
                 services.sessions,
                 scope_of(principal),
                 states=None if status is None else STATES_OF_STATUS[status],
-                is_waiting_for_person=None if status is None else status == "waiting_for_human",
+                is_waiting_for_person=status == "waiting_for_human",
                 procedure=name_in(given, "procedure"),
                 prefix=qualify(principal.tenant, prefix_in(given)),
                 principal_id=name_in(given, "principal_id"),
+                since_ms=milliseconds_in(given, "since"),
+                until_ms=milliseconds_in(given, "until"),
                 before=list_position("runs", given.get("cursor")),
                 limit=limit_in(given),
                 worker_seen_ms=services.runs.ports.lease_ms,

@@ -95,7 +95,12 @@ class SignalBody(Part):
         """The person's own; InputMalformed where it is incomplete, or of a signal."""
         given = own_signature(self.signature, self.key_id, self.answered_at, "answered_at")
         if given is not None and self.path is None:
-            raise InputMalformed("a signal is not signed", expected="an answer: `path` and `answer`", found="a name")
+            raise InputMalformed(
+                "a signal is not signed",
+                expected="an answer: `path` and `answer`",
+                found="a name",
+                remedy="Leave the signature out.",
+            )
         return None if given is None else OwnSignature(*given)
 
 
@@ -196,7 +201,12 @@ def router(services: Services) -> APIRouter:
                 at = number_in(given, "at")
                 last = (await engine.ports.runs.load(run_id)).run.head.sequence_number
                 if not 1 <= at <= last:
-                    raise InputMalformed(f"the run has no entry {at}", expected=f"1 to {last}", found=at)
+                    raise InputMalformed(
+                        f"the run has no entry {at}",
+                        expected=f"1 to {last}",
+                        found=at,
+                        remedy="Name an entry that it has; without `at` it is the last one.",
+                    )
                 run = await engine.ports.runs.load_at(run_id, at)
             else:
                 run = (await engine.ports.runs.load(run_id)).run
@@ -222,7 +232,12 @@ def router(services: Services) -> APIRouter:
             body = await read_body(request.scope, request.receive, SignalBody)
             is_answer = body.path is not None
             if is_answer == (body.name is not None):
-                raise InputMalformed("an answer has a path, a signal has a name", expected="one of them")
+                raise InputMalformed(
+                    "an answer has a path, a signal has a name",
+                    expected="one of them",
+                    found="both" if is_answer else "neither",
+                    remedy="Send `path` and `answer`, or `name` and `value`.",
+                )
             action: Action = "answer_run" if is_answer else "signal_run"
             run_id = await run_seen_by(services, principal, request.path_params["run_id"], action)
             await _require_on(services, principal, action, run_id)
@@ -242,7 +257,9 @@ def router(services: Services) -> APIRouter:
             elif body.name is not None:
                 signal_id = body.signal_id or services.clock.new_id()
                 await engine.answering.signal(run_id, body.name, signal_id, value, principal)
-            return json_answer(await _shown(services, principal.tenant, run_id))
+            # Who sends many signals is not to have the journal read for each of them.
+            steps_max = RUN_PAGE_RECORDS_MAX if is_answer else 0
+            return json_answer(await _shown(services, principal.tenant, run_id, steps_max=steps_max))
 
     @routes.post(
         "/v1/runs/{run_id}/cancel",

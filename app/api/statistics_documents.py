@@ -59,7 +59,7 @@ class StatisticsDocument(Shape):
     )
     since: Time
     until: Time
-    span_s: int = Field(description="60, 1800 or 86400, by the length of the window.")
+    span_s: int = Field(description="60, 1800, 14400 or 86400, by the length of the window.")
     total: TotalDocument
     decided_by: dict[str, int] = Field(description="Decisions by policy, person, expiry and withdrawal.")
     rules: dict[str, int] = Field(description="Decisions by the policies that determined them.")

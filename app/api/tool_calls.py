@@ -63,7 +63,7 @@ class ToolCalls:
             call = self._checked_call(scope, body, principal)
             answer = await self._answer(call, body)
             if answer.effect is not None:
-                await send_effect(send, answer)
+                await send_effect(scope, send, answer)
             elif answer.state == "DENIED":
                 await denied(answer)(scope, receive, send)
             else:

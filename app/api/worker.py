@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -127,7 +127,9 @@ def router(services: Services) -> APIRouter:
         parameters(request)
         body = await read_body(request.scope, request.receive, BeatRequest)
         if [one.run_id for one in body.runs] != [own_id]:
-            raise InputMalformed("the heartbeat of one run names this one", expected=own_id)
+            raise InputMalformed(
+                "the heartbeat of one run names this one", expected=own_id, remedy="Name the run that is in the path."
+            )
         runs = [one.model_copy(update={"run_id": run_id}) for one in body.runs]
         (answer,) = await services.runs.leasing.beat(body.model_copy(update={"runs": runs}), principal)
         if not answer.sequence_number:
@@ -159,7 +161,7 @@ def router(services: Services) -> APIRouter:
                     "directive": answer.directive,
                     "reason": answer.reason,
                     "sequence_number": answer.sequence_number,
-                    "news": await shown_records(services, principal, answer.news),
+                    "news": await shown_records(services, principal, answer.news, answer.effects),
                     "result": result,
                 }
             )
@@ -225,7 +227,7 @@ def _qualified(body: PutRequest, principal: Principal) -> PutRequest:
         if "/" in then.run_id:
             raise SchemaViolation("the body at /then/run_id", expected="an id without /", found=then.run_id[:64])
         then = then.model_copy(update={"run_id": qualified(principal, then.run_id)})
-    return body.model_copy(update={"then": then})
+    return body if then is body.then else body.model_copy(update={"then": then})
 
 
 def _position(given: str | None, first: int) -> int:
@@ -234,14 +236,21 @@ def _position(given: str | None, first: int) -> int:
         return first
     if re.fullmatch(r"0|-?[1-9][0-9]{0,15}", given) is None or abs(int(given)) > SAFE_INTEGER_MAX:
         expected = f"a whole number, -{SAFE_INTEGER_MAX} to {SAFE_INTEGER_MAX}"
-        raise InputMalformed("after_seq", expected=expected, found=given[:32])
+        raise InputMalformed(
+            "after_seq", expected=expected, found=given[:32], remedy="Correct the parameter that is named."
+        )
     return max(first, int(given))
+
+
+# `asdict` would copy input and policy, part by part.
+_TOLD_OF_RUN: Final = tuple(field.name for field in fields(LeasedRun))
 
 
 def _leased(run: LeasedRun, observer: RunObserver | None) -> dict[str, Any]:
     is_sampled = observer is None or observer.is_sampled_run(run.run_id, run.procedure)
+    told = {name: getattr(run, name) for name in _TOLD_OF_RUN}
     return {
-        **asdict(run),
+        **told,
         "run_id": own_run_id(run.tenant, run.run_id),
         "input": run.input.to_json(),
         "policy": run.policy.to_json(),

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from app.cli.installation import SCHEMAS
 from app.core.canonical import canonical_bytes, parse_object
+from app.core.chain import Head
 from app.core.errors import BundleInvalid
 from app.core.limits import BLOB_PIECE_BYTES, BUNDLE_LINE_BYTES_MAX, BUNDLE_STREAMS_IN_MEMORY_MAX
-from app.domain.ledger.checks import EntryPlace, Erased, Kinds, Origin, Reference, ReferredBlob, Standing
+from app.domain.ledger.checks import (
+    EntryPlace,
+    Erased,
+    Kinds,
+    Origin,
+    Reference,
+    ReferredBlob,
+    Standing,
+    WholeStream,
+    kind_name,
+)
 from app.domain.log.bundle import MANIFEST
 from app.domain.log.bundled_blobs import missing_from_bundle
+from app.domain.log.streams import NotRemembered
+
+_WHOLE_TOGETHER: Final = 4_096
+_BLOCK_BYTES: Final = 262_144
 
 
 class FolderFiles:
@@ -37,12 +53,30 @@ class FolderFiles:
 
     def lines(self, name: str) -> Iterator[bytes]:
         try:
-            with self._file(name).open("rb") as file:
-                while line := file.readline(BUNDLE_LINE_BYTES_MAX + 1):
-                    self._seen(len(line))
+            with self._file(name).open("rb", buffering=_BLOCK_BYTES) as file:
+                unseen = 0
+                for line in iter(partial(file.readline, BUNDLE_LINE_BYTES_MAX + 1), b""):
                     yield line
+                    unseen += len(line)
+                    if unseen >= _BLOCK_BYTES:
+                        self._seen(unseen)
+                        unseen = 0
+                self._seen(unseen)
         except OSError as error:
             raise self._unreadable(name, error) from None
+
+    def has(self, name: str, text: bytes) -> bool:
+        """Whether the text stands anywhere in the file."""
+        try:
+            with self._file(name).open("rb", buffering=0) as file:
+                rest = b""
+                while block := file.read(_BLOCK_BYTES):
+                    if text in block or text in rest + block[: len(text)]:
+                        return True
+                    rest = block[-len(text) :]
+        except OSError as error:
+            raise self._unreadable(name, error) from None
+        return False
 
     def pieces(self, name: str, *, bytes_max: int) -> Iterator[bytes]:
         try:
@@ -117,7 +151,9 @@ class DiskMemory:
         self._recent: OrderedDict[str, Standing] = OrderedDict()
         self._streams_max = streams_max
         self._has_origins = False  # most bundles have none
-        self._has_spilled = not is_new
+        self._has_spilled = self._has_whole = not is_new
+        self._whole: list[tuple[object, ...]] = []  # that are not on disk yet, and the claims of those
+        self._whole_claims: list[tuple[str, str]] = []
         # An empty name: a private file, removed when it is closed; little of it is kept in memory.
         self._disk = sqlite3.connect("" if path is None else path, isolation_level=None)
         self._blobs = BlobList(self._disk, is_new=is_new)
@@ -127,6 +163,8 @@ class DiskMemory:
             """
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
             CREATE TABLE streams (stream TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
+            CREATE TABLE whole (stream TEXT PRIMARY KEY, number INTEGER, digest TEXT, state TEXT, artifact_digest TEXT)
+                WITHOUT ROWID;
             CREATE TABLE claims (key TEXT PRIMARY KEY, stream TEXT NOT NULL) WITHOUT ROWID;
             CREATE TABLE erasures (stream, last_number, last_digest, payloads, key_digest, system_stream, number);
             CREATE TABLE origins (stream TEXT, number INTEGER, digest TEXT, kept BLOB, PRIMARY KEY (stream, number))
@@ -141,10 +179,11 @@ class DiskMemory:
         if found is not None:
             self._recent.move_to_end(stream)
             return found
-        if not self._has_spilled:
-            return None
-        row = self._disk.execute("SELECT standing FROM streams WHERE stream = ?", (stream,)).fetchone()
-        return None if row is None else Standing.from_bytes(stream, row[0], self._kinds)
+        if self._has_spilled:
+            row = self._disk.execute("SELECT standing FROM streams WHERE stream = ?", (stream,)).fetchone()
+            if row is not None:
+                return Standing.from_bytes(stream, row[0], self._kinds)
+        return self._load_whole(stream) if self._has_whole else None
 
     def store(self, stream: str, standing: Standing) -> None:
         self._recent[stream] = standing
@@ -153,9 +192,43 @@ class DiskMemory:
             oldest, spilled = self._recent.popitem(last=False)
             self._spill(oldest, spilled)
 
+    def _load_whole(self, stream: str) -> Standing | None:
+        row = self._disk.execute("SELECT * FROM whole WHERE stream = ?", (stream,)).fetchone()
+        if row is None:
+            return None
+        head, kind = Head(*row[1:]), self._kinds[kind_name(stream)]
+        return Standing(stream, kind, kind.begin(), head, goes_on=False, payloads_present=head.sequence_number)
+
+    def remember_whole(self, stream: str, whole: WholeStream) -> None:
+        self._whole.append((stream, *whole.head))
+        if whole.key_digest is not None:
+            self._whole_claims.append((whole.key_digest, stream))
+        if len(self._whole) >= _WHOLE_TOGETHER:
+            self._store_whole()
+
+    def _store_whole(self) -> None:
+        self._has_whole = True
+        try:
+            self._disk.executemany("INSERT INTO whole VALUES (?, ?, ?, ?, ?)", self._whole)
+            self._disk.executemany("INSERT INTO claims VALUES (?, ?)", sorted(self._whole_claims))
+        except sqlite3.IntegrityError:
+            raise NotRemembered("a stream or key comes twice") from None
+        self._whole.clear()
+        self._whole_claims.clear()
+
+    def count_whole(self) -> Mapping[str, int]:
+        if self._whole:
+            self._store_whole()
+        if not self._has_whole:
+            return {}
+        self._spill_all()
+        if self._disk.execute("SELECT 1 FROM whole JOIN streams USING (stream) LIMIT 1").fetchone():
+            raise NotRemembered("a stream goes on after its end")
+        counted = "SELECT substr(stream, 1, instr(stream, ':') - 1) AS kind, count(*) FROM whole GROUP BY kind"
+        return dict(self._disk.execute(counted))
+
     def all(self) -> Iterator[tuple[str, Standing]]:
-        while self._recent:
-            self._spill(*self._recent.popitem())
+        self._spill_all()
         for stream, standing in self._disk.execute("SELECT stream, standing FROM streams ORDER BY stream"):
             yield stream, Standing.from_bytes(stream, standing, self._kinds)
 
@@ -217,10 +290,14 @@ class DiskMemory:
         return None if found is None else str(found[0])
 
     def leave(self) -> None:
-        """All of it is in its file from here on."""
+        """All of it is in its file from here on. NotRemembered as `count_whole`."""
+        self.count_whole()
+        self._spill_all()
+        self._disk.execute("COMMIT")
+
+    def _spill_all(self) -> None:
         while self._recent:
             self._spill(*self._recent.popitem())
-        self._disk.execute("COMMIT")
 
     def _spill(self, stream: str, standing: Standing) -> None:
         self._has_spilled = True

@@ -1,29 +1,39 @@
-"""A bundle that several processes verify: each a share of its streams, this one the rest."""
+"""A bundle that is accepted by shares of its streams: by one, in this process, or by several, each in its own."""
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
 
 from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
+from app.cli.leaf_file import LeafFile, joined_leaves, read_leaves
 from app.cli.shared_memory import SharedMemory
 from app.cli.verify_workers import CannotStart, Start, Workers, say_alone, usable_cores
 from app.core.errors import TgaError, VerificationUnfinished
 from app.core.limits import BUNDLE_SHARED_FROM_BYTES
-from app.core.merkle import HASH_BYTES, Hash
 from app.core.note import TreeHead, VerifierKey
 from app.domain.ledger.checks import Kinds, Report
 from app.domain.log.bundle import ENTRIES
 from app.domain.log.bundle_report import BundleReport
 from app.domain.log.bundle_verification import verify_bundle
 from app.domain.log.heads import fits
-from app.domain.log.shares import Forked, Gathered, NotShared, find_forks, share_of, sources_of
+from app.domain.log.shares import (
+    FORK,
+    Forked,
+    Gathered,
+    NotShared,
+    Share,
+    Shares,
+    ShareWalk,
+    find_forks,
+    share_of,
+    sources_of,
+)
+from app.domain.log.streams import NotRemembered, StreamMemory
 from app.domain.runs.verification import stream_checks
-
-_READ_LEAVES: Final = 2_048
 
 
 def jobs_for(folder: Path, jobs: int | None) -> int:
@@ -45,17 +55,24 @@ def accept_in_jobs(
     start: Start = Workers,
 ) -> BundleReport | None:
     """The report on a bundle in which nothing is wrong; None where one walk has to judge it, which says nothing about
-    it. VerificationUnfinished when a process did not end as it should. `start` starts the jobs."""
+    it: also where there is no room on disk for what shares keep, of which one walk needs less. VerificationUnfinished
+    when a process did not end as it should. `start` starts the jobs."""
     kinds, report = stream_checks(), BundleReport()
     files = FolderFiles(folder, seen=seen)
     with ExitStack() as stack:
         try:
-            forks = find_forks(FolderFiles(folder).lines(ENTRIES), kinds)
+            entries = FolderFiles(folder)
+            forks = find_forks(entries.lines(ENTRIES), kinds) if entries.has(ENTRIES, FORK) else []
             sources = sources_of(forks)
             own = stack.enter_context(DiskMemory(kinds))
-            memory = SharedMemory(kinds, own, lambda stream: share_of(stream.encode(), jobs, sources))
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tga-verify-")))
-            shares = stack.enter_context(_Shares(folder, home, jobs, forks, kinds, memory, start))
+            memory: StreamMemory = own
+            shares: Shares
+            if jobs == 1:
+                shares = stack.enter_context(_Alone(forks, kinds, own))
+            else:
+                home = Path(stack.enter_context(_temporary_folder()))
+                memory = joined = SharedMemory(kinds, own, lambda stream: share_of(stream.encode(), jobs, sources))
+                shares = stack.enter_context(_Shares(folder, home, jobs, forks, kinds, joined, start))
             for _ in verify_bundle(
                 files,
                 keys,
@@ -73,9 +90,31 @@ def accept_in_jobs(
             return None
         except VerificationUnfinished:
             raise
-        except (NotShared, TgaError):
+        except (NotShared, NotRemembered, TgaError, OSError, sqlite3.Error):
             return None
     return report if report.is_sound else None
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tga-verify-")
+
+
+class _Alone(ExitStack):
+    """All streams as one share, which this process judges while it reads the lines."""
+
+    def __init__(self, forks: Sequence[Forked], kinds: Kinds, memory: DiskMemory) -> None:
+        super().__init__()
+        with _temporary_folder() as home:  # open files outlive it: whatever ends this process, nothing is left
+            path = Path(home) / "leaves"
+            self._leaves = self.enter_context(LeafFile(path))
+            self._told = self.enter_context(path.open("rb"))
+        self._walk = ShareWalk(Share(0, 1, forks), kinds, memory=memory, put=self._leaves.put)
+        self.take = self._walk.take
+
+    def gather(self) -> Gathered:
+        report = self._walk.end()
+        self._leaves.flush()
+        return Gathered([report], joined_leaves([self._told]))
 
 
 class _Shares(ExitStack):
@@ -93,8 +132,7 @@ class _Shares(ExitStack):
     ) -> None:
         super().__init__()
         self._kinds, self._memory = kinds, memory
-        self._leaves = home / "leaves"
-        self._leaves.touch(mode=0o600)
+        self._leaves = [home / f"leaves-{index}" for index in range(jobs)]
         self._files = [home / f"share-{index}" for index in range(jobs)]
         said = [[stream, list(origin)] for stream, origin in forks]
         self._workers = self.enter_context(
@@ -107,12 +145,15 @@ class _Shares(ExitStack):
                         "of": jobs,
                         "forks": said,
                         "memory": str(path),
-                        "leaves": str(self._leaves),
+                        "leaves": str(leaves),
                     }
-                    for index, path in enumerate(self._files)
+                    for index, (path, leaves) in enumerate(zip(self._files, self._leaves, strict=True))
                 ]
             )
         )
+
+    def take(self, number: int, stream: bytes, raw: bytes) -> None:
+        """The processes read the bundle themselves."""
 
     def gather(self) -> Gathered:
         counts = []
@@ -124,10 +165,4 @@ class _Shares(ExitStack):
         self._memory.join(
             [self.enter_context(DiskMemory(self._kinds, path=path, is_new=False)) for path in self._files]
         )
-        return Gathered([Report(**one) for one in counts], self._read_leaves())
-
-    def _read_leaves(self) -> Iterator[Hash]:
-        with self._leaves.open("rb") as file:
-            while piece := file.read(HASH_BYTES * _READ_LEAVES):
-                for at in range(0, len(piece), HASH_BYTES):
-                    yield Hash(piece[at : at + HASH_BYTES])
+        return Gathered([Report(**one) for one in counts], read_leaves(self._leaves))

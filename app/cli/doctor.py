@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import typer
@@ -36,6 +35,7 @@ from app.gateway.policy_file import load_policy
 from app.keys.keyring import SEALING_VARIABLE, SIGNING_VARIABLE, Keyring
 from app.keys.log_signer import load_memory
 from app.postgres.api_keys import PostgresAccess
+from app.postgres.clock_difference import CLOCKS_APART_MS_MAX, load_ahead_ms
 from app.postgres.database import Database, is_made, open_database
 from app.postgres.guards import find_problems
 from app.postgres.ledger import PostgresLedger
@@ -45,7 +45,6 @@ from app.postgres.system import PostgresSystemRows
 from app.postgres.tree import PostgresTree
 from app.settings import Settings
 
-_CLOCKS_APART_MS_MAX: Final = 2_000
 _WAITING: Final = """
 SELECT waiting, count(*) AS many FROM tga.at_rest
  WHERE waiting IS NOT NULL AND (stream < 'run:' OR stream >= 'run;') GROUP BY waiting
@@ -186,12 +185,8 @@ async def _database(settings: Settings, config: Config | None) -> AsyncIterator[
 
 
 async def _clock(sessions: Sessions) -> Finding:
-    before = datetime.now(UTC)
-    (row,) = await sessions.fetch("SELECT clock_timestamp() AS now")
-    after = datetime.now(UTC)
-    # The question took its time: what lies within it is no difference.
-    apart = max((before - row["now"]).total_seconds(), (row["now"] - after).total_seconds(), 0.0) * 1000
-    is_right = apart <= _CLOCKS_APART_MS_MAX
+    apart = abs(await load_ahead_ms(sessions, SystemClock()))
+    is_right = apart <= CLOCKS_APART_MS_MAX
     remedy = None if is_right else "Set both clocks by NTP: requests expire by the database's, and are dated by ours."
     return Finding("clock", is_right, f"{apart:.0f} ms from the database's", remedy)
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from app.cli.bundle_files import DiskMemory
-from app.domain.ledger.checks import EntryPlace, Erased, Kinds, Origin, Reference, ReferredBlob, Standing, kind_name
+from app.domain.ledger.checks import (
+    EntryPlace,
+    Erased,
+    Kinds,
+    Origin,
+    Reference,
+    ReferredBlob,
+    Standing,
+    WholeStream,
+    kind_name,
+)
 from app.domain.log.shares import NotShared
 
 
@@ -46,6 +57,15 @@ class SharedMemory:
     def all(self) -> Iterator[tuple[str, Standing]]:
         every = [memory.all() for memory in (self._own, *self._shares)]
         return heapq.merge(*every, key=lambda found: found[0])
+
+    def remember_whole(self, stream: str, whole: WholeStream) -> None:
+        self._of(stream).remember_whole(stream, whole)
+
+    def count_whole(self) -> Mapping[str, int]:
+        found: Counter[str] = Counter()
+        for memory in (self._own, *self._shares):
+            found.update(memory.count_whole())
+        return found
 
     def claim(self, key: str, stream: str) -> str:
         holders = (share.claimed_by(key) for share in self._shares)

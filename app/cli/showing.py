@@ -117,5 +117,5 @@ def confirmed(question: str, *, yes: bool) -> bool:
     if yes:
         return True
     if not is_watched():
-        raise ConfirmationNeeded("there is no terminal to ask on", found=question)
+        raise ConfirmationNeeded(f'there is no terminal on which to ask "{question}"')
     return output.input(f"{escape(question)} [dim](y/N)[/] ").strip().lower() in ("y", "yes")

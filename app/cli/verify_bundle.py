@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from app.cli.bundle_files import DiskMemory, FolderFiles, own_schemas
 from app.cli.bundle_jobs import accept_in_jobs, jobs_for
 from app.cli.concerned_call import BundledCalls, ConcernedCall
 from app.cli.showing import counted, output, printable
-from app.core.errors import BundleInvalid, NoteInvalid, SettingInvalid, TgaError
+from app.core.errors import BundleInvalid, NoteInvalid, SettingInvalid, TgaError, VerificationUnfinished
 from app.core.limits import NOTE_BYTES_MAX
 from app.core.merkle import Hash
 from app.core.note import PROOF_HEADER, TlogProof, VerifierKey, open_note
@@ -27,11 +28,13 @@ from app.domain.log.bundle_verification import verify_bundle
 from app.domain.log.bundled_blobs import BlobReport
 from app.domain.log.epochs import keys_for
 from app.domain.log.heads import SignedHead, fits
+from app.domain.runs.transitions import RUN
 from app.domain.runs.verification import stream_checks
 from app.domain.system.documents import SYSTEM
 from app.domain.tga.transitions import TRACE
 
 _KEY: Final = "name+id+base64, or a file of them"
+_MORE_ROOM: Final = "Make room in the folder for temporary files, or set TMPDIR to another one, and verify again."
 
 
 async def verify_bundle_command(
@@ -45,11 +48,11 @@ async def verify_bundle_command(
 ) -> bool:
     """True when the bundle is sound; `with_blobs`: one that was exported without its blobs is not. `key`: the log's
     verifier key, or a file of them, from another source. `heads`: files with heads or receipts that were kept from this
-    log. `jobs`: in so many processes (None: as many as are worth it); what they do not accept this one judges."""
+    log. `jobs`: in so many processes (None: as many as are worth it). What is not accepted line by line is judged."""
     keys = load_keys(key)
     held = [read_held(path, keys).head for path in heads]
     calls, out = BundledCalls(FolderFiles(folder)), _Json() if as_json else _Words()
-    count, report = jobs_for(folder, jobs), None
+    count = jobs_for(folder, jobs)
     with _progress(folder) as progress:
         task = next(iter(progress.task_ids), None)
 
@@ -57,18 +60,22 @@ async def verify_bundle_command(
             if task is not None:
                 progress.advance(task, read)
 
-        if count > 1:
-            report = accept_in_jobs(folder, keys, held, count, seen=seen)
+        report = accept_in_jobs(folder, keys, held, count, seen=seen)
         if report is None:
             if task is not None:
                 progress.reset(task)
             report, kinds = BundleReport(), stream_checks()
             files, schemas = FolderFiles(folder, seen=seen), own_schemas()
-            with DiskMemory(kinds) as memory:
-                for error in verify_bundle(
-                    files, keys, verify=fits, memory=memory, report=report, schemas=schemas, kinds=kinds, held=held
-                ):
-                    out.finding(error, calls.of(error))
+            try:
+                with DiskMemory(kinds) as memory:
+                    for error in verify_bundle(
+                        files, keys, verify=fits, memory=memory, report=report, schemas=schemas, kinds=kinds, held=held
+                    ):
+                        out.finding(error, calls.of(error))
+            except sqlite3.Error as error:
+                raise VerificationUnfinished(
+                    "what is remembered of the streams could not be kept on disk", found=error, remedy=_MORE_ROOM
+                ) from None
         if with_blobs and report.manifest is not None and not report.manifest.blobs:
             report.findings += 1
             out.finding(BundleInvalid("the bundle was exported without blobs", remedy="Export it with --blobs."), None)
@@ -135,6 +142,8 @@ def checked(report: BundleReport) -> dict[str, Any]:
         "heads_signed": report.heads_signed,
         "traces": streams.of_kind[TRACE.name],
         "traces_unfinished": streams.unfinished[TRACE.name],
+        "runs": streams.of_kind[RUN.name],
+        "runs_unfinished": streams.unfinished[RUN.name],
         "system_streams": streams.of_kind[SYSTEM.name],
         "decisions_signed": streams.signatures,
         "decisions_signed_by_retired_keys": streams.signatures_by_retired_keys,

@@ -14,18 +14,18 @@ import sqlite3
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, aclosing, suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from app.cli.bundle_files import DiskMemory, FolderFiles
+from app.cli.leaf_file import LeafFile
 from app.core.errors import TgaError
-from app.core.merkle import HASH_BYTES, Hash
 from app.domain.ledger.checks import EntryPlace, ReferredBlob, Report
 from app.domain.ledger.verification import Walk, verify_streams
 from app.domain.log.bundle import ENTRIES
 from app.domain.log.shares import Forked, NotShared, Share, walk_share
+from app.domain.log.streams import NotRemembered
 from app.domain.runs.verification import stream_checks
 
 
@@ -56,32 +56,6 @@ def say(document: Any) -> None:
     sys.stdout.flush()
 
 
-class LeafFile(AbstractContextManager["LeafFile"]):
-    """Hashes of leaves, each at its number; those that follow one another are written together."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("r+b", buffering=0)
-        self._first = 0
-        self._waiting = bytearray()
-
-    def put(self, number: int, leaf: Hash) -> None:
-        if number != self._first + len(self._waiting) // HASH_BYTES or len(self._waiting) >= 65_536:
-            self.flush()
-            self._first = number
-        self._waiting += leaf
-
-    def flush(self) -> None:
-        self._file.seek(self._first * HASH_BYTES)
-        if self._file.write(self._waiting) != len(self._waiting):
-            raise OSError("hashes of leaves could not be written: is the disk full?")
-        self._waiting.clear()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-
 def accept_share(job: dict[str, Any]) -> dict[str, Any]:
     """The counts of its report; what it remembers, and its leaves, are in the files that the job names."""
     kinds = stream_checks()
@@ -95,10 +69,10 @@ def accept_share(job: dict[str, Any]) -> dict[str, Any]:
         try:
             lines = FolderFiles(Path(job["folder"])).lines(ENTRIES)
             report = walk_share(lines, share, kinds, memory=memory, aside=aside, put=leaves.put)
-        except NotShared:
+            leaves.flush()
+            memory.leave()
+        except (NotShared, NotRemembered):
             return {"accepted": False}
-        leaves.flush()
-        memory.leave()
     return {"accepted": True, "counts": report.counts()}
 
 

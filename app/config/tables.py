@@ -244,7 +244,7 @@ class LuaConfig(_Table):
 
     enabled: bool = True
     children: Annotated[int, Field(ge=1, le=LUA_CHILDREN_MAX)] = 2
-    slots: Annotated[int, Field(ge=1, le=LUA_SLOTS_MAX)] = 32
+    slots: Annotated[int, Field(ge=1, le=LUA_SLOTS_MAX)] = 64
     strict_determinism: bool = False
     memory_bytes: Annotated[int, Field(ge=LUA_MEMORY_BYTES_MIN, le=LUA_MEMORY_BYTES_MAX)] = 67_108_864
     slice_cpu_ms: Annotated[int, Field(ge=10, le=LUA_CPU_MS_MAX)] = 2_000

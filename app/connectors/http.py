@@ -37,6 +37,7 @@ from app.core.limits import (
     NAME_CHARS_MAX,
     RESPONSE_BYTES_READ_MAX,
 )
+from app.domain.ledger.waiting import TimeLimit
 from app.domain.tga.documents import Base64Output, DigestOutput, JsonOutput, ToolCall
 from app.domain.tga.ports import Answered, Dispatched, MaySend, NotSent, Output, Unknown, Withheld
 
@@ -72,14 +73,14 @@ class HttpConnector:
             return NotSent("the connector is closed")
         try:
             headers = self._credentials.headers() | _headers(call, traceparent)
-            body = canonical_bytes(call.arguments if arguments is None else arguments)
+            body = call.written_arguments() if arguments is None else canonical_bytes(arguments)
         except CredentialUnavailable as error:
             return NotSent(plain(f"no credential: {error}"))
         except (InputMalformed, InputTooLarge) as error:  # its text may show a part of them
             return NotSent(f"the arguments cannot be written: {error.code}", is_hopeless=True)
         exchange = _Exchange()
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with TimeLimit(timeout_ms / 1000, asyncio.get_running_loop()):
                 await self._exchange(call.tool_name, headers, body, exchange, may_send)
         except SendingWithheld:
             return Withheld()
@@ -142,25 +143,26 @@ class _Exchange:
 
     def _read_answer(self, answer: Answer) -> Dispatched:
         status = answer.status
+        if 200 <= status < 300:
+            return Answered("SUCCESS", self.body.output(answer))
         said = plain(f"the server answered {status} {answer.reason}".rstrip())
         if is_retryable(status):
             # A server that honours keys answers 409 while it still works on the first request with this one.
             at_work = status == HTTPStatus.CONFLICT
             return Unknown("retryable_answer", said, retry_after_ms=retry_after_ms(answer.headers), is_at_work=at_work)
-        output = self.body.output(_media_type(answer))
-        if status < 300:
-            return Answered("SUCCESS", output)
         if status < 400:
             said += "; redirects are not followed: configure the address that is meant"
-        return Answered("FAILURE", output, error_code=f"HTTP_{status}", error_message=said)
+        return Answered("FAILURE", self.body.output(answer), error_code=f"HTTP_{status}", error_message=said)
 
 
 class _Body:
     """A response body in bounded memory: kept while it may still be stored, only hashed from there on."""
 
+    __slots__ = ("_hash", "_is_complete", "_kept", "_size_bytes")
+
     def __init__(self) -> None:
-        self._kept = bytearray()
-        self._hash = hashlib.sha256()
+        self._kept: bytes | bytearray = b""  # nothing of a body that is too large
+        self._hash: hashlib._Hash | None = None  # of one that is
         self._size_bytes = 0
         self._is_complete = False
 
@@ -178,26 +180,36 @@ class _Body:
 
     def _take(self, chunk: bytes) -> None:
         taken = chunk[: RESPONSE_BYTES_READ_MAX - self._size_bytes]
-        self._hash.update(taken)
         self._size_bytes += len(taken)
-        if self._size_bytes <= DOCUMENT_BYTES_MAX:
+        if self._hash is not None:
+            self._hash.update(taken)
+        elif self._size_bytes <= DOCUMENT_BYTES_MAX:
+            # Most come in one piece; others may come byte by byte, and are not copied for each.
+            if not self._kept:
+                self._kept = taken
+                return
+            if type(self._kept) is bytes:
+                self._kept = bytearray(self._kept)
             self._kept += taken
         else:
-            self._kept.clear()
+            self._hash = hashlib.sha256(self._kept)
+            self._hash.update(taken)
+            self._kept = b""
 
-    def output(self, media_type: str) -> Output | None:
-        if not self._is_complete or self._size_bytes > DOCUMENT_BYTES_MAX:
+    def output(self, answer: Answer) -> Output | None:
+        if not self._is_complete or self._hash is not None:
+            hashed = self._hash or hashlib.sha256(self._kept)
             return DigestOutput(
-                encoding="digest", sha256=self._hash.hexdigest(), size_bytes=self._size_bytes, truncated=True
+                encoding="digest", sha256=hashed.hexdigest(), size_bytes=self._size_bytes, truncated=True
             )
         if not self._kept:
             return None
         raw = bytes(self._kept)
         try:
-            return JsonOutput(encoding="json", value=storable_json(raw))
+            return JsonOutput.of_known({"encoding": "json", "value": storable_json(raw)})
         except (InputMalformed, InputTooLarge):
             data = base64.b64encode(raw).decode("ascii")
-            return Base64Output(encoding="base64", media_type=media_type, data=data)
+            return Base64Output(encoding="base64", media_type=_media_type(answer), data=data)
 
 
 def _headers(call: ToolCall, traceparent: str | None) -> dict[str, str]:

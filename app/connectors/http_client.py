@@ -11,8 +11,10 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import aiohappyeyeballs
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # commands use this client, and a trace's documents take long
 _FIELD_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET: Final = re.compile(r"/[!-~]*")
 _UNWRITABLE: Final = re.compile(r"[\x00\r\n]")
+_HEADER_SETS_KEPT: Final = 64
 _OURS: Final = {"User-Agent": f"tga/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
@@ -70,8 +73,7 @@ class HttpPool:
         self._keeps_alive = keeps_alive
         self._servers: dict[Origin, _Server] = {}
 
-    @asynccontextmanager
-    async def request(
+    def request(
         self,
         method: str,
         origin: Origin,
@@ -81,7 +83,7 @@ class HttpPool:
         body: bytes | None = None,
         sending: Sending | None = None,
         may_send: MaySend | None = None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AbstractAsyncContextManager[Answer]:
         """Send it once; the head of its answer is known inside. What is not read of the body is not fetched.
 
         Raises NotConnected when certainly nothing was sent, other HttpFailures afterwards, and ValueError for headers
@@ -90,21 +92,12 @@ class HttpPool:
         says no.
         """
         written = _written(method, origin, target, headers or {}, body, keeps_alive=self._keeps_alive)
-        server = self._server(origin)
-        async with server.places:
-            if self.is_closed:
-                raise NotConnected("the client is closed")
-            connection = server.idle_connection() or await server.connect()
-            try:
-                if may_send is not None and not await may_send():
-                    raise SendingWithheld("it was not to be sent")
-                if may_send is not None and not connection.is_fresh():
-                    raise NotConnected("the server spoke unasked, or left, before anything was sent")
-                answer = connection.ask(written, sending, self.intake)
-                await answer.head()
-                yield answer
-            finally:
-                server.give_back(connection, keeps_alive=self._keeps_alive and not self.is_closed)
+        return _Exchange(self, self._server(origin), written, sending, may_send)
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether a connection is kept for the next request."""
+        return self._keeps_alive and not self.is_closed
 
     async def verify_reachable(self, origin: Origin) -> None:
         """Raise NotConnected unless a connection can be made now. It is closed again, and nothing is sent on it."""
@@ -123,6 +116,55 @@ class HttpPool:
         for server in self._servers.values():
             server.close()
         await asyncio.sleep(0)  # the loop closes their sockets
+
+
+class _Exchange:
+    """One request and its answer, with the connection that it has until its `async with` ends. A class, because the
+    loop keeps a book of every generator that a decorated function would make."""
+
+    __slots__ = ("_connection", "_may_send", "_pool", "_sending", "_server", "_written")
+
+    def __init__(
+        self, pool: HttpPool, server: _Server, written: bytes, sending: Sending | None, may_send: MaySend | None
+    ) -> None:
+        # Set here for good.
+        self._pool = pool
+        self._server = server
+        self._written = written
+        self._sending = sending
+        self._may_send = may_send
+        # Set when there is one: then it is given back.
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Answer:
+        pool, server, may_send = self._pool, self._server, self._may_send
+        await server.places.acquire()
+        try:
+            if pool.is_closed:
+                raise NotConnected("the client is closed")
+            self._connection = connection = server.idle_connection() or await server.connect()
+            if may_send is not None and not await may_send():
+                raise SendingWithheld("it was not to be sent")
+            if may_send is not None and not connection.is_fresh():
+                raise NotConnected("the server spoke unasked, or left, before anything was sent")
+            answer = connection.ask(self._written, self._sending, pool.intake)
+            await answer.head()
+        except BaseException:
+            self._end()
+            raise
+        return answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            if self._connection is not None:
+                self._server.give_back(self._connection, keeps_alive=self._pool.may_keep)
+        finally:
+            self._server.places.release()
 
 
 class _Server:
@@ -217,21 +259,29 @@ def _written(
 ) -> bytes:
     if not _TARGET.fullmatch(target):
         raise ValueError("a target that cannot be written")
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {origin.host_header()}"]
-    given = {name.lower() for name in headers}
-    for name, value in _OURS.items():
-        if name.lower() not in given:
-            lines.append(f"{name}: {value}")
-    for name, value in headers.items():
-        if not _FIELD_NAME.fullmatch(name) or _UNWRITABLE.search(value):
-            raise ValueError("a header that cannot be written")
-        lines.append(f"{name}: {value}")
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {origin.host_header()}", *_ours_beside(tuple(headers))]
+    if _UNWRITABLE.search("".join(headers.values())):
+        raise _not_writable()
+    lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
     if not keeps_alive:
         lines.append("Connection: close")
     head = "\r\n".join(lines).encode("utf-8", "surrogateescape")
-    return head + b"\r\n\r\n" + (body or b"")
+    return b"%b\r\n\r\n%b" % (head, body or b"")
+
+
+@lru_cache(maxsize=_HEADER_SETS_KEPT)
+def _ours_beside(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The headers that every request has, without those that this one brings itself; and all of its names are sound."""
+    if not all(map(_FIELD_NAME.fullmatch, names)):
+        raise _not_writable()
+    given = {name.lower() for name in names}
+    return tuple(f"{name}: {value}" for name, value in _OURS.items() if name.lower() not in given)
+
+
+def _not_writable() -> ValueError:
+    return ValueError("a header that cannot be written")
 
 
 def _tls_context() -> ssl.SSLContext:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal
 
 from app.domain.tga.documents import ToolCall
@@ -56,31 +57,66 @@ class ServerSlots:
                 call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments, may_send=may_send
             )
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[Connector]:
+    def place(self) -> AbstractAsyncContextManager[Connector]:
         """Wait for a place and hold it: for who must look at something between waiting, which may be long, and
         sending. What it gives sends at once."""
+        return _Place(self)
+
+    async def take(self) -> Connector:
         self._waiting += 1
         try:
             await self._places.acquire()
         finally:
             self._waiting -= 1
         self._dispatching += 1  # no await since the place was given: nothing can come between
-        try:
-            yield self._watched
-        finally:
-            self._dispatching -= 1
-            self._places.release()
+        return self._watched
+
+    def give_back(self) -> None:
+        self._dispatching -= 1
+        self._places.release()
 
     def health(self) -> Health:
-        return replace(self._watched.health, dispatching=self._dispatching, waiting=self._waiting)
+        return self._watched.health(dispatching=self._dispatching, waiting=self._waiting)
+
+
+class _Place:
+    """A place while it is held. A class, because the loop keeps a book of every generator that a decorated function
+    would make."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self, slots: ServerSlots) -> None:
+        self._slots = slots
+
+    async def __aenter__(self) -> Connector:
+        return await self._slots.take()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._slots.give_back()
 
 
 class _Watched:
     def __init__(self, inner: Connector, now: Callable[[], str]) -> None:
         self._inner = inner
         self._now = now
-        self.health = Health()
+        # As Health has it; each is set by the dispatch that shows it.
+        self._answered = self._failed = 0
+        self._last_answer_at: str | None = None
+        self._last_failure_at: str | None = None
+        self._last_failure_kind: FailureKind | None = None
+
+    def health(self, *, dispatching: int, waiting: int) -> Health:
+        return Health(
+            dispatching=dispatching,
+            waiting=waiting,
+            answered=self._answered,
+            failed=self._failed,
+            last_answer_at=self._last_answer_at,
+            last_failure_at=self._last_failure_at,
+            last_failure_kind=self._last_failure_kind,
+        )
 
     async def dispatch(
         self,
@@ -94,12 +130,13 @@ class _Watched:
         result = await self._inner.dispatch(
             call, timeout_ms=timeout_ms, traceparent=traceparent, arguments=arguments, may_send=may_send
         )
-        known = self.health
         if isinstance(result, Withheld):
             return result  # it says nothing of the server
         if isinstance(result, Answered):
-            self.health = replace(known, answered=known.answered + 1, last_answer_at=self._now())
+            self._answered += 1
+            self._last_answer_at = self._now()
         else:
-            kind: FailureKind = "not_sent" if isinstance(result, NotSent) else result.result
-            self.health = replace(known, failed=known.failed + 1, last_failure_at=self._now(), last_failure_kind=kind)
+            self._failed += 1
+            self._last_failure_at = self._now()
+            self._last_failure_kind = "not_sent" if isinstance(result, NotSent) else result.result
         return result

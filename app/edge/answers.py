@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from app.core.errors import CallDenied
 from app.core.limits import LOOK_AGAIN_S, LOOK_AGAIN_WAITING_S
@@ -14,19 +14,23 @@ from app.domain.tga.documents import SupervisorDecision
 from app.domain.tga.execution import Answer
 from app.domain.tga.transitions import TRACE
 from app.edge.problems import problem
+from app.edge.protocol import ANSWER_WHOLE
 
 _JSON: Final = (b"content-type", b"application/json")
 _REPLAYED: Final = (b"idempotent-replayed", b"true")
 
 
-async def send_json(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+async def send_json(scope: Scope, send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
     """Straight to the protocol: the hot route's answers need nothing that a Response object does."""
     sent = [_JSON, (b"content-length", b"%d" % len(body)), *headers]
+    answer_whole = scope.get(ANSWER_WHOLE)
+    if answer_whole is not None and answer_whole(send, status, sent, body):
+        return
     await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_effect(send: Send, answer: Answer) -> None:
+async def send_effect(scope: Scope, send: Send, answer: Answer) -> None:
     """200 with the recorded effect, byte for byte."""
     if answer.effect is None:
         raise RuntimeError("a finished call without an effect")
@@ -37,7 +41,7 @@ async def send_effect(send: Send, answer: Answer) -> None:
         b"true" if answer.replayed else b"false",
         answer.effect.to_bytes(),
     )
-    await send_json(send, 200, body, *((_REPLAYED,) if answer.replayed else ()))
+    await send_json(scope, send, 200, body, *((_REPLAYED,) if answer.replayed else ()))
 
 
 def accepted(trace_id: str, state: str, waiting: str | None) -> Response:

@@ -37,6 +37,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.RequestTimeout: 408,
     errors.CallInFlight: 409,
     errors.RunIdTaken: 409,
+    errors.RunTooDeep: 409,
     errors.RunEnded: 409,
     errors.RunLeaseLost: 409,
     errors.RunPositionTaken: 409,

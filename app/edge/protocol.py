@@ -8,12 +8,14 @@ after the answers to what came before it on the same connection.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import httptools
+from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.core.errors import (
@@ -40,6 +42,7 @@ from app.edge.problems import problem
 
 _VERSIONS = ("1.1", "1.0")
 LONG_BODY: Final = "tga.long_body"  # in the scope, set by a route: its body may take longer, while it keeps coming
+ANSWER_WHOLE: Final = "tga.answer_whole"  # in the scope: for an answer whose status, headers and body are all there
 TRANSPORT: Final = "tga.transport"  # in the scope: for code that must know whether its answer arrived
 _HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
@@ -78,6 +81,11 @@ class _AnswerFirst:
         else:
             self._transport.write(data)
 
+    def write_whole(self, data: bytes) -> None:
+        """Head and body of an answer that was not begun; `100 Continue` may be given and not written yet."""
+        self._write_head()
+        self._transport.write(data)
+
     def close(self) -> None:
         self._write_head()
         self._close()
@@ -93,6 +101,34 @@ class _AnswerFirst:
         if self._later is not None:
             self._later.cancel()
             self._later = None
+
+
+def _answer_whole(
+    cycle: RequestResponseCycle,
+    transport: _AnswerFirst,
+    send: Send,
+    status: int,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+) -> bool:
+    """As the cycle's two messages do, at once, for headers of our own that need no looking at, Content-Length among
+    them. False when nothing was written: tell `send`, which knows how to wait, or is a layer that adds to answers."""
+    if send != cycle.send or cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
+        return False
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    lines = [STATUS_LINE[status]]
+    for name, value in (*cycle.default_headers, *headers):
+        lines += (name, b": ", value, b"\r\n")
+    if not cycle.keep_alive:
+        lines.append(b"connection: close\r\n")
+    lines += (b"\r\n", body)
+    transport.write_whole(b"".join(lines))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        transport.close()
+    cycle.on_response()
+    return True
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -123,6 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._last_words: bytes | None = None
         self._is_over = False  # whatever still comes is not looked at
         self._goes_on = False  # set by `go_on`
+        self._idle_since_s = math.inf  # since when the next request is waited for; not at all while it is infinite
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -139,6 +176,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         self._is_over = True
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         super().connection_lost(exc)
         if self.on_lost is not None:
             self.on_lost()
@@ -175,14 +215,12 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # its body would be taken for another protocol's bytes: see _ignore_upgrade
         if self.parser.get_http_version() not in _VERSIONS:
             self._give_up(_not_http())
-        self._verify_framing()
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > HEADER_BYTES_MAX:
-            self._give_up(_headers_too_large())
+        self._verify_head()
         if len(self.pipeline) >= PIPELINED_REQUESTS_MAX:
             self._give_up(TooManyInFlight("too many requests ahead of their answers", expected=PIPELINED_REQUESTS_MAX))
         super().on_headers_complete()
         self.cycle.transport = self._answer_first  # type: ignore[assignment]
+        self.scope[ANSWER_WHOLE] = partial(_answer_whole, self.cycle, self._answer_first)  # type: ignore[typeddict-unknown-key]
         self._has_headers = True
         self._head_bytes = self._idle_bytes = self._body_bytes = 0
         # Drop trailers: the parser reports them like headers, but the request was authenticated without them.
@@ -211,11 +249,16 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
         if self._last_words is not None and not self.pipeline:
-            self.server_state.total_requests += 1
             self._say_last_words()
             return
-        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            else:
+                self._await_next_request()
         if self.take_over is not None:
             # Not here: the answer that has just been completed may still be in the transport's buffer.
             self.loop.call_soon(self.hand_over_if_idle)
@@ -230,9 +273,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._goes_on = True
         if self.cycle is None and not self._is_arriving and not self._head_bytes and not self._is_over:
             self._unwatch()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._await_next_request()
 
     def hand_over_if_idle(self) -> None:
         """Give the connection to `take_over`, if not a byte of a request has been read and every answer is sent. What
@@ -258,9 +299,27 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().shutdown()
 
+    def _await_next_request(self) -> None:
+        """The client may take its time from now on. The timer of an earlier wait goes on, and looks then how long it
+        has really been: setting and cancelling one for every request would cost more than looking now and then."""
+        self._idle_since_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_at_idleness_in(self.timeout_keep_alive)
+
+    def _look_at_idleness_in(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since_s = math.inf
+
     def timeout_keep_alive_handler(self) -> None:
-        self._is_over = True
-        self._hang_up()
+        self.timeout_keep_alive_task = None
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s <= 0:
+            self._is_over = True
+            self._hang_up()
+        elif left_s < math.inf:
+            self._look_at_idleness_in(left_s)
 
     def _is_answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle  # none before the first request
@@ -304,15 +363,22 @@ class BoundedProtocol(HttpToolsProtocol):
             and self._body_bytes >= BLOB_BODY_BYTES_MIN
         )
 
-    def _verify_framing(self) -> None:
+    def _verify_head(self) -> None:
         """What others on the way may read differently is refused (RFC 9112, 3.2 and 6.1): no host or several, and a
-        body in any coding but `chunked`, once. The parser takes codings that nobody here undoes."""
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+        body in any coding but `chunked`, once. The parser takes codings that nobody here undoes. So is too much."""
+        hosts, codings, size = 0, [], len(self.url)
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                codings.append(value.strip(b" \t").lower())
+        if hosts != 1 and (hosts > 1 or self.parser.get_http_version() == "1.1"):
             self._give_up(InputMalformed("not one Host", expected="the header Host, once", found=hosts))
-        codings = [value.strip(b" \t").lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]):
+        if codings and codings != [b"chunked"]:
             self._give_up(InputMalformed("a transfer coding that is not known", expected="only `chunked`, once"))
+        if size > HEADER_BYTES_MAX:
+            self._give_up(_headers_too_large())
 
     def _give_up(self, error: TgaError) -> None:
         self._refusal = error

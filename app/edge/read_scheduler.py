@@ -111,5 +111,9 @@ class ReadingSessions(Sessions):
         async with self._read_scheduler.taken():
             return await self._sessions.fetch_page(statement, *arguments)
 
+    async def fetch_in_order(self, statement: str, *arguments: Any) -> list[Record]:
+        async with self._read_scheduler.taken():
+            return await self._sessions.fetch_in_order(statement, *arguments)
+
     async def commit(self, statement: str, *arguments: Any) -> list[Record]:
         raise RuntimeError("what only reads commits nothing")

@@ -4,7 +4,8 @@ them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from app.config import qualify
@@ -16,7 +17,7 @@ from app.domain.runs.engine.journal import JournalRecord
 from app.domain.runs.replay import RunRecord
 from app.domain.runs.transitions import RUN
 from app.domain.runs.values import ChildValue, EffectValue, SecretValue
-from app.domain.tga.documents import ActionRequest, TraceId
+from app.domain.tga.documents import ActionRequest, ToolEffect, TraceId
 from app.domain.tga.execution import answer_of
 from app.edge.permissions import Action, may, require, scope_of
 from app.edge.services import Services
@@ -59,14 +60,23 @@ def run_of_worker(principal: Principal, own_id: str) -> str:
     return qualified(principal, own_id)
 
 
-async def shown_records(services: Services, principal: Principal, records: Iterable[RunRecord]) -> list[dict[str, Any]]:
+async def shown_records(
+    services: Services,
+    principal: Principal,
+    records: Iterable[RunRecord],
+    effects: Mapping[str, ToolEffect | None] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """As `shown_journal`. `effects`: those of these traces need not be read."""
     return await shown_journal(
-        services, principal, [JournalRecord(record.entry.sequence_number, record) for record in records]
+        services, principal, [JournalRecord(record.entry.sequence_number, record) for record in records], effects
     )
 
 
 async def shown_journal(
-    services: Services, principal: Principal, records: Iterable[JournalRecord]
+    services: Services,
+    principal: Principal,
+    records: Iterable[JournalRecord],
+    effects: Mapping[str, ToolEffect | None] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Records as workers read them: what the artifact says, with its number. `joined` is what a tool or a child has
     returned, which stands on a stream of its own, and for workers what is sealed. A worker goes on from it, so for
@@ -86,7 +96,7 @@ async def shown_journal(
         )
         if isinstance(record.artifact, RunAnswer):
             try:
-                said["joined"] = await _joined(services, principal.tenant, record.artifact)
+                said["joined"] = await _joined(services, principal.tenant, record.artifact, effects)
             except (TraceErased, RunErased):
                 if is_worker:
                     raise
@@ -101,17 +111,23 @@ async def shown_journal(
     return shown
 
 
-async def _joined(services: Services, tenant: str, answer: RunAnswer) -> Any:
+async def _joined(
+    services: Services,
+    tenant: str,
+    answer: RunAnswer,
+    effects: Mapping[str, ToolEffect | None] = MappingProxyType({}),
+) -> Any:
     """What a tool or a child has returned, which stands on its own stream; never another tenant's, whatever the journal
     names."""
     value = answer.value
+    if isinstance(value, EffectValue) and value.trace_id in effects:
+        return _output_of(effects[value.trace_id])
     if isinstance(value, EffectValue):
         trace = await services.traces.load_trace(TraceId(value.trace_id))
         asked = trace.records[0].artifact
         if not isinstance(asked, ActionRequest) or asked.principal.tenant != tenant:
             raise TraceNotFound("no such trace")
-        effect = answer_of(trace).effect
-        return None if effect is None or effect.output is None else effect.output.to_json()
+        return _output_of(answer_of(trace).effect)
     if isinstance(value, ChildValue):
         runs = services.runs.ports.runs
         child = await runs.load(value.run_id)
@@ -121,3 +137,7 @@ async def _joined(services: Services, tenant: str, answer: RunAnswer) -> Any:
         end = last[0].artifact if last else None
         return end.output.to_json() if isinstance(end, RunEnd) and end.output is not None else None
     return None
+
+
+def _output_of(effect: ToolEffect | None) -> Any:
+    return None if effect is None or effect.output is None else effect.output.to_json()

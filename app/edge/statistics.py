@@ -12,11 +12,16 @@ from app.core.limits import STATS_TOOLS_MAX, STATS_WINDOW_DAYS_MAX
 from app.domain.identity import Principal
 from app.edge.parameters import own_name
 from app.edge.services import Services
-from app.postgres.statistics import Counted, Tally, load_counts, load_standing
+from app.postgres.statistics import Counted, Tally, load_counts, load_counts_of_servers, load_standing
 
 _DAY_S: Final = 86_400
 # Up to which length of the window which spans are read.
-_SPANS: Final = ((3 * 3_600, 60), (8 * _DAY_S, 1_800), (STATS_WINDOW_DAYS_MAX * _DAY_S, _DAY_S))
+_SPANS: Final = (
+    (3 * 3_600, 60),
+    (2 * _DAY_S, 1_800),
+    (8 * _DAY_S, 14_400),
+    (STATS_WINDOW_DAYS_MAX * _DAY_S, _DAY_S),
+)
 WINDOW_S_DEFAULT: Final = _DAY_S
 
 
@@ -101,25 +106,46 @@ async def load_latency_of_servers(services: Services, tenant: str, *, window_s: 
     """How the tenant's servers have answered lately, by their qualified names."""
     now = now_of(services)
     begins = (now.timestamp() - window_s) // 60 * 60
-    counted = await load_counts(
+    counted = await load_counts_of_servers(
         services.sessions, tenant, span_s=60, since=datetime.fromtimestamp(begins, UTC), until=now
     )
-    return {server: {"window_s": window_s, **_told(tally)} for server, tally in _by_server(counted).items()}
+    return {server: _lately(window_s, by_time) for server, by_time in counted.items()}
 
 
 def no_latency(window_s: int) -> dict[str, Any]:
-    return {"window_s": window_s, **_told(Tally())}
+    return _lately(window_s, {})
+
+
+def _lately(window_s: int, by_time: dict[datetime, Tally]) -> dict[str, Any]:
+    minutes = [
+        {
+            "began": _written(began),
+            "asked": tally.asked,
+            "failed": tally.failed,
+            "p50_ms": tally.percentile_ms(0.5),
+            "p95_ms": tally.percentile_ms(0.95),
+        }
+        for began, tally in sorted(by_time.items())
+    ]
+    return {"window_s": window_s, **_told(_sum(list(by_time.values()))), "by_minute": minutes}
 
 
 def _by_server(counted: Counted) -> dict[str, Tally]:
-    servers: dict[str, Tally] = {}
+    servers: dict[str, list[Tally]] = {}
     for (server, _), tally in sorted(counted.by_tool.items()):
-        known = servers.setdefault(server, Tally())
+        servers.setdefault(server, []).append(tally)
+    return {server: _sum(tallies) for server, tallies in servers.items()}
+
+
+def _sum(tallies: list[Tally]) -> Tally:
+    """What became of the calls of all of them, and how quick they were."""
+    total = Tally()
+    for tally in tallies:
         for measure in ("asked", "completed", "failed", "denied", "sent", "replayed"):
-            known.add(measure, "", getattr(tally, measure))
+            total.add(measure, "", getattr(tally, measure))
         for step, calls in tally.latency.items():
-            known.add("latency", str(step), calls)
-    return servers
+            total.add("latency", str(step), calls)
+    return total
 
 
 def _told(tally: Tally) -> dict[str, Any]:

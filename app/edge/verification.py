@@ -147,8 +147,11 @@ async def verify_one(services: Services, stream: str) -> Verification:
     if report.signatures == 0 and outcomes["signatures"] == "sound":
         outcomes["signatures"] = "not_checked"
         not_checked.insert(0, "signatures: this stream has none")
-    if report.erased_streams or report.payloads_erased:
-        not_checked.insert(0, "what the artifacts said: they were erased, on the record; their digests stand")
+    if report.erased_streams:
+        outcomes["artifacts"] = "wrong" if outcomes["artifacts"] == "wrong" else "not_checked"
+        not_checked.insert(0, "artifacts: they were erased, on the record; their digests stand")
+    elif report.payloads_erased:
+        not_checked.insert(0, "what some artifacts said: they were erased, on the record; their digests stand")
     return Verification(
         is_sound="wrong" not in outcomes.values(),
         verified_at=services.clock.now(),

@@ -1,9 +1,9 @@
 """What a gateway does without being asked, while it serves.
 
 It recovers what has no living executor, lets requests expire, fires schedules, reads on in the system streams, follows
-the policy file, announces what waits, sequences the log, folds what lists and statistics read, and deletes blobs that
-nothing refers to. Each of these is a task of its own: one that fails says so, tries again, and stops none of the
-others. The store being away is no reason to end.
+the policy file, announces what waits, sequences the log, folds what lists and statistics read, deletes blobs that
+nothing refers to, and compares its clock with the store's. Each of these is a task of its own: one that fails says so,
+tries again, and stops none of the others. The store being away is no reason to end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from app.core.errors import ConcurrentExecution, TgaError
 from app.core.limits import (
     BLOBS_COLLECT_EVERY_MS,
     BLOBS_COLLECTED_AT_ONCE,
+    CLOCK_LOOK_EVERY_MS,
     FOLD_EVERY_MS,
     LOG_ROUND_MS,
     RUN_SWEEP_MS,
@@ -32,6 +33,7 @@ from app.gateway.policy_file import live_misfits
 from app.gateway.recovery_report import tell_recovered
 from app.gateway.runs import RunSweep
 from app.gateway.wiring import Gateway
+from app.postgres.clock_difference import CLOCKS_APART_MS_MAX, load_ahead_ms
 
 output = Console(highlight=False, soft_wrap=True)
 logger = logging.getLogger("tga")
@@ -52,6 +54,7 @@ class BackgroundWork:
         self._away: set[str] = set()
         self._warned: set[str] = set()
         self._fitted: object = None
+        self._is_clock_wrong = False
 
     def all(self) -> list[Coroutine[Any, Any, None]]:
         return [
@@ -67,6 +70,7 @@ class BackgroundWork:
             self.repeat("the log", self._gateway.sequencer.run, LOG_ROUND_MS),
             self.repeat("the fold of calls", self._gateway.call_folding.once, FOLD_EVERY_MS),
             self.repeat("collection of blobs", self.collect_blobs, BLOBS_COLLECT_EVERY_MS),
+            self.repeat("the look at the clock", self.compare_clocks, CLOCK_LOOK_EVERY_MS),
         ]
 
     async def repeat(self, name: str, work: Callable[[], Awaitable[object]], every_ms: int) -> None:
@@ -104,6 +108,22 @@ class BackgroundWork:
         """As long as there is much to collect, without a pause."""
         while await self._gateway.blobs.collect() == BLOBS_COLLECTED_AT_ONCE and not self._stopping.is_set():
             pass
+
+    async def compare_clocks(self) -> None:
+        """Say it once when this clock and the store's differ, and once when they agree again."""
+        ahead_ms = await load_ahead_ms(self._gateway.services.sessions, self._gateway.clock)
+        self._gateway.services.instruments.clock_ahead.set(ahead_ms / 1000)
+        is_wrong = abs(ahead_ms) > CLOCKS_APART_MS_MAX
+        if is_wrong and not self._is_clock_wrong:
+            differs = f"{abs(ahead_ms) / 1000:.1f} s {'ahead of' if ahead_ms > 0 else 'behind'} the database's"
+            logger.warning(
+                "this machine's clock is %s: what is recorded here is dated wrongly, and deadlines of runs come "
+                "too late or too early by as much. Set both clocks by NTP.",
+                differs,
+            )
+        elif self._is_clock_wrong and not is_wrong:
+            logger.warning("this machine's clock agrees with the database's again")
+        self._is_clock_wrong = is_wrong
 
     async def expire(self) -> None:
         expired = await self._gateway.runtime.expire_all()

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api import (
@@ -40,6 +40,7 @@ from app.api import (
 )
 from app.api.openapi import TITLE, document_of, tool_call_operation
 from app.core.limits import KEEP_ALIVE_S, SHUTDOWN_GRACE_MS, SHUTDOWN_LAST_MS
+from app.edge.direct_routes import DirectRoutes
 from app.edge.middleware import GatewayMiddleware, add_exception_handlers
 from app.edge.protocol import BoundedProtocol
 from app.edge.services import Services
@@ -52,7 +53,7 @@ _BACKLOG: Final = 2048
 _POLL_S: Final = 0.02
 
 
-def build_app(services: Services) -> FastAPI:
+def build_app(services: Services, routers: Iterable[APIRouter]) -> FastAPI:
     """All routes on one set of services, behind one middleware."""
     app = FastAPI(
         title=TITLE,
@@ -73,10 +74,18 @@ def build_app(services: Services) -> FastAPI:
             made.update(document_of(app, unseen))
         return made
 
-    for noun in (actions, log_verification, blobs, procedures, runs, schedules, worker, health, metrics):
-        app.include_router(noun.router(services))
-    reading = services.for_reading()
-    for noun in (
+    for router in (*routers, pages.router(document)):
+        app.include_router(router)
+    add_exception_handlers(app)
+    app.add_middleware(GatewayMiddleware, services=services)
+    app.openapi = document  # type: ignore[method-assign]
+    return app
+
+
+def routers_of(services: Services) -> list[APIRouter]:
+    """What the OpenAPI document lists, but for the hot route of tool calls."""
+    writing = (actions, log_verification, blobs, procedures, runs, schedules, worker, health, metrics)
+    reading = (
         traces,
         run_reading,
         events,
@@ -89,31 +98,32 @@ def build_app(services: Services) -> FastAPI:
         statistics,
         policy,
         verification,
-    ):
-        app.include_router(noun.router(reading))
-    app.include_router(pages.router(document))
-    add_exception_handlers(app)
-    app.add_middleware(GatewayMiddleware, services=services)
-    app.openapi = document  # type: ignore[method-assign]
-    return app
+    )
+    of_reading = services.for_reading()
+    return [*(noun.router(services) for noun in writing), *(noun.router(of_reading) for noun in reading)]
 
 
 class Router:
-    """The application, with a short way to its hot route: routing and the framework's layers cost as much as all
-    that the route does. By either way a request meets the same middleware and the same endpoint."""
+    """The application, with a short way to its routes: routing and the framework's layers cost as much as all
+    that a route does. By either way a request meets the same middleware and the same endpoint."""
 
     def __init__(self, services: Services, mounted: Mapping[str, ASGIApp] | None = None) -> None:
-        self._app = build_app(services)
-        self._hot = GatewayMiddleware(tool_calls.ToolCalls(services), services)
+        routers = routers_of(services)
+        self._app = build_app(services, routers)
+        self._calls = GatewayMiddleware(tool_calls.ToolCalls(services), services)
+        self._direct = DirectRoutes(route for router in routers for route in router.routes)
+        self._short = GatewayMiddleware(self._direct, services)
         # By the first part of the path: what speaks another protocol than /v1, behind the same middleware.
         self._mounted = {prefix: GatewayMiddleware(app, services) for prefix, app in (mounted or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == tool_calls.PATH and scope["method"] == "POST":
-            await self._hot(scope, receive, send)
+            await self._calls(scope, receive, send)
         elif (middleware := self._mounted.get("/" + path[1:].partition("/")[0])) is not None:
             await middleware(scope, receive, send)
+        elif self._direct.finds(scope):
+            await self._short(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -24,7 +24,7 @@ from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
 from app.edge.processes import METRICS
 from app.edge.protocol import BoundedProtocol
 from app.gateway.background import BackgroundWork
-from app.gateway.http_server import build_app, serve_http
+from app.gateway.http_server import Router, serve_http
 from app.gateway.memory import spare_what_is_loaded
 from app.gateway.serving_process import ServingProcess
 from app.gateway.telemetry import telling
@@ -101,7 +101,7 @@ async def _serve_http(
         shown = f"[{host}]" if ":" in host else host
         listening.set_result(f"http://{shown}:{port}")
 
-    console = ConsoleSite(gateway.services, gateway.console_sessions, build_app, gateway.provider)
+    console = ConsoleSite(gateway.services, gateway.console_sessions, Router, gateway.provider)
     mounted: dict[str, ASGIApp] = {MCP_PATH: gateway.mcp, CONSOLE_PATH: console}
     await serve_http(
         gateway.services,

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 
 from app.core.limits import HEADER_BYTES_MAX, PIPELINED_REQUESTS_MAX
 from app.domain.tga.execution import Answer
@@ -22,9 +24,36 @@ from tests.patience import HANG_S
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+IDLE_S: Final = 0.2
+
+
 class Hasty(BoundedProtocol):
     headers_wait_ms = 300
     body_wait_ms = 600
+
+
+class Impatient(BoundedProtocol):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.timeout_keep_alive = IDLE_S  # type: ignore[assignment]  # of any length
+
+
+class Layered(BoundedProtocol):
+    """With a layer around the application that adds a header to every answer."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        app: Any = self.app
+
+        async def layered(scope: Scope, receive: Receive, send: Send) -> None:
+            async def adding(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message["headers"], (b"x-layer", b"1")]
+                await send(message)
+
+            await app(scope, receive, adding)
+
+        self.app = layered
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -176,6 +205,20 @@ async def test_a_long_call_is_no_slow_request(hasty_front: Front) -> None:
     hasty_front.runtime.answering = None
 
 
+async def test_an_idle_connection_is_hung_up_on_and_one_with_a_request_under_way_is_not() -> None:
+    async def slowly(call: CheckedCall) -> Answer:
+        await asyncio.sleep(4 * IDLE_S)  # so the timer of the wait before it ends meanwhile
+        return completed(call)
+
+    async with open_front(protocol=Impatient) as front, await front.open() as wire:
+        assert (await wire.ask(request(body=CALL))).status == 200
+        front.runtime.answering = slowly
+        assert (await wire.ask(request(body=CALL))).status == 200
+        answered_s = asyncio.get_running_loop().time()
+        assert await wire.is_closed()
+        assert asyncio.get_running_loop().time() - answered_s > IDLE_S / 2
+
+
 async def test_a_request_may_come_byte_by_byte(front: Front) -> None:
     async with await front.open() as wire:
         for byte in request(body=CALL):
@@ -281,6 +324,25 @@ async def test_expect_100_is_honoured(front: Front) -> None:
         assert (await wire.reply()).status == 100
         await wire.send(body)
         assert (await wire.reply()).status == 200
+
+
+async def test_expect_100_with_a_body_that_is_there_is_answered_in_order(front: Front) -> None:
+    """`100 Continue` waits for the loop to turn, so the answer must not overtake it: it would be read as the beginning
+    of the next answer."""
+    async with await front.open() as wire:
+        for _ in range(2):
+            await wire.send(request(body=CALL, headers={"Expect": "100-continue"}))
+            assert [(await wire.reply()).status, (await wire.reply()).status] == [100, 200]
+        await wire.send(request(body=CALL, headers={"Expect": "100-continue", "Connection": "close"}))
+        assert [(await wire.reply()).status, (await wire.reply()).status] == [100, 200]
+        assert await wire.is_closed()
+
+
+async def test_an_answer_that_is_all_there_passes_through_every_layer() -> None:
+    async with open_front(protocol=Layered) as front, await front.open() as wire:
+        for raw in (request(body=CALL), request("/errors", method="GET")):
+            reply = await wire.ask(raw)
+            assert (reply.status, reply.headers.get("x-layer")) == (200, "1")
 
 
 async def test_head_is_get_without_its_body(front: Front) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from app.core.errors import GatewayBusy
 from app.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED, READ_PAUSE_MS_MAX, READ_PAUSE_TIMES
 from app.edge.protocol import BoundedProtocol
-from app.edge.read_scheduler import ReadScheduler, reader
+from app.edge.read_scheduler import ReadingSessions, ReadScheduler, reader
 from app.gateway.serving import connections_within
+from app.postgres.sessions import Sessions
 from tests.api.wire import CALL, open_front, request
 from tests.patience import HANG_S
 
@@ -21,6 +23,13 @@ async def _read(read_scheduler: ReadScheduler, who: str, order: list[str], *, ho
     async with read_scheduler.taken():
         order.append(who)
         await asyncio.sleep(hold_s)
+
+
+def test_every_way_to_read_is_taken_in_turn() -> None:
+    """One that was inherited would go past the turns, to sessions that are not there."""
+    ways = {name for name, made in vars(Sessions).items() if inspect.isfunction(made) and not name.startswith("_")}
+    assert ways >= {"reading", "fetch", "fetch_page", "fetch_in_order", "commit"}
+    assert ways <= set(vars(ReadingSessions))
 
 
 async def test_a_principal_with_one_read_does_not_wait_behind_anothers_hundred() -> None:

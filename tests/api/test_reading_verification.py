@@ -30,6 +30,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.log_verifications import LogVerificationStore
 from app.postgres.sessions import Sessions
 from tests.api.reading import Front, World
+from tests.api.test_reading_traces import _erase
 from tests.attacker import disarm
 from tests.patience import HANG_S
 from tests.traces import completed_trace, trace_id
@@ -47,6 +48,19 @@ async def verified(front: Front, n: int) -> tuple[Any, dict[str, str]]:
     told = await front.page(f"/v1/traces/{trace_id(n)}/verification")
     VerificationDocument.model_validate(told)
     return told, {check["name"]: check["outcome"] for check in told["checks"]}
+
+
+async def test_of_an_erased_trace_nothing_is_claimed_about_what_its_artifacts_said(
+    front: Front, sessions: Sessions
+) -> None:
+    records = completed_trace(1)
+    await front.append_trace(records)
+    await _erase(sessions, records)
+    told, outcomes = await verified(front, 1)
+    assert told["is_sound"], told
+    assert told["is_erased"]
+    assert (outcomes["entries"], outcomes["artifacts"]) == ("sound", "not_checked")
+    assert "artifacts: they were erased, on the record; their digests stand" in told["not_checked"]
 
 
 async def test_a_changed_byte_is_wrong_at_its_entry_and_other_traces_stay_sound(front: Front, admin: Admin) -> None:
@@ -158,12 +172,17 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began, self.may_go_on, self.walks = asyncio.Event(), asyncio.Event(), 0
+        self.was_left = asyncio.Event()
 
         async def walk(services: Services, run: LogVerification) -> None:
             self.walks += 1
             run.streams_total = 7
             self.began.set()
-            await self.may_go_on.wait()
+            try:
+                await self.may_go_on.wait()
+            except asyncio.CancelledError:
+                self.was_left.set()
+                raise
             await walk_log(services, run)
 
         monkeypatch.setattr(log_verification, "walk_log", walk)
@@ -228,6 +247,27 @@ async def test_what_a_dead_gateway_was_verifying_goes_on_at_whoever_looks_and_th
         held.may_go_on.set()
         end = await _until(front, path, phase="over")
         assert (end["started_by"], end["state"]) == ("audrey", "sound")
+
+
+async def test_a_gateway_that_was_overtaken_leaves_its_walk_with_its_next_word(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was only slow. Two walks of one verification would take a session each, and one of them for nothing."""
+    await front.append_trace(completed_trace(1))
+    held = Held(monkeypatch)
+    async with another_front(front, save_ms=50) as slow, another_front(front, save_ms=50, silent_ms=0) as other:
+        _, first = await slow.post("/v1/log/verifications", None, "auditor")
+        await asyncio.wait_for(held.began.wait(), HANG_S)
+        path = f"/v1/log/verifications/{first['verification_id']}"
+        assert not held.was_left.is_set()
+        await other.page(path)
+        await asyncio.wait_for(held.was_left.wait(), HANG_S)
+        assert (await front.page(path))["state"] == "running", (
+            "who was overtaken has ended what another one goes on with"
+        )
+        held.may_go_on.set()
+        assert (await _until(front, path, phase="over"))["state"] == "sound"
+        assert held.walks == 2
 
 
 async def test_only_a_gateway_that_was_silent_for_long_is_taken_for_gone(front: Front) -> None:

@@ -119,7 +119,8 @@ async def test_calls_are_counted_by_what_became_of_them(world: RunsWorld, gatewa
     assert after["process_resident_memory_bytes"] > 1 << 20
 
 
-async def test_metrics_count_runs_by_what_their_workers_did(world: RunsWorld, gateway: GatewayProcess) -> None:
+async def test_metrics(world: RunsWorld, gateway: GatewayProcess) -> None:
+    """Runs, their attempts and checkpoints are counted by what their workers did. The name is the design's."""
     run_id = new_id()
     async with working(world, gateway.url), Caller(world, gateway.url) as caller:
         await caller.start("everything", {"user": 7}, run_id)

@@ -49,6 +49,10 @@ SCHEMAS: Final = "schemas/"
 PROOF_HASHES_MAX: Final = 128
 STREAM_CHARS_MAX: Final = 255
 _LINE_MEMBERS: Final = ("leaf_index", "stream", "sequence_number", "entry", "artifact")
+_LINE_BEGIN: Final = b'{"leaf_index":%d,"stream":"%b","sequence_number":%d,"entry":"'
+_LINE_BETWEEN: Final = b'","artifact":"'
+_LINE_END: Final = b'"}\n'
+_ENTRY_BYTES_MIN: Final = 400  # of those that are split at once: no `_LINE_BETWEEN` is looked for in them
 _FILE = re.compile(r"entries\.jsonl|heads\.jsonl|keys\.json|schemas/[a-z_]{1,64}\.schema\.json")
 
 
@@ -125,6 +129,25 @@ class EntryLine(NamedTuple):
             None if artifact is None else _read(artifact, "artifact"),
             _proof(body["proof"]) if "proof" in body else None,
         )
+
+
+def split_usual_lines(stream: bytes, lines: Sequence[tuple[int, bytes]]) -> tuple[list[bytes], list[bytes]] | None:
+    """Entries, as the lines spell them, and artifacts, read: all rows of this stream from its first on, each with its
+    leaf's index. None says nothing of the lines. An entry is still to be compared, byte for byte, with how it should be
+    spelled: what stands there may be anything."""
+    entries, artifacts = [], []
+    for place, (leaf_index, raw) in enumerate(lines, 1):
+        begin = _LINE_BEGIN % (leaf_index, stream, place)
+        between = raw.find(_LINE_BETWEEN, len(begin) + _ENTRY_BYTES_MIN)
+        if between < 0 or not raw.startswith(begin) or not raw.endswith(_LINE_END) or len(raw) > BUNDLE_LINE_BYTES_MAX:
+            return None
+        try:  # one text and nothing else: then it ends where the line does
+            artifact = orjson.loads(b'"%b"' % raw[between + len(_LINE_BETWEEN) : -len(_LINE_END)])
+        except orjson.JSONDecodeError:
+            return None
+        entries.append(raw[len(begin) : between])
+        artifacts.append(artifact.encode("utf-8"))
+    return entries, artifacts
 
 
 @dataclass(frozen=True, slots=True)

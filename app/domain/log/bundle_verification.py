@@ -304,7 +304,7 @@ def _verify_shared(
     """As `_verify_covered`; shares judge the streams that do not vouch, and their leaves come when they have ended."""
     own: dict[int, Hash] = {}  # streams that vouch are few, and so are their entries
     covered, uncovered = 0, None
-    prefixes = vouching_prefixes(walk.streams.kinds)
+    prefixes, take = vouching_prefixes(walk.streams.kinds), shares.take
     for number, stream, raw in covered_lines(raw_lines):
         if stream is None:
             uncovered = EntryLine.from_line(raw)
@@ -317,16 +317,28 @@ def _verify_shared(
             yield from walk.streams.judge(line)
             if len(own) > BUNDLE_VOUCHING_SHARED_MAX:
                 raise NotShared("more entries that vouch for others than are kept in memory")
+        else:
+            take(number, stream, raw)
     gathered, due, frontier = shares.gather(), _Due(walk), walk.frontier
     for report in gathered.reports:
         walk.report.streams.add_counts(report.counts())
     if walk.report.streams.entries != covered:
         raise NotShared("a line was judged twice, or by none")
     # A leaf that no share has told is none of the tree's: then its root is another one.
-    for leaf in islice(chain(gathered.leaves, repeat(EMPTY_ROOT)), covered):
-        frontier.grow(own.get(frontier.size, leaf))
-        if frontier.size >= due.size:
-            yield from due.compare(walk)
+    vouching = sorted(own.items(), reverse=True)
+    for told in chain(gathered.leaves, repeat([EMPTY_ROOT])):
+        leaves = list(told[: covered - frontier.size])
+        while vouching and vouching[-1][0] < frontier.size + len(leaves):
+            number, leaf = vouching.pop()
+            leaves[number - frontier.size] = leaf
+        while leaves:
+            some = len(leaves) if math.isinf(due.size) else max(1, min(len(leaves), int(due.size) - frontier.size))
+            frontier.extend(leaves[:some])
+            del leaves[:some]
+            if frontier.size >= due.size:
+                yield from due.compare(walk)
+        if frontier.size >= covered:
+            break
     walk.report.leaves = frontier.size
     walk.last_index = frontier.size - 1
     walk.streams.pass_over(covered)

@@ -8,13 +8,13 @@ the first one that does not, it cannot. What is in between nobody can tell.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
 from app.core.canonical import parse_object
 from app.core.errors import EntryUnlogged, NoteInvalid, TgaError
-from app.core.merkle import Frontier, Hash, Node, leaf_hash
+from app.core.merkle import TREE_SIZE_MAX, Frontier, Hash, Node, leaf_hash
 from app.core.note import TreeHead, VerifierKey, open_note, read_note
 from app.domain.log.heads import SignedHead, fits
 
@@ -33,8 +33,7 @@ Kind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLeaf:
+class StoredLeaf(NamedTuple):
     leaf_index: int
     stream: str
     sequence_number: int
@@ -64,8 +63,8 @@ class EntryWithoutLeaf:
 class TreeReader(Protocol):
     """The stored tree, from one snapshot."""
 
-    def leaves(self) -> AsyncIterator[StoredLeaf]:
-        """In the order of their indices."""
+    def leaves(self) -> AsyncIterator[Sequence[StoredLeaf]]:
+        """In the order of their indices, some at a time."""
         ...
 
     def nodes(self) -> AsyncIterator[tuple[Node, Hash]]:
@@ -201,24 +200,29 @@ async def examine_tree(
     nodes = aiter(reader.nodes())
     next_node = await anext(nodes, None)
     last_entry: bytes | None = None
-    async for leaf in reader.leaves():
-        if walk.first_broken is None and leaf.sequence_number >= broken.get(leaf.stream, math.inf):
-            until = _recorded_at(last_entry)
-            walk.first_broken = _FirstBroken(leaf.leaf_index, leaf.stream, leaf.sequence_number, until)
-        await _examine_leaf(walk, reader, leaf)
-        if leaf.entry is not None:
-            last_entry = leaf.entry
-        for node, found in _completed(walk, leaf):
-            while next_node is not None and _order(next_node[0]) < _order(node):
-                walk.contradicts_itself = True
-                next_node = await anext(nodes, None)
-            if walk.is_tree_known and (next_node is None or next_node[0] != node or next_node[1] != found):
-                _contradict(walk, node)
-            if next_node is not None and next_node[0] == node:
-                next_node = await anext(nodes, None)
-        if checkpoints.is_due(walk.diagnosis.tree_size):
-            async for source, size, root in checkpoints.up_to(walk.diagnosis.tree_size, walk):
-                _compare(walk, source, size, root, last_entry)
+    async for page in reader.leaves():
+        for leaves in _runs(walk, checkpoints, page, is_whole=not broken):
+            last = leaves[-1]
+            if walk.first_broken is None and last.sequence_number >= broken.get(last.stream, math.inf):
+                until = _recorded_at(last_entry)
+                walk.first_broken = _FirstBroken(last.leaf_index, last.stream, last.sequence_number, until)
+            if len(leaves) > 1:
+                walk.diagnosis.tree_size += len(leaves)
+            else:
+                await _examine_leaf(walk, reader, last)
+            if last.entry is not None:
+                last_entry = last.entry
+            for node, found in _completed(walk, leaves):
+                while next_node is not None and _order(next_node[0]) < _order(node):
+                    walk.contradicts_itself = True
+                    next_node = await anext(nodes, None)
+                if walk.is_tree_known and (next_node is None or next_node[0] != node or next_node[1] != found):
+                    _contradict(walk, node)
+                if next_node is not None and next_node[0] == node:
+                    next_node = await anext(nodes, None)
+            if checkpoints.is_due(walk.diagnosis.tree_size):
+                async for source, size, root in checkpoints.up_to(walk.diagnosis.tree_size, walk):
+                    _compare(walk, source, size, root, last_entry)
     async for source, size, _ in checkpoints.up_to(None, walk):
         walk.diagnosis.broken_size = min(size, walk.diagnosis.broken_size or size)
         walk.stored_beyond += source is None
@@ -273,10 +277,30 @@ async def _examine_leaf(walk: _Examination, reader: TreeReader, leaf: StoredLeaf
     walk.note(f"Leaf {leaf.leaf_index} is entry {leaf.sequence_number} of {leaf.stream}, which is missing.")
 
 
-def _completed(walk: _Examination, leaf: StoredLeaf) -> list[tuple[Node, Hash]]:
-    if leaf.entry is None or not walk.is_tree_known:
+def _runs(
+    walk: _Examination, checkpoints: _Checkpoints, page: Sequence[StoredLeaf], *, is_whole: bool
+) -> Iterator[Sequence[StoredLeaf]]:
+    """The leaves of a page: together those that follow one another with their entries, up to the size of the next head;
+    any other by itself. Not `is_whole`: each by itself."""
+    at = 0
+    while at < len(page):
+        first = page[at].leaf_index
+        size = walk.diagnosis.tree_size
+        most = min(len(page) - at, max(1, checkpoints.next_size() - size)) if is_whole and first == size else 1
+        count = 1
+        while count < most and page[at + count].entry is not None and page[at + count].leaf_index == first + count:
+            count += 1
+        if page[at].entry is None:
+            count = 1
+        yield page[at : at + count]
+        at += count
+
+
+def _completed(walk: _Examination, leaves: Sequence[StoredLeaf]) -> list[tuple[Node, Hash]]:
+    entries = [leaf.entry for leaf in leaves if leaf.entry is not None]
+    if len(entries) != len(leaves) or not walk.is_tree_known:
         return []
-    return walk.frontier.append(leaf_hash(leaf.entry), from_level=KEPT_LEVEL)
+    return walk.frontier.extend([leaf_hash(entry) for entry in entries], from_level=KEPT_LEVEL)
 
 
 def _order(node: Node) -> tuple[int, int]:
@@ -301,10 +325,15 @@ class _Checkpoints:
 
     def is_due(self, size: int) -> bool:
         """Whether `up_to` may give one of at most this size."""
-        stored = self._next_stored
-        if not self._is_begun or (stored is not None and stored.size <= size):
-            return True
-        return bool(self._held) and self._held[0].signed.head.size <= size
+        return not self._is_begun or self.next_size() <= size
+
+    def next_size(self) -> int:
+        """The smallest size of which `up_to` may give one."""
+        if not self._is_begun:
+            return 0
+        stored, held = self._next_stored, self._held
+        sizes = [*([] if stored is None else [stored.size]), *(kept.signed.head.size for kept in held[:1])]
+        return min(sizes, default=TREE_SIZE_MAX)
 
     async def up_to(self, size: int | None, walk: _Examination) -> AsyncIterator[tuple[HeldHead | None, int, Hash]]:
         """Those of at most this size that were not given before; None: all others."""

@@ -10,7 +10,7 @@ however many streams are open at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from app.core.digest import digest_of_bytes
@@ -24,6 +24,7 @@ from app.domain.ledger.checks import (
     ReferredBlob,
     Report,
     Standing,
+    WholeStream,
     kind_name,
 )
 from app.domain.ledger.plans import Claim
@@ -33,6 +34,10 @@ from app.domain.ledger.verification import Walk
 from app.domain.log.bundle import EntryLine
 
 
+class NotRemembered(Exception):
+    """A stream that was remembered whole is not the only one of its name, or of its key. One walk must judge them."""
+
+
 class StreamMemory(Protocol):
     """What is remembered about streams; in flat memory, so probably on disk."""
 
@@ -40,7 +45,18 @@ class StreamMemory(Protocol):
 
     def store(self, stream: str, standing: Standing) -> None: ...
 
-    def all(self) -> Iterator[tuple[str, Standing]]: ...
+    def all(self) -> Iterator[tuple[str, Standing]]:
+        """In the order of names, but for those that were remembered whole."""
+        ...
+
+    def remember_whole(self, stream: str, whole: WholeStream) -> None:
+        """A stream of which nothing was remembered before. NotRemembered, then or later, if something was, or if
+        another stream made a call with its key."""
+        ...
+
+    def count_whole(self) -> Mapping[str, int]:
+        """How many streams of each kind were remembered whole. NotRemembered as above: from here on it is known."""
+        ...
 
     def remember_erasure(self, erased: Erased) -> None: ...
 
@@ -157,6 +173,8 @@ class BundleWalk(Walk):
 
     def end_covered(self) -> Iterator[TgaError]:
         """What can be said only when all covered entries were seen: a payload is missing only where it was erased."""
+        for kind, count in self._memory.count_whole().items():
+            self.report.of_kind[kind] += count
         for erased in self._memory.erasures():
             for error in self._erased_errors(erased):
                 yield error.at(stream=erased.system_stream, sequence_number=erased.sequence_number)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NewType, Protocol, 
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
 
-from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members, embedded
+from app.core.canonical import Embedded, JsonValue, canonical_bytes, canonical_members
 from app.core.digest import Digest, digest_of_bytes
 from app.core.limits import ATTEMPTS_LISTED_MAX, ATTEMPTS_MAX
 from app.domain.addresses import RunOfCall
@@ -71,6 +71,17 @@ def payload_digest(server_id: str, tool_name: str, arguments: dict[str, JsonValu
     return digest_of_bytes(canonical_bytes({"server_id": server_id, "tool_name": tool_name, "arguments": arguments}))
 
 
+def payload_digest_of(
+    server_id: str, tool_name: str, arguments: dict[str, JsonValue], *, written: bytes
+) -> tuple[Digest, Embedded]:
+    """As `payload_digest`, of arguments whose RFC 8785 bytes are these; and these, to be embedded in a document."""
+    known = Embedded(written)
+    payload = canonical_members({"server_id": server_id, "tool_name": tool_name, "arguments": known})
+    if payload is None:
+        return payload_digest(server_id, tool_name, arguments), known
+    return digest_of_bytes(payload), known
+
+
 def require_key_for_writes(tool_class: str, idempotency_key: str | None) -> None:
     if tool_class == "write" and idempotency_key is None:  # I2
         raise ValueError("a write-class call needs an idempotency_key")
@@ -89,19 +100,23 @@ class _Asking(ArtifactDocument):
         """What makes two calls the same call: the fingerprint that a claim keeps."""
         return self._asked()[1]
 
-    def _asked(self) -> tuple[Embedded, Digest]:
-        """The arguments' bytes and the payload's digest, made once."""
+    def written_arguments(self) -> bytes:
+        """The arguments' RFC 8785 bytes."""
+        return self._asked()[2]
+
+    def _asked(self) -> tuple[Embedded, Digest, bytes]:
+        """The arguments as they are embedded, the payload's digest, and the arguments' bytes, made once."""
         try:
-            kept: tuple[Embedded, Digest] = _KEPT_PAYLOAD(self)
+            kept: tuple[Embedded, Digest, bytes] = _KEPT_PAYLOAD(self)
         except AttributeError:
-            arguments = embedded(self.arguments, depth=1)
-            payload = {"server_id": self.server_id, "tool_name": self.tool_name, "arguments": arguments}
-            written = canonical_members(payload)
-            if written is None:
-                kept = arguments, payload_digest(self.server_id, self.tool_name, self.arguments)
-            else:
-                kept = arguments, digest_of_bytes(written)
-            _KEEP_PAYLOAD(self, kept)
+            kept = self._keep_arguments(canonical_bytes(self.arguments, depth=1))
+        return kept
+
+    def _keep_arguments(self, raw: bytes) -> tuple[Embedded, Digest, bytes]:
+        """These are the bytes of the arguments: they are not made again."""
+        digest, arguments = payload_digest_of(self.server_id, self.tool_name, self.arguments, written=raw)
+        kept = arguments, digest, raw
+        _KEEP_PAYLOAD(self, kept)
         return kept
 
     def _members(self) -> dict[str, Any]:
@@ -145,9 +160,9 @@ class ActionRequest(_Asking):
         return self
 
     @classmethod
-    def asked(cls, fields: dict[str, Any]) -> Self:
+    def asked(cls, fields: dict[str, Any], *, written_arguments: bytes | None = None) -> Self:
         """From its fields, with a traceparent and a run only if there is one. Validates only what the caller chose; if
-        that is wrong, raises what `made_of` raises."""
+        that is wrong, raises what `made_of` raises. `written_arguments`: RFC 8785 bytes, if they are made already."""
         said = (
             fields["trace_id"],
             fields["server_id"],
@@ -170,7 +185,10 @@ class ActionRequest(_Asking):
         fields["idempotency_key"], fields["intent"] = checked[4:6]
         if checked[6] is not None:
             fields["traceparent"] = checked[6]
-        return cls.of_known(fields)
+        request = cls.of_known(fields)
+        if written_arguments is not None:
+            request._keep_arguments(written_arguments)
+        return request
 
     def in_state(self) -> dict[str, Any]:
         return {

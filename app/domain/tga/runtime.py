@@ -30,7 +30,7 @@ from app.domain.ledger.executions import Executions
 from app.domain.ledger.plans import Sealed
 from app.domain.ledger.waiting import Patience
 from app.domain.tga.attempts import effect_of_resolution
-from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest
+from app.domain.tga.documents import ActionRequest, Resolution, TraceId, payload_digest, payload_digest_of
 from app.domain.tga.execution import Answer, ExecutionSecrets, TraceExecution, known
 from app.domain.tga.executor import TraceExecutor
 from app.domain.tga.ports import Companion, Output, Ports, RecordedCall
@@ -105,21 +105,22 @@ class TgaRuntime:
         it is a repeat of one that goes on. Nothing is stored when it raises before the first commit.
         """
         verify_key(call)
-        canonical_enclosed(call.arguments)  # refuse now what could not be recorded when a person approves it later
+        # Refuse now what could not be recorded when a person approves it later.
+        written = canonical_enclosed(call.arguments)
         async with self._executions.patience(wait_ms) as patience:
             # A run's call goes through its journal first, which says whether the worker may make it, and as which try.
             if call.companion is None and self._repeats.is_expected(
                 call.server_id, call.tool_name, call.idempotency_key
             ):
                 # Whatever is wrong with its tool by now: a repeat is answered from the record.
-                repeat = await self._answer_repeat(call, patience)
+                repeat = await self._answer_repeat(call, written, patience)
                 if repeat is not None:
                     return repeat
-            answer = await self._call(call, patience)
+            answer = await self._call(call, written, patience)
             self._repeats.expect(call.server_id, call.tool_name, call.idempotency_key)
             return answer
 
-    async def _call(self, call: CheckedCall, patience: Patience) -> Answer:
+    async def _call(self, call: CheckedCall, written: bytes, patience: Patience) -> Answer:
         try:
             if call.is_trace_id_chosen and call.trace_id and await self._traces.is_known(call.trace_id):
                 # Look before anything is begun under this id: the executor of that trace must not be disturbed.
@@ -131,10 +132,10 @@ class TgaRuntime:
                     "a write-class tool needs an idempotency key", found=f"{call.server_id} {call.tool_name}"
                 )
             await self._pins.verify(tool)
-            execution = self._fresh(call, tool)
+            execution = self._fresh(call, written, tool)
             if await self._executor.judge(execution, tool) == "deny" and call.idempotency_key is not None:
                 # A repeat of a recorded call makes no new trace, not even a denied one: answer it from the record.
-                repeat = await self._answer_repeat(call, patience)
+                repeat = await self._answer_repeat(call, written, patience)
                 if repeat is not None:
                     return repeat
             return await patience.wait(execution, self._executions.start(execution))
@@ -142,7 +143,7 @@ class TgaRuntime:
             # A finished call's repeat is answered even if its tool has changed since, or is gone; a claim that was
             # lost, and a trace that another executor took over, are answered from what is recorded.
             winner = cast("RecordedCall | None", error.winner) if isinstance(error, KeyClaimed) else None
-            repeat = await self._answer_repeat(call, patience, winner)
+            repeat = await self._answer_repeat(call, written, patience, winner)
             if repeat is None:
                 raise
             return repeat
@@ -270,7 +271,7 @@ class TgaRuntime:
         """How many calls of this server are being executed here, whether or not a caller waits for them."""
         return self._executions.at_work(server_id)
 
-    def _fresh(self, call: CheckedCall, tool: Tool) -> TraceExecution:
+    def _fresh(self, call: CheckedCall, written: bytes, tool: Tool) -> TraceExecution:
         trace_id = call.trace_id or TraceId(self._clock.new_id())
         arguments, sealed, secret_places = self._without_secrets(trace_id, call.arguments, tool)
         asked = {
@@ -290,7 +291,7 @@ class TgaRuntime:
             asked["traceparent"] = call.traceparent
         if call.run is not None:
             asked["run"] = call.run
-        request = ActionRequest.asked(asked)
+        request = ActionRequest.asked(asked, written_arguments=written if sealed is None else None)
         verify_redactions(arguments, request.written()[0], secret_places)
         execution = self._executor.begin(request, executor_id=self._traces.executor_id(), companion=call.companion)
         if sealed is not None:
@@ -308,10 +309,10 @@ class TgaRuntime:
         return redact(arguments, secrets, salt=salt.salt), self._vault.seal(trace_id, salt, secrets), secrets
 
     async def _answer_repeat(
-        self, call: CheckedCall, patience: Patience, recorded: RecordedCall | None = None
+        self, call: CheckedCall, written: bytes, patience: Patience, recorded: RecordedCall | None = None
     ) -> Answer | None:
         """What is recorded of the trace that has this key; None when no trace has it. `recorded`: as the store has just
-        given it."""
+        given it. `written`: the bytes of the arguments."""
         if call.idempotency_key is None:
             return None
         if recorded is None:
@@ -319,7 +320,7 @@ class TgaRuntime:
         if recorded is None:
             return None
         request, stands = self._repeats.read(recorded)
-        if not call.principal.is_same_as(request.principal) or not self._is_same_payload(call, recorded):
+        if not call.principal.is_same_as(request.principal) or not self._is_same_payload(call, written, recorded):
             raise KeyReused("the key belongs to another call")
         if (await self._supervision.verify_reader(request, call.principal)).answer == "deny":
             raise CallDenied("the policy does not allow this call any more")
@@ -331,11 +332,12 @@ class TgaRuntime:
             raise CallInFlight("the call is still being executed", stream=stream)
         return answer
 
-    def _is_same_payload(self, call: CheckedCall, recorded: RecordedCall) -> bool:
+    def _is_same_payload(self, call: CheckedCall, written: bytes, recorded: RecordedCall) -> bool:
         """Whether these are the arguments that the claim was made with; secret ones by their commitments."""
-        arguments = call.arguments
-        if recorded.sealed_salt is not None:
-            salt = self._vault.open_salt(recorded.trace_id, recorded.sealed_salt)
-            secrets = find_secrets(arguments, salt.pointers)
-            arguments = redact(arguments, secrets, salt=salt.salt)
-        return recorded.payload_digest == payload_digest(call.server_id, call.tool_name, arguments)
+        server_id, tool_name, arguments = call.server_id, call.tool_name, call.arguments
+        if recorded.sealed_salt is None:
+            return recorded.payload_digest == payload_digest_of(server_id, tool_name, arguments, written=written)[0]
+        salt = self._vault.open_salt(recorded.trace_id, recorded.sealed_salt)
+        secrets = find_secrets(arguments, salt.pointers)
+        arguments = redact(arguments, secrets, salt=salt.salt)
+        return recorded.payload_digest == payload_digest(server_id, tool_name, arguments)

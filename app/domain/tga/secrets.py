@@ -29,6 +29,7 @@ COMMITMENT: Final = "commitment"
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*", re.DOTALL)
 _INDEX = re.compile(r"0|[1-9][0-9]*")
 _INDEX_CHARS_MAX = 10
+MAY_BE_SECRET: Final = b'"$redacted"'  # canonical bytes without this hold no commitment
 _MARKER = b'{"$redacted":{"commitment":"'  # as RFC 8785 writes one; in a string the quotation marks would be escaped
 _HEX = re.compile(r"[0-9a-f]{64}")
 

@@ -8,7 +8,7 @@ birth what the birth says, sealed secrets open to what the arguments commit to, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from app.core.digest import Digest, digest_of_bytes
 from app.core.errors import BundleInvalid, RecoveryFailed, SequenceGap, TgaError
 from app.core.limits import ATTEMPTS_LISTED_MAX
 from app.domain.identity import DEFAULT_TENANT
-from app.domain.ledger.checks import AnyRecord, KindChecks, Standing, StreamChecks, Walking
+from app.domain.ledger.checks import AnyRecord, KindChecks, Standing, StreamChecks, Walking, WholeStream
 from app.domain.ledger.plans import Claim
 from app.domain.ledger.stored import StoredCheckpoint, StoredEntry, StoredStream, Summary
 from app.domain.system.verification import SIGNED, SigningKeys, verify_signature_of
@@ -28,8 +28,10 @@ from app.domain.tga.execution_state import ExecutionState
 from app.domain.tga.idempotency import compare_claim, may_lack_claim
 from app.domain.tga.replay import TRACE_DOCUMENTS, fold_linked
 from app.domain.tga.seals import Unseals, seal_errors
+from app.domain.tga.secrets import MAY_BE_SECRET
 from app.domain.tga.transitions import TRACE
 from app.domain.tga.usual_artifacts import Asked, read_usual
+from app.domain.tga.whole_traces import IN_LINES, ROWS_CALLED, ROWS_DENIED, STORED, read_whole
 
 _SIGNERS: Final = ("person", "withdrawal")
 
@@ -38,11 +40,42 @@ class TraceKind(KindChecks):
     """One governed tool call each; they rest on the keys of system streams."""
 
     documents = TRACE_DOCUMENTS
+    has_whole_streams = True
     waits_for = {"PENDING": frozenset({"supervisor"}), "EXECUTING": frozenset({"operator"})}  # noqa: RUF012
 
     def __init__(self, keys: SigningKeys, unseals: Unseals | None = None) -> None:
         self.keys = keys
         self.unseals = unseals
+
+    def may_be_whole(self, rows: int, line: bytes) -> bool:
+        return rows == ROWS_CALLED or (rows == ROWS_DENIED and b"DENY" in line)
+
+    def read_whole(self, stream: str, spelled: Sequence[bytes], artifacts: Sequence[bytes]) -> WholeStream | None:
+        whole = read_whole(TRACE.identity_of(stream).encode(), spelled, artifacts, IN_LINES)
+        if whole is None:
+            return None
+        claim = whole.claim if whole.is_called else None
+        return WholeStream(whole.head, None if claim is None else claim.key_digest(), whole.entries)
+
+    def accepts_whole(self, stored: StoredStream) -> bool:
+        rows = stored.rows or ()
+        if len(rows) not in (ROWS_CALLED, ROWS_DENIED) or not TRACE.has(stored.stream) or _has_more_beside(stored):
+            return False
+        identity = TRACE.identity_of(stored.stream).encode()
+        entries = [row.entry for row in rows if row.entry is not None]
+        artifacts = [row.artifact for row in rows if row.artifact is not None]
+        if len(entries) != len(rows) or len(artifacts) != len(rows) or MAY_BE_SECRET in artifacts[0]:
+            return False
+        whole = read_whole(identity, entries, artifacts, STORED)
+        if whole is None or whole.head != stored.head or whole.attempts > 1:
+            return False
+        if [row.entry_digest for row in rows] != [digest.decode("ascii") for digest in whole.entry_digests]:
+            return False
+        summary = Summary(whole.tenant, whole.principal_id, whole.server_id, whole.tool_name, whole.expires_at)
+        if stored.summary != summary or ((whole.is_called or stored.claim is not None) and stored.claim != whole.claim):
+            return False
+        is_settled = whole.is_called and stored.claim is not None  # I2
+        return stored.claim_effect == (whole.head.artifact_digest if is_settled else None)
 
     def begin(self, stored: StoredStream | None = None) -> StreamChecks:
         return _Trace(self, keeps_request=stored is not None)
@@ -55,6 +88,20 @@ class TraceKind(KindChecks):
 
     def rests_on_order(self, row: StoredEntry) -> bool:
         return row.artifact is not None and SIGNED in row.artifact
+
+
+def _has_more_beside(stored: StoredStream) -> bool:
+    """Whether something stands beside the trace that does not stand beside nearly all that have ended."""
+    return bool(
+        stored.is_open
+        or stored.waiting is not None
+        or stored.misplaced_in is not None
+        or stored.erasure is not None
+        or stored.sealed is not None
+        or stored.checkpoints
+        or stored.dispatch_attempts
+        or stored.rows_repeated
+    )
 
 
 @dataclass(slots=True)
