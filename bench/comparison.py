@@ -1,7 +1,8 @@
 """Ours beside pgbench and the peers, in one run: `python -m bench.comparison [--quick] [--peers FOLDER]`.
 
 Calls, repeats of finished calls and runs of one step, at 1, 8, 32 and 128 at once. All take turns in every round, on
-the same machine and the same PostgreSQL (synchronous commit on), each in a database of its own. Ours is the whole
+the same machine and the same PostgreSQL (synchronous commit on), each in a database of its own. While one is measured
+the processes of all others are stopped: some poll and compact also while nobody asks them. Ours is the whole
 gateway as `tga serve` runs it, called over HTTP, with a tool server of its own behind HTTP; the tools of peers are
 functions in their own process, which is their advantage. For a peer a call and a run of one step are the same thing.
 A run of ours is measured twice: over HTTP, with a plain worker that is no part of the gateway, and in process, as the
@@ -64,6 +65,7 @@ OURS, IN_PROCESS, PGBENCH = "tga over HTTP", "tga in process", "pgbench, bare in
 RUN, RUN_IN_PROCESS = "tga, a run over HTTP", "tga, a run in process"
 WHATS: Final = ("call", "repeat", "run")
 COUNTED_AT_ONCE: Final = 8
+AFTER_STOP_S: Final = 1.0  # for what a process does first when it goes on: timers that are over, heartbeats
 DOCS: Final = Path(__file__).parents[1] / "docs"
 CONFIG: Final = """
 [servers.crm]
@@ -244,6 +246,7 @@ class Comparison:
 
     async def measure(self) -> None:
         for number in range(self.scale.rounds):
+            await self._settle()
             for at_once in self.scale.at_once:
                 self.say(f"round {number + 1} of {self.scale.rounds}, {at_once} at once")
                 await self._ours_in_process(number, at_once)
@@ -267,10 +270,11 @@ class Comparison:
         self._keep(RUN_IN_PROCESS, "run", at_once, await run_whole(self.server, at_once, self.scale.seconds))
 
     async def _ask(self, name: str, running: Running, what: str, at_once: int) -> None:
-        await self._settle()
-        before = running.cpu_s() + self.server.cpu_s()
         try:
-            found = await asyncio.to_thread(running.measure, what, at_once, self.scale.seconds)
+            with going(running):
+                before = running.cpu_s() + self.server.cpu_s()
+                found = await asyncio.to_thread(running.measure, what, at_once, self.scale.seconds)
+                used = running.cpu_s() + self.server.cpu_s() - before
         except (PeerMissing, OSError, RuntimeError, ValueError) as error:
             if name == OURS:
                 raise
@@ -280,11 +284,12 @@ class Comparison:
             return
         if found is not None:
             warmed = found["steps"] / (found["steps"] + WARMUP_STEPS * at_once)  # the rest of the CPU is the warm-up's
-            used = (running.cpu_s() + self.server.cpu_s() - before) * warmed
-            measured = _measured(RUN if what == "run" else name, what, at_once, found, used)
+            measured = _measured(RUN if what == "run" else name, what, at_once, found, used * warmed)
             self.rounds += [] if measured is None else [measured]
 
     async def _settle(self) -> None:
+        """What was written so far is written to disk now, once a round. After it PostgreSQL logs each page whole once,
+        which it does every five minutes, not every three seconds: so not before each stretch."""
         async with measuring_session(self.server.admin_url) as session:
             await session.execute("CHECKPOINT")
 
@@ -292,13 +297,14 @@ class Comparison:
         await self._settle()
         database = EMBEDDED_DATABASE if name == OURS else f"peer_{name.lower()}"
         try:
-            # After a checkpoint PostgreSQL logs each page whole once: not what a call leaves, and seldom otherwise.
-            await asyncio.to_thread(running.measure, "call", COUNTED_AT_ONCE, min(1.0, self.scale.seconds))
-            before, files_before = await self._facts(database), running.stored_bytes()
-            found = await asyncio.to_thread(running.measure, "call", COUNTED_AT_ONCE, max(1.0, self.scale.seconds))
+            with going(running):
+                # After a checkpoint PostgreSQL logs each page whole once: not what a call leaves, and seldom otherwise.
+                await asyncio.to_thread(running.measure, "call", COUNTED_AT_ONCE, self.scale.seconds)
+                before, files_before = await self._facts(database), running.stored_bytes()
+                found = await asyncio.to_thread(running.measure, "call", COUNTED_AT_ONCE, max(1.0, self.scale.seconds))
+                after, files = await self._facts(database), running.stored_bytes()
         except (PeerMissing, OSError, RuntimeError, ValueError):
             return
-        after, files = await self._facts(database), running.stored_bytes()
         steps = found["steps"] + WARMUP_STEPS * COUNTED_AT_ONCE  # the warm-up's too
         commits, stored, wal = ((b - a) / steps for a, b in zip(before, after, strict=True))
         if running.files is None:
@@ -327,6 +333,17 @@ class Comparison:
             lines.setdefault((measured.what, measured.name, measured.at_once), []).append(measured)
         ordered = sorted(lines.items(), key=lambda item: (WHATS.index(item[0][0]), item[0][2]))
         return [sorted(found, key=lambda one: one.per_second)[len(found) // 2] for _, found in ordered]
+
+
+@contextlib.contextmanager
+def going(running: Running) -> Iterator[None]:
+    """It takes part inside; outside it is stopped."""
+    running.go_on()
+    time.sleep(AFTER_STOP_S)
+    try:
+        yield
+    finally:
+        running.stop()
 
 
 def where_peers_are_better(medians: list[Measured], counted: list[Counted]) -> list[str]:
@@ -408,7 +425,13 @@ async def _peers(server: Server, folder: Path, left_out: dict[str, str]) -> Asyn
                 )
             except PeerMissing as error:
                 left_out[peer.name] = str(error)
-        yield running
+        for one in running.values():
+            one.stop()
+        try:
+            yield dict(running)
+        finally:
+            for one in running.values():  # a process that is stopped hears no signal to end
+                one.go_on()
 
 
 async def bench(server: Server, machine: str, console: Console, scale: Scale, folder: Path, out: Path | None) -> None:

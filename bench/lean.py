@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import asyncpg
 from rich.console import Console
@@ -22,6 +22,7 @@ from rich.table import Table
 from app.domain.ledger.plans import Plan, PlannedCheckpoint
 from app.domain.tga.idempotency import decide_claim
 from app.domain.tga.replay import fold
+from app.postgres.ledger import _ALWAYS_SENT as ALWAYS_SENT
 from app.postgres.ledger import _APPEND as APPEND
 from app.postgres.ledger import _columns as columns_of
 from app.postgres.migrate import migrate
@@ -99,16 +100,19 @@ class _Entries:
         return [tuple(self._template.plans(next(self._numbers))) for _ in range(count)]
 
 
-async def append(session: Session, plans: Sequence[Plan]) -> None:
-    for row in await session.fetch(APPEND, 5_000, *columns_of(plans)):
+async def append(session: Session, plans: Sequence[Plan], schema: str = NEW) -> None:
+    columns: tuple[list[Any] | None, ...] = columns_of(plans)
+    if schema == NEW:  # lists that a batch does not bring are not sent
+        columns = (*columns[:ALWAYS_SENT], *[column or None for column in columns[ALWAYS_SENT:]])
+    for row in await session.fetch(APPEND, 5_000, *columns):
         if row["code"] is not None:
             raise AssertionError(f"refused: {row}")
 
 
-async def cpu_us(session: Session, plans: Sequence[Plan]) -> float:
+async def cpu_us(session: Session, plans: Sequence[Plan], schema: str = NEW) -> float:
     """What the backend's processor spent on this append and its commit, whoever else is busy on this machine."""
     before = _spent_ns(session)
-    await append(session, plans)
+    await append(session, plans, schema)
     return (_spent_ns(session) - before) / 1_000
 
 
@@ -134,7 +138,7 @@ async def measure_processor(sessions: dict[str, Session], rounds: int, *, commit
                             await stack.enter_async_context(session.transaction())
                         for _ in range(max(WARMUP_STEPS // size, 4)):
                             steps = zip(*plans_of.make(size, schema), strict=True)
-                            spent = [await cpu_us(session, step) for step in steps]
+                            spent = [await cpu_us(session, step, schema) for step in steps]
                             if round_number >= 0:
                                 found[schema].append(sum(spent) / len(spent) / size)
             old, new = (statistics.quantiles(found[schema], n=4)[0] for schema in (OLD, NEW))
@@ -153,7 +157,7 @@ async def measure_bytes(schema: str, admin: Session, gateway: Session, count: in
     for start in range(0, count, 8):
         made = calls.make(8, schema)
         for step in (0, 1):
-            await append(gateway, [call[step] for call in made])
+            await append(gateway, [call[step] for call in made], schema)
         if start % 64 == 0:
             await gateway.fetch("SELECT * FROM tga.integrate(1000)")
             await gateway.fetch("SELECT tga.recoverable('trace', $1::uuid, NULL, 100)", EXECUTOR)

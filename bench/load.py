@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
-from bench.measure import arguments_of
+from bench.measure import arguments_of, own_folder
 from tests.load.mixed import Scale, run_mixed_load
 
 MINUTES: Final = 10.0
@@ -34,9 +32,8 @@ def main() -> None:
         scale = replace(scale, life_s=(1.0, 2.0), long_life_s=None)
     elif minutes >= 4:  # every second minute is one life, long enough for a leak to show
         scale = replace(scale, long_every_s=120, long_life_s=60)
-    with tempfile.TemporaryDirectory(prefix="tga-load-") as home:
-        Path(home).chmod(0o711)  # root runs PostgreSQL as another account, which must get there
-        verdict = run_mixed_load(Path(home), scale, seed)
+    with own_folder("tga-load-") as home:
+        verdict = run_mixed_load(home, scale, seed)
     print(verdict)
     sys.exit(1 if verdict.findings else 0)
 

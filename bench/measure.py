@@ -29,6 +29,7 @@ from app.postgres.ledger import PostgresLedger
 from app.postgres.migrate import migrate
 from app.postgres.sessions import GATEWAY_ROLE, Sessions
 from bench.cost import measuring_session
+from tests.leftovers import watch
 
 DATABASE: Final = "bench"
 BASELINE_CLIENTS: Final = (1, 8, 32)
@@ -101,16 +102,17 @@ class Timing:
 async def closed_loop(
     server: Server, do: Callable[[T], Awaitable[object]], queues: list[Iterator[T]], seconds: float
 ) -> Timing:
-    """Every queue has one step in flight, until the time or the steps are used up."""
+    """Every queue has one step in flight, until the time or the steps are used up; one step of each at the least."""
     latencies: list[float] = []
 
     async def work(steps: Iterator[T], until: float, kept: list[float]) -> None:
         for step in steps:
             started = time.perf_counter()
-            if started >= until:
-                return
             await do(step)
-            kept.append(time.perf_counter() - started)
+            ended = time.perf_counter()
+            kept.append(ended - started)
+            if ended >= until:
+                return
 
     await asyncio.gather(*(work(islice(queue, WARMUP_STEPS), float("inf"), []) for queue in queues))
     server_before, client_before, started = server.cpu_s(), time.process_time(), time.perf_counter()
@@ -242,6 +244,24 @@ def arguments_of(name: str, doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def own_folder(prefix: str = "tga-bench-") -> Iterator[Path]:
+    """A folder for whatever a benchmark starts. When this process ends, even by a signal, the PostgreSQL and the
+    gateways that work there are ended too, and the folder is removed (tests/leftovers.py)."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as made:
+        folder, before = Path(made), os.environ.get("TMPDIR")
+        folder.chmod(0o711)  # root runs PostgreSQL as another account, which must get there
+        with watch(folder) as watcher:
+            os.environ["TMPDIR"] = made  # of all that are started from here on: by that they are known
+            try:
+                yield folder
+            finally:
+                os.environ.pop("TMPDIR")
+                if before is not None:
+                    os.environ["TMPDIR"] = before
+                watcher.communicate()
+
+
 def run_bench(bench: Callable[[Server, str, Console], Coroutine[Any, Any, None]]) -> None:
     """Run it on a new server with an empty ledger; it is told the facts of the machine in a line."""
 
@@ -252,7 +272,5 @@ def run_bench(bench: Callable[[Server, str, Console], Coroutine[Any, Any, None]]
         await bench(server, f"PostgreSQL {version}, {os.cpu_count()} CPUs, {loop}", console)
 
     console = Console(width=None if Console().is_terminal else 150)
-    with tempfile.TemporaryDirectory(prefix="tga-bench-") as home:
-        Path(home).chmod(0o711)  # root runs the server as another account, which must get there
-        with EmbeddedPostgres(Path(home)) as embedded:
-            run_on_fast_loop(prepared(Server(embedded)))
+    with own_folder() as home, EmbeddedPostgres(home) as embedded:
+        run_on_fast_loop(prepared(Server(embedded)))

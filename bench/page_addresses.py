@@ -14,18 +14,18 @@ STATUSES: Final = ("running", "waiting", "waiting_for_human", "completed", "fail
 WINDOWS: Final = ("last hour", "last 24 h", "last 7 days")
 
 
-def addresses(ask: Callable[[str], Any], ids: dict[str, str], long: int) -> dict[str, str]:
-    """By name. `ask`: the document of a GET; `ids`: real calls by what became of them, and a run of `long` entries."""
+def addresses(ask: Callable[[str], Any], ids: dict[str, str], long: int, places: dict[str, Any]) -> dict[str, str]:
+    """By name. `ask`: the document of a GET; `ids`: real calls by what became of them, and a run of `long` entries.
+    `places`: where pages in the middle and the last ones begin."""
     digest = ask(f"/v1/traces/{ids['done']}")["action_request_digest"]
     now = datetime.now(UTC)
-    middle, oldest = (_trace_cursor(now - timedelta(days=days)) for days in (3.5, 6.999))
-    ends = datetime.fromisoformat(ask("/v1/approvals?limit=1")["items"][0]["expires_at"])
+    middle, oldest = _trace_cursor(now - timedelta(days=3.5)), list_cursor("traces", places["call"])
     started = now - timedelta(days=3.5)
     paths = {
         "overview": "/console/",
         "approvals": "/console/approvals",
-        "approvals, later": f"/console/approvals?cursor={_waiting_cursor(ends + timedelta(seconds=500))}",
-        "approvals, last": f"/console/approvals?cursor={_waiting_cursor(ends + timedelta(days=4))}",
+        "approvals, later": f"/console/approvals?cursor={_waiting_cursor(places['waits_middle'])}",
+        "approvals, last": f"/console/approvals?cursor={_waiting_cursor(places['waits'])}",
         "approval": f"/console/approvals/{ids['waits']}",
         "calls": "/console/calls",
         "calls, middle": f"/console/calls?cursor={middle}",
@@ -35,7 +35,12 @@ def addresses(ask: Callable[[str], Any], ids: dict[str, str], long: int) -> dict
         "calls of a tool": "/console/calls?tool=bank/charge",
         "calls of a tool, middle": f"/console/calls?tool=bank/charge&cursor={middle}",
         "calls of a tool, failed": "/console/calls?tool=bank/charge&state=FAILED",
+        "calls of a tool, often failed": "/console/calls?tool=bank/fail&state=FAILED",
+        "calls of a tool, seldom": "/console/calls?tool=bank/seldom",
+        "calls of no tool": "/console/calls?tool=bank/none",
         "calls of an agent": "/console/calls?principal_id=agent-7",
+        "calls of an agent, failed": "/console/calls?principal_id=agent-7&state=FAILED",
+        "calls of an agent, seldom": "/console/calls?principal_id=seldom",
         "calls of no agent": "/console/calls?principal_id=stranger",
         "calls by key": "/console/calls?key=made-777",
         "call": f"/console/calls/{ids['done']}",
@@ -62,8 +67,8 @@ def addresses(ask: Callable[[str], Any], ids: dict[str, str], long: int) -> dict
         "traces until": f"/v1/traces?limit=200&{_query(until=_said(started))}",
         "traces FAILED, DENIED": "/v1/traces?limit=200&state=FAILED,DENIED",
         "traces of a server": "/v1/traces?limit=200&server_id=bank",
-        "traces waiting": "/v1/traces?limit=200&waiting=supervisor",
-        "traces waiting, middle": f"/v1/traces?limit=200&waiting=supervisor&cursor={middle}",
+        "traces waiting": "/v1/traces?limit=25&waiting=supervisor",
+        "traces waiting, middle": f"/v1/traces?limit=25&waiting=supervisor&cursor={middle}",
         "approvals 200": "/v1/approvals?limit=200",
         "stats": "/v1/stats",
         **{f"stats {days} d": f"/v1/stats?{_query(since=_said(now - timedelta(days=days)))}" for days in (1, 7)},

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -112,6 +114,18 @@ class Running:
 
     def cpu_s(self) -> float:
         return sum(cpu_s_with_children(pid) for pid in self.pids)
+
+    def stop(self) -> None:
+        """Take no processor time until `go_on`: who is not measured polls, compacts and sweeps beside who is."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for pid in itertools.chain.from_iterable(with_children(pid) for pid in self.pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def stored_bytes(self) -> int:
         if self.files is None:
@@ -299,14 +313,19 @@ def _wait_for_port(port: int, server: subprocess.Popen[str]) -> None:
 
 
 def cpu_s_with_children(pid: int) -> float:
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
+    """Of those that live, and of those that ended and were waited for."""
+    found = with_children(pid).values()
+    return sum(int(fact) for facts in found for fact in facts[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+def with_children(pid: int) -> dict[int, list[str]]:
+    """The process, its children, theirs, and so on, if they live; and what /proc/PID/stat says of each from its state
+    on."""
+    found: dict[int, list[str]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            facts = Path("/proc", name, "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            parents[int(name)] = int(facts[1])
-            ticks[int(name)] = sum(int(fact) for fact in facts[11:15])
+            found[int(name)] = Path("/proc", name, "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     mine = {pid}
-    while more := {child for child, parent in parents.items() if parent in mine} - mine:
+    while more := {child for child, facts in found.items() if int(facts[1]) in mine} - mine:
         mine |= more
-    return sum(ticks.get(found, 0) for found in mine) / os.sysconf("SC_CLK_TCK")
+    return {one: found[one] for one in mine if one in found}

@@ -29,17 +29,17 @@ CREATE UNLOGGED TABLE prepared.calls (
     e1 bytea, a1 bytea, e2 bytea, a2 bytea, e3 bytea, a3 bytea, e4 bytea, a4 bytea
 ) WITH (fillfactor = 100);
 """
-_NONE: Final = ", ".join(["'{}'"] * 9)  # attempts, secrets, webhooks
+_NONE: Final = ", ".join(["NULL"] * 9)  # attempts, secrets, webhooks
 _REFUSED_OR_USED_UP: Final = "CASE WHEN bool_and(r.code IS NULL) THEN max(c.number) ELSE 1 / (0 * count(*)) END"
 _BEGIN: Final = f"""SELECT {_REFUSED_OR_USED_UP} AS number FROM prepared.calls AS c, LATERAL tga.append(
  5000, ARRAY[c.stream], ARRAY[c.executor], ARRAY[c.executor], ARRAY[NULL::text],
  ARRAY[1,1,1], ARRAY[c.e1,c.e2,c.e3], ARRAY[c.a1,c.a2,c.a3],
  ARRAY[1], ARRAY['crm'], ARRAY['create_ticket'], ARRAY[c.key], ARRAY[c.payload],
- '{{}}', '{{}}', '{{}}', {_NONE}) AS r
+ NULL, NULL, NULL, {_NONE}) AS r
  WHERE c.number = (SELECT nextval('prepared.next')) \\gset""".replace("\n", "")
 _END: Final = f"""SELECT {_REFUSED_OR_USED_UP} FROM prepared.calls AS c, LATERAL tga.append(
  5000, ARRAY[c.stream], ARRAY[c.executor], ARRAY[NULL::uuid], ARRAY[NULL::text],
- ARRAY[1], ARRAY[c.e4], ARRAY[c.a4], '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', {_NONE}) AS r
+ ARRAY[1], ARRAY[c.e4], ARRAY[c.a4], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {_NONE}) AS r
  WHERE c.number = :number""".replace("\n", "")
 
 

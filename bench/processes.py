@@ -20,7 +20,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from rich.table import Table
 
 from app.postgres.embedded.server import EmbeddedPostgres
 from bench.comparison import CONFIG, CallLoad, answering
-from bench.measure import arguments_of, run_on_fast_loop
+from bench.measure import arguments_of, own_folder, run_on_fast_loop
 from bench.peer_processes import cpu_s_with_children, measure_http
 from tests.processes.world import Home, Serving
 
@@ -189,9 +188,8 @@ def main() -> None:
     counts = given.processes or ((1, 2) if given.quick else PROCESSES)
     shares: list[Any] = [given.share] if given.quick or given.share >= 1 else [given.share, 1.0]
     lines = []
-    with tempfile.TemporaryDirectory(prefix="tga-bench-") as folder:
-        Path(folder).chmod(0o711)  # root runs PostgreSQL as another account, which must get there
-        home = Home(Path(folder))
+    with own_folder() as folder:
+        home = Home(folder)
         with answering("tool", home.home) as (tool, _):
             home.config.write_text(CONFIG.format(tool=tool))
             for share in shares:

@@ -20,7 +20,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from rich.table import Table
 
 from app.postgres.embedded.server import EmbeddedPostgres
 from bench.http_roles import Connection, Load, cpu_s_of
-from bench.measure import WARMUP_STEPS, Server, arguments_of, measure_sync, run_on_fast_loop
+from bench.measure import WARMUP_STEPS, Server, arguments_of, measure_sync, own_folder, run_on_fast_loop
 
 FRESH, REPEAT = "fresh", "repeat"
 REPEATED_KEYS: Final = 20  # of each connection, finished calls that are asked for again
@@ -236,13 +235,11 @@ def started(command: list[str], **more: Any) -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def subject(name: str, folder: Path, python: str) -> Iterator[Subject]:
     """A gateway of the checkout in this folder, and its tool server."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TGA_")}
-    with tempfile.TemporaryDirectory(prefix="tga-bench-") as made, contextlib.ExitStack() as stack:
-        home = Path(made)
-        home.chmod(0o711)  # root runs the server as another account, which must get there
+    with own_folder() as home, contextlib.ExitStack() as stack:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("TGA_")}
         tool = stack.enter_context(started([sys.executable, "-m", "bench.shares", "--role", "tool"]))
         (home / "tga.toml").write_text(CONFIG.format(url=tool[0]))
-        environment = {**inherited, "TGA_HOME": made, "TGA_PORT": "0"}
+        environment = {**inherited, "TGA_HOME": str(home), "TGA_PORT": "0"}
         command = [python, "-m", "app.main", "serve"]
         url, pid = stack.enter_context(started(command, env=environment, cwd=folder))
         yield Subject(name, home, url, pid, tool[1])

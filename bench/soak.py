@@ -18,18 +18,16 @@ import random
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import arguments_of, run_on_fast_loop
+from bench.measure import arguments_of, own_folder, run_on_fast_loop
 from tests.load.world import World
 from tga_sdk import Context, Worker, procedure
 
@@ -211,9 +209,8 @@ def main() -> None:
     given = parser.parse_args()
     seconds = 60 * given.minutes if given.minutes else 6.0 if given.quick else 60 * MINUTES
     console = Console(width=None if Console().is_terminal else 120)
-    with tempfile.TemporaryDirectory(prefix="tga-soak-") as home:
-        Path(home).chmod(0o711)  # root runs PostgreSQL as another account, which must get there
-        world = World(Path(home))
+    with own_folder("tga-soak-") as home:
+        world = World(home)
         try:
             world.open()
             growth = run_on_fast_loop(
