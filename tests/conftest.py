@@ -12,6 +12,7 @@ import gc
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -63,6 +64,11 @@ LONG = {
 # Where SQL itself is tested, every test runs on every server. Elsewhere `make test` takes one of them for each test.
 ON_EVERY_SERVER = {"postgres"}
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    # Under `nohup`: what tests start would inherit that, and tests of SIGHUP would wait for ever. A handler is not
+    # inherited, and this one ignores it here as before.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 _WATCHER: pytest.StashKey[subprocess.Popen[bytes]] = pytest.StashKey()
 _numbers = itertools.count(1)
 

@@ -50,6 +50,32 @@ def test_a_signal_that_ends_pytest_ends_its_postgres_and_its_processes(
         run.wait()
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the watcher finds processes by /proc")
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_that_ends_a_benchmark_ends_what_it_started(ended_by: signal.Signals) -> None:
+    """Every benchmark that starts servers has them in such a folder."""
+    bench = (
+        "import subprocess, sys, time\n"
+        "from bench.measure import own_folder\n"
+        "with own_folder() as folder:\n"
+        "    server = subprocess.Popen(['sleep', '3600'], start_new_session=True)\n"
+        "    print(server.pid, folder, flush=True)\n"
+        "    time.sleep(3600)\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", bench], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert run.stdout is not None
+        server, _, folder = run.stdout.readline().strip().partition(" ")
+        assert _lives(int(server))
+        run.send_signal(ended_by)
+        assert run.wait(HANG_S) == -ended_by
+        _wait_until(lambda: not Path(folder).exists())
+        assert not _lives(int(server))
+    finally:
+        run.kill()
+        run.communicate()
+
+
 def _lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

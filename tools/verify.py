@@ -147,6 +147,7 @@ class Journal:
         self.begun: dict[str, list[Any]] = {}
         self.tries: dict[str, int] = {}
         self.named: dict[str, str] = {}  # by address: the trace or run that the intent names
+        self.children = set[tuple[str, str]]()  # an address, and a run that an intent there has named
         self.defaults: dict[str, bytes] = {}  # by address: the answer of a question that nobody else answers in time
         self.signals: list[tuple[str, str]] = []
         self.awaits, self.wake = list[str](), "ANY"
@@ -454,7 +455,9 @@ class Streams:
             journal.fold(name, said, entry)
             if name == "run_intent" and said["kind"] == "child" and said["request"]["child_run_id"] is not None:
                 child = journal.named[said["path"]]
-                self.references.append((stream, number, child, "begun_by", entry["artifact_digest"]))
+                if (said["path"], child) not in journal.children:  # else a retry takes it up again
+                    self.references.append((stream, number, child, "begun_by", entry["artifact_digest"]))
+                journal.children.add((said["path"], child))
             if name == "run_answer" and value["tier"] in ("effect", "run"):
                 of, field, found = (f"trace:{value['trace_id']}", "artifact", value["tool_effect_digest"]) if (
                     value["tier"] == "effect") else (f"run:{value['run_id']}", "digest", value["entry_digest"])

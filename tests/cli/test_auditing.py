@@ -98,17 +98,22 @@ def test_a_run_is_verified_exported_and_has_its_receipt_by_the_same_commands(
     asyncio.run(_store_run(world.admin_url))
     told = world.tga("verify", "run:small")
     assert told.returncode == 0, told
-    assert "1 stream," in told.stdout
+    document = json.loads(world.tga("verify", "run:small", "--json").stdout)
     path = tmp_path / "receipt"
     path.write_text(world.tga("receipt", "run:small").stdout)
     judged = world.tga("verify", "--receipt", str(path), "--key", key)
     assert judged.returncode == 0, judged
     assert "RUNNING to COMPLETED, run_end" in judged.stdout
+    last = json.loads(TlogProof.from_text(path.read_text()).extra)["sequence_number"]
+    assert (document["streams"], document["entries"]) == (1, last), "not those of the tenant's system stream"
+    assert f"1 stream, {last} entries: " in told.stdout
     document = json.loads(world.tga("verify", "--receipt", str(path), "--key", key, "--json").stdout)
     assert (document["sound"], document["run_id"]) == (True, "small")
     bundle = tmp_path / "bundle"
     assert world.tga("export", str(bundle), "--run", "small").returncode == 0
-    assert world.tga("verify", "--file", str(bundle), "--key", key).returncode == 0
+    judged = world.tga("verify", "--file", str(bundle), "--key", key)
+    assert judged.returncode == 0
+    assert ", 1 run, " in judged.stdout
     for arguments in (
         ("verify", "run:none"),
         ("receipt", "run:none"),

@@ -359,7 +359,8 @@ def make_partial(m: Mutant) -> None:
     m.manifest["complete"] = False
     chosen = {"tenant": m.chance.choice([None, *TENANTS]), "trace_id": None, "since": time_at(0), "until": None}
     m.manifest["filter"] = chosen
-    size = m.manifest["tree"]["size"] if isinstance(m.manifest.get("tree"), dict) else m.ledger.size
+    tree = m.manifest.get("tree")
+    size = tree.get("size") if isinstance(tree, dict) else m.ledger.size  # another mutation may have made the tree odd
     for line in m.entries:
         index = line.get("leaf_index")
         if type(index) is int and type(size) is int and 0 <= index < size <= len(m.ledger.rows):

@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,7 +20,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.cli import verify_workers
+from app.cli.bundle_files import DiskMemory
 from app.cli.bundle_jobs import accept_in_jobs
+from app.cli.verify_bundle import verify_bundle_command
 from app.core.errors import InputMalformed, VerificationUnfinished
 from app.core.note import VerifierKey
 from app.domain.ledger.checks import EntryPlace
@@ -164,6 +168,42 @@ def test_where_no_process_can_be_started_one_verifies_and_says_so(
     monkeypatch.setattr(verify_workers, "WORKER", ("/nowhere/python",))
     assert accept_in_jobs(bundle[0], [bundle[1]], [], 2) is None
     assert "one verifies all of it" in capfd.readouterr().err
+
+
+def test_without_room_for_the_leaves_one_walk_says_what_it_says_otherwise(bundle: tuple[Path, VerifierKey]) -> None:
+    """A traceback would end the command with 1, which says that the bundle is wrong."""
+    folder, key = bundle
+    limited = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'app.main', *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", limited, "verify", "--file", str(folder), "--key", key.to_text(), "--jobs", "1"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (found.returncode, found.stdout) == (0, tga(folder, key, "--jobs", "1").stdout), found.stderr
+
+
+async def test_without_room_for_what_is_remembered_there_is_no_verdict(
+    bundle: tuple[Path, VerifierKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(DiskMemory, "store", store)
+    monkeypatch.setattr(DiskMemory, "remember_whole", store)
+    with pytest.raises(VerificationUnfinished, match="disk is full"):
+        await verify_bundle_command(bundle[0], bundle[1].to_text(), jobs=1)
+
+
+def test_one_process_keeps_nothing_that_would_stay_when_it_is_killed(
+    bundle: tuple[Path, VerifierKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, kept = tmp_path / "temporary", list[list[str]]()
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    accepted = accept_in_jobs(bundle[0], [bundle[1]], [], 1, seen=lambda _: kept.append(os.listdir(temporary)))
+    assert accepted is not None
+    assert kept
+    assert not any(kept), "while it reads the lines"
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])

@@ -108,6 +108,7 @@ def step_by_step() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         trace = type(TraceKind.begin(stream_checks()["trace"]))  # type: ignore[arg-type]
         patched.setattr(trace, "follow_usual", StreamChecks.follow_usual)
+        patched.setattr(TraceKind, "has_whole_streams", False)
         patched.setattr(EntryLine, "_usual", classmethod(lambda cls, line: None))
         yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -21,13 +22,20 @@ def npm_servers() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "tga-test-servers" / hashlib.sha256(lock).hexdigest()[:16]
     packages = folder / "node_modules" / "@modelcontextprotocol"
-    if not (folder / "complete").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(_LISTED / name, folder / name)
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
-        if done.returncode != 0:
-            pytest.skip(f"npm cannot install the MCP servers: {done.stderr.strip()[-300:]}")
-        (folder / "complete").touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock_file:
+        # `npm ci` empties the folder first: of several test processes one installs, and the others wait for it.
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            _install_into(folder)
     return packages
+
+
+def _install_into(folder: Path) -> None:
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(_LISTED / name, folder / name)
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode != 0:
+        pytest.skip(f"npm cannot install the MCP servers: {done.stderr.strip()[-300:]}")
+    (folder / "complete").touch()
