@@ -90,7 +90,7 @@ async def test_erasure_of_the_last_reference_lets_it_go(shelf: Shelf, ledger: Po
 
 async def _gate(admin: Admin, statement: str) -> None:
     await admin.execute(f"""
-        CREATE FUNCTION public.wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS
+        CREATE FUNCTION public.wait_at_gate() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS
             'BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({GATE_KEY}); RETURN NULL; END';
         CREATE TRIGGER gate BEFORE {statement} FOR EACH STATEMENT EXECUTE FUNCTION public.wait_at_gate()
     """)
@@ -154,7 +154,7 @@ async def test_a_reference_that_commits_while_a_collection_looks_around_keeps_it
         " SELECT 'others', sha256(n::text::bytea), 1, 'stored', '2020-01-01' FROM generate_series(1, 40000) AS n"
     )
     await admin.execute(f"""
-        CREATE FUNCTION public.wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS
+        CREATE FUNCTION public.wait_at_gate() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS
             'BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({GATE_KEY}); RETURN NULL; END';
         CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON tga.blob_refs DEFERRABLE INITIALLY DEFERRED
            FOR EACH ROW EXECUTE FUNCTION public.wait_at_gate()
@@ -167,7 +167,7 @@ async def test_a_reference_that_commits_while_a_collection_looks_around_keeps_it
         taking = asyncio.create_task(collector.fetch("SELECT * FROM tga.take_idle_blobs(0, 0, 1000000)"))
         pid = collector.get_server_pid()
         looks = "SELECT state = 'active' AND query LIKE '%take_idle%' FROM pg_stat_activity WHERE pid = $1"
-        while not await admin.fetchval(looks, pid):
+        while not taking.done() and not await admin.fetchval(looks, pid):
             await asyncio.sleep(0)
         await admin.execute("SELECT pg_advisory_unlock_all()")
         await appending
