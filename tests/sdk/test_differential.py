@@ -193,11 +193,12 @@ def boundaries(run_id: str) -> Collection[tuple[int, str]]:
 
 def _compared(record: dict[str, Any]) -> dict[str, Any]:
     said = {"type": record["artifact_type"], **{name: record.get(name) for name in _COMPARED}}
-    for name in ("value", "joined"):  # a blob's digest differs with the ids that are in it
-        value = record.get(name)
-        said[name] = value if value is None or value["tier"] in ("inline", "event") else value["tier"]
+    value, joined = record.get("value"), record.get("joined")
+    said["value"] = None if value is None else value if value["tier"] in ("inline", "event") else value["tier"]
     if said["kind"] == "now":
         said["value"] = "now"
+    # What a tool or a child answered. The digest of a blob differs with the ids that are in it.
+    said["joined"] = "artifact" if isinstance(joined, dict) and joined.get("tier") == "artifact" else joined
     said["logs"] = [line["text"] for line in record.get("logs") or ()]
     request = record.get("request") or {}
     said["request"] = {
