@@ -131,7 +131,7 @@ def test_a_kept_head_fits_or_says_where_the_log_splits(desk: Desk) -> None:
         file.write_text(kept)
         desk.go(page, "/ledger")
         page.set_input_files("#kept-file", str(file))
-        page.wait_for_function("document.getElementById('kept-text').value.length > 20")
+        page.wait_for_function("() => document.getElementById('kept-text').value.length > 20")
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.locator("#kept")).to_contain_text(f"Consistent up to entry {size:,}")
         expect(page.locator("#kept")).to_contain_text("recomputed here")
