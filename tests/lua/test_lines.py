@@ -171,6 +171,28 @@ async def test_a_limit_that_is_met_names_its_line() -> None:
         assert outcome.error["message"].startswith(f"program.lua:{line}: expected ")
 
 
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("local all = {}\nwhile true do\n    all[#all + 1] = {1}\nend", 4),  # full to the last byte
+        ("local text = 'x'\nwhile true do\n    text = text .. text\nend", 4),
+        ("state.all = {}\nwhile true do\n    state.all[#state.all + 1] = 'x'\nend", 4),
+        ("step('fill', function()\n    local all = {}\n    while true do all[#all + 1] = {} end\nend)", 4),
+        ("local all = {}\npcall(function() while true do all[#all + 1] = {} end end)", 3),
+        (
+            "local all = {}\nlocal fill = coroutine.wrap(function()\nwhile true do all[#all + 1] = {} end end)\nfill()",
+            5,
+        ),
+    ],
+)
+async def test_memory_that_is_used_up_names_its_line(body: str, line: int) -> None:
+    async with Pool(Limits(state_bytes=4_194_304), children=1) as small:
+        outcome = await run_lua(small, main_of(body))
+    assert outcome.error is not None
+    assert outcome.error["type"] == "LUA_LIMIT_MEMORY"
+    assert outcome.error["message"].startswith(f"program.lua:{line}: expected ")
+
+
 async def test_a_step_that_waits_longer_than_its_timeout_is_ended(pool: Pool) -> None:
     body = """
         local ok, problem = pcall(step, "waits", function() sleep("1h") end, {timeout = 0.2})
