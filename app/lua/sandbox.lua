@@ -208,6 +208,13 @@ local function here()
   return position(nil, 3)
 end
 
+-- Where a function of the program begins; nothing for one of the trusted parts. The top of a file begins at line 1.
+local function beginning(f)
+  local info = getinfo(f, "S")
+  if info.what == "C" or byte(info.source, 2) == 91 then return nil end
+  return sub(info.source, 2), info.linedefined > 0 and info.linedefined or 1
+end
+
 local function warn(line, what)
   local key = tostring(line) .. ":" .. what
   if warned[key] or #warnings >= limits.warnings then return end
@@ -217,7 +224,8 @@ local function warn(line, what)
 end
 
 -- The host, for the trusted language alone ----------------------------------------------------------------------------
-local host = { null = codec.null, array = codec.array, is_array = codec.is_array, env = env, here = here, warn = warn }
+local host = { null = codec.null, array = codec.array, is_array = codec.is_array, env = env, here = here, warn = warn,
+  beginning = beginning }
 
 function host.call(request)
   if dead then die() end -- in __close, in what is left of a program that has met its limit
