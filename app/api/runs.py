@@ -224,7 +224,7 @@ def router(services: Services) -> APIRouter:
         operation_id="signal_run",
         summary="Answer a question of the run, or send it a signal",
         response_model=None,
-        responses={200: {"model": RunDescribed}, **documented(*OF_RUNS)},
+        responses={200: {"model": RunDescribed}, **documented(*OF_RUNS, errors.SignalIdReused)},
         openapi_extra=request_body(SignalBody, {"path": "3", "answer": True}, in_path=("run_id",)),
     )
     async def signal(request: Request) -> Response:

@@ -608,6 +608,12 @@ class RunIdTaken(TgaError):
     remedy = "Choose another id, or start it with the same procedure and input: then the run that exists is answered."
 
 
+class SignalIdReused(TgaError):
+    code = "RUN_SIGNAL_ID_REUSED"
+    meaning = "The run has a signal with this id already, of another name or with another value."
+    remedy = "Use a new `signal_id` for a new signal; repeat one only with its own name and value. Nothing was stored."
+
+
 class RunTooDeep(TgaError):
     code = "RUN_TOO_DEEP"
     meaning = "A run would start a child below more runs than are admitted, as a program does that starts itself."
@@ -761,6 +767,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunLeaseLost,
     RunErased,
     RunIdTaken,
+    SignalIdReused,
     RunTooDeep,
     RunEnded,
     RunAnswerInvalid,

@@ -78,6 +78,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.RunCallbackRefused: 422,
     errors.ArgumentsInvalid: 422,
     errors.KeyReused: 422,
+    errors.SignalIdReused: 422,
     errors.KeyReserved: 422,
     errors.SignatureInvalid: 422,
     errors.BlobMismatch: 422,

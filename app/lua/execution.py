@@ -105,7 +105,7 @@ class Execution:
                 return answer.value.get("value")
             request = answer.request
             self._take(request.get("changes"), request.get("logs"))
-            remember_caller(request.get("source") or self._source.name)  # a tail call leaves no line behind
+            remember_caller(request.get("source") or self._source.name)
             answer = await self._resume(thread, await self._reply(thread, request))
 
     async def _resume(self, thread: int, value: JSON) -> Answer:

@@ -49,6 +49,8 @@ end
 local function call(request)
     local frame = lang.current
     local chunk, line = host.here()
+    -- `return Human.approve{...}` is a tail call: Lua has dropped the frame that called, and its line with it.
+    if chunk == nil and frame.fn then chunk, line = host.beginning(frame.fn) end
     request.source = chunk and chunk .. ":" .. line or nil
     request.changes = lang.taken(frame.store)
     request.logs = logs_of(frame)
@@ -144,6 +146,7 @@ end
 -- The first function of a body's thread.
 local function begin(frame, fn, given)
     enter(frame)
+    frame.fn = fn
     local value = fn(given)
     return {value = lang.plain(value, "the result"), changes = lang.taken(frame.store), logs = logs_of(frame)}
 end
@@ -275,6 +278,7 @@ local function execute(this, frame)
     if type(this.run) ~= "function" then
         lang.fail("PROCEDURE_SOURCE_INVALID", "procedure " .. this.name .. " has no run = function() ... end")
     end
+    frame.fn = this.run
     return lang.checked_output(this.output, this.run(env.input, env.state))
 end
 

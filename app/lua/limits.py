@@ -28,6 +28,7 @@ class Limits:
     operations: int = 100_000
     threads: int = 1_000
     load_bytes: int = 262_144
+    reserve_bytes: int = 16_384  # of a state: room to say where the program was when the rest is used up
     warnings: int = 100
     hook_instructions: int = 4_000
 

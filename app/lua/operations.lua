@@ -396,7 +396,8 @@ local function run(start)
     local output
     if start.is_script then
         if start.state ~= null then lang.begin_state(frame, start.state) end
-        output = host.chunk(start.chunk)()
+        frame.fn = host.chunk(start.chunk)
+        output = frame.fn()
         if entry() then
             lang.fail("PROCEDURE_SOURCE_INVALID", "the file works before it declares main: move main to its top")
         end

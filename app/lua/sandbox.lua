@@ -71,9 +71,18 @@ local function watch(co)
   return co
 end
 
+-- A state that is full has no room to say where the program was: this is given up then, and collected when it is needed.
+local reserve = raw.string.rep("\0", limits.reserve_bytes)
+
+local function is_out_of_memory(problem)
+  if problem ~= OUT_OF_MEMORY then return false end
+  reserve = nil
+  return true
+end
+
 local function clean(problem)
   if dead then error(dead, 0) end
-  if problem == OUT_OF_MEMORY then
+  if is_out_of_memory(problem) then
     die("MEMORY", format("expected the program to need at most %d bytes of memory, found that it needs more. "
       .. "Keep less at a time", limits.state_bytes))
   end
@@ -199,6 +208,13 @@ local function here()
   return position(nil, 3)
 end
 
+-- Where a function of the program begins; nothing for one of the trusted parts. The top of a file begins at line 1.
+local function beginning(f)
+  local info = getinfo(f, "S")
+  if info.what == "C" or byte(info.source, 2) == 91 then return nil end
+  return sub(info.source, 2), info.linedefined > 0 and info.linedefined or 1
+end
+
 local function warn(line, what)
   local key = tostring(line) .. ":" .. what
   if warned[key] or #warnings >= limits.warnings then return end
@@ -208,7 +224,8 @@ local function warn(line, what)
 end
 
 -- The host, for the trusted language alone ----------------------------------------------------------------------------
-local host = { null = codec.null, array = codec.array, is_array = codec.is_array, env = env, here = here, warn = warn }
+local host = { null = codec.null, array = codec.array, is_array = codec.is_array, env = env, here = here, warn = warn,
+  beginning = beginning }
 
 function host.call(request)
   if dead then die() end -- in __close, in what is left of a program that has met its limit
@@ -262,7 +279,7 @@ local function fail(problem, co)
   if not dead and type(problem) == "table" then
     -- An error object may be so large, or share so much, that writing it down meets a limit: then that is the end.
     local ok, text = raw_pcall(encode, problem, "the error")
-    if not ok and text == OUT_OF_MEMORY then raw_pcall(clean, text) end
+    if not ok and is_out_of_memory(text) then raw_pcall(clean, text) end
     value_text = ok and text or nil
   end
   problem = dead or problem
@@ -295,7 +312,7 @@ local function ended(thread, ok, mark, text)
   if ok and mark == TOKEN then return "Y", text end
   local co = thread.co
   if not ok then
-    if not dead and mark == OUT_OF_MEMORY then raw_pcall(clean, mark) end
+    if not dead and is_out_of_memory(mark) then raw_pcall(clean, mark) end
     return fail(dead or clean(mark), co)
   end
   if dead then return fail(dead) end

@@ -20,7 +20,7 @@ from app.core.errors import (
 from app.core.limits import RUN_HOLD_MS, RUN_PAGE_BYTES_MAX, RUN_PAGE_RECORDS_MAX
 from app.domain.identity import Principal
 from app.domain.runs.checkpoints import SinceCheckpoint, run_of
-from app.domain.runs.documents import RunStart
+from app.domain.runs.documents import RunSignal, RunStart
 from app.domain.runs.engine.ports import Due, DueRun, HeadOfRun, HeldRun, LoadedRun, Ready
 from app.domain.runs.ids import written
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, fold
@@ -65,6 +65,17 @@ SELECT p.entry, p.entry_digest, p.artifact
                 ORDER BY e.sequence_number LIMIT $3) AS e) AS p
  WHERE h.stream = $1 AND p.bytes_before < $4
  ORDER BY p.sequence_number
+"""
+# The links of the stream are walked from its end along their primary key; of the artifacts one is read.
+_SIGNAL: Final = """
+SELECT e.entry, e.entry_digest, e.artifact
+  FROM tga.heads h
+ CROSS JOIN LATERAL (
+       SELECT l.sequence_number FROM tga.links l
+        WHERE l.stream_no = h.stream_no AND l.artifact_type = 'run_signal'
+        ORDER BY l.sequence_number DESC OFFSET $2 LIMIT 1) AS s
+  JOIN tga.records e ON e.stream_no = h.stream_no AND e.sequence_number = s.sequence_number
+ WHERE h.stream = $1
 """
 _HEADS: Final = """
 SELECT h.stream, h.owner::text, h.sequence_number, h.state, coalesce(r.attempt, 0) AS attempt
@@ -145,6 +156,15 @@ class PostgresRuns:
             return [_record(row["entry"], row["entry_digest"], row["artifact"]) for row in rows]
         except TgaError as error:
             raise error.at(stream=stream) from None
+
+    async def find_signal(self, run_id: str, *, later: int) -> RunSignal | None:
+        stream = RUN.stream(run_id)
+        rows = await self._sessions.fetch(_SIGNAL, stream, later)
+        try:
+            found = [_record(row["entry"], row["entry_digest"], row["artifact"]).artifact for row in rows]
+        except TgaError as error:
+            raise error.at(stream=stream) from None
+        return next((one for one in found if isinstance(one, RunSignal)), None)
 
     async def find_heads(self, run_ids: Sequence[str], *, tenant: str) -> dict[str, HeadOfRun]:
         if not run_ids:

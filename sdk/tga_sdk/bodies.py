@@ -182,7 +182,9 @@ class Body:
         if isinstance(error, TimeoutError) and not str(error):
             error = TimeoutError(f"it took longer than {self.timeout} s")
         said = error_document(error)
-        is_last = tried > retry.retries
+        # The gateway has said that this tool call would fail again, or may have had its effect.
+        is_hopeless = isinstance(error, ToolError) and not error.retryable
+        is_last = is_hopeless or tried > retry.retries
         if is_last:
             self.frame.state.drop(self.mark)
         else:

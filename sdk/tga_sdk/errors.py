@@ -111,10 +111,10 @@ class Denied(GatewayError):
 
 
 class KeyReused(GatewayError):
-    """The idempotency key belongs to a call with other arguments, or of another principal. Nothing was executed for
-    this one. Use a new key for a new call."""
+    """The idempotency key belongs to a call with other arguments, or of another principal; or the id of a signal to one
+    with another name or value. Nothing was executed for this one. Use a new key for a new call."""
 
-    codes = ("IDEMPOTENCY_KEY_REUSED", "IDEMPOTENCY_KEY_RESERVED")
+    codes = ("IDEMPOTENCY_KEY_REUSED", "IDEMPOTENCY_KEY_RESERVED", "RUN_SIGNAL_ID_REUSED")
 
 
 class ArgumentsInvalid(GatewayError):

@@ -177,3 +177,26 @@ async def test_a_run_with_a_tool_call_is_four_commits_and_reads_nothing_back(wor
         "commit:run_end.COMPLETED": 5,
     }
     await gateway.kill()
+
+
+REFUSED_READ = """
+local ok, problem = pcall(step, "read", function()
+    return http_client.get("http://elsewhere.test/")
+end, {retry = {retries = 3, first = 0}})
+return {ok = ok, type = problem.type, retryable = problem.retryable}
+"""
+
+
+async def test_a_host_that_is_not_allowed_is_not_asked_for_again(world: RunsWorld) -> None:
+    settings = config(world, '[lua.http]\nallowed_hosts = ["example.com"]')
+    policy = world.place / "policy.cedar"
+    policy.write_text(policy.read_text() + '@id("web") permit(principal, action, resource);')
+    gateway = await world.gateway(config=settings)
+    person = Person(gateway.url, world.keys["agent"])
+    await person.submitted("refused-read", REFUSED_READ)
+    run_id = await person.start("refused-read", run_id="refused-read-1")
+    run = await person.rested(run_id)
+    assert run["output"]["value"] == {"ok": False, "type": "HTTP_NOT_ALLOWED", "retryable": False}
+    _, journal = await person.ask("GET", f"/v1/runs/{run_id}/entries")
+    types = [one["entry"]["artifact_type"] for one in journal["items"]]
+    assert types.count("run_intent") == 1, types

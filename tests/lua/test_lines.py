@@ -41,7 +41,7 @@ async def test_every_checkpoint_has_the_line_that_performed_it(pool: Pool) -> No
         ("step", "one", "program.lua:4"),
         ("now", "now", "program.lua:7"),
         ("step", "left", "program.lua:9"),
-        ("step", "tail", "program.lua"),  # a tail call leaves no line behind
+        ("step", "tail", "program.lua:10"),
         ("gather", "gather", "program.lua:8"),
         ("emit", "emit", "program.lua:13"),
     ]
@@ -80,6 +80,42 @@ async def test_every_intent_has_the_line_that_performs_it(pool: Pool) -> None:
         ("5:2.1", "sleep", "program.lua:12"),
         ("6", "step", "program.lua:14"),
     ]
+
+
+TAILS = {
+    "main": ("local ok = 1\nreturn Human.approve({message = 'Go on?'})", 1),
+    "a tool": ("local ok = 1\nreturn tool.bank.charge{amount = 1}", 1),
+    "a sleep": ("local ok = 1\nreturn sleep('1s')", 1),
+    "a step": ("local got = step('one', function()\n    local x = 1\n    return sleep('1s')\nend)", 2),
+    "a branch": ("parallel{\n    function()\n        return sleep('1s')\n    end,\n}", 3),
+    "a function": ("local function wait()\n    return sleep('1s')\nend\nlocal got = wait()\nreturn got", 5),
+    "twice": ("local function wait()\n    return sleep('1s')\nend\nreturn wait()", 1),
+}
+
+
+@pytest.mark.parametrize("name", TAILS)
+async def test_an_operation_in_tail_position_has_the_line_that_lua_still_knows(pool: Pool, name: str) -> None:
+    """That of the call which is still under way; without one, where the function of the body begins."""
+    body, line = TAILS[name]
+    people = ScriptedPeople({"approve": True})
+    outcome = await run_lua(pool, main_of(body), tools={"bank.charge": lambda amount: {}}, people=people)
+    (found,) = (
+        one["source"]
+        for one in outcome.journal
+        if one["artifact_type"] == "run_intent" and one["kind"] in ("ask", "tool", "sleep")
+    )
+    assert found == f"program.lua:{line}"
+
+
+async def test_a_sub_procedure_and_the_top_of_a_script_in_tail_position_name_where_they_begin(pool: Pool) -> None:
+    helper = 'helper = procedure "helper" {\n    run = function()\n        return sleep("1s")\n    end}\n'
+    for source, line in (
+        (helper + main_of("local x = helper({})\nreturn {}"), 2),
+        ("local x = 1\nreturn sleep('1s')", 1),
+    ):
+        outcome = await run_lua(pool, source)
+        found = [one["source"] for one in outcome.journal if one.get("kind") == "sleep"]
+        assert found[0] == f"program.lua:{line}"
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -169,6 +205,28 @@ async def test_a_limit_that_is_met_names_its_line() -> None:
         assert outcome.error is not None
         assert outcome.error["type"] == code
         assert outcome.error["message"].startswith(f"program.lua:{line}: expected ")
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("local all = {}\nwhile true do\n    all[#all + 1] = {1}\nend", 4),  # full to the last byte
+        ("local text = 'x'\nwhile true do\n    text = text .. text\nend", 4),
+        ("state.all = {}\nwhile true do\n    state.all[#state.all + 1] = 'x'\nend", 4),
+        ("step('fill', function()\n    local all = {}\n    while true do all[#all + 1] = {} end\nend)", 4),
+        ("local all = {}\npcall(function() while true do all[#all + 1] = {} end end)", 3),
+        (
+            "local all = {}\nlocal fill = coroutine.wrap(function()\nwhile true do all[#all + 1] = {} end end)\nfill()",
+            5,
+        ),
+    ],
+)
+async def test_memory_that_is_used_up_names_its_line(body: str, line: int) -> None:
+    async with Pool(Limits(state_bytes=4_194_304), children=1) as small:
+        outcome = await run_lua(small, main_of(body))
+    assert outcome.error is not None
+    assert outcome.error["type"] == "LUA_LIMIT_MEMORY"
+    assert outcome.error["message"].startswith(f"program.lua:{line}: expected ")
 
 
 async def test_a_step_that_waits_longer_than_its_timeout_is_ended(pool: Pool) -> None:

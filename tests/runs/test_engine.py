@@ -26,9 +26,11 @@ from app.core.errors import (
     RunTierInvalid,
     RunValueTooLarge,
     SecretMissing,
+    SignalIdReused,
 )
 from app.core.limits import RUN_CHILD_LEVELS_MAX
 from app.domain.identity import Principal
+from app.domain.runs import replay
 from app.domain.runs.checkpoints import SinceCheckpoint
 from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunCheckpoint, RunIntent, RunPolicy
 from app.domain.runs.engine.engine import RunEngine
@@ -325,6 +327,45 @@ async def test_a_repeated_signal_is_the_same_signal_after_the_end_too(engine: En
     assert await answering.signal("r", "go", "a", inline("a"), AGENT) == "COMPLETED"
     with pytest.raises(RunEnded):
         await answering.signal("r", "go", "b", inline("b"), AGENT)
+
+
+async def test_an_id_of_a_signal_is_refused_for_another_name_or_value(engine: Engine) -> None:
+    """While the signal waits, after it was received, and after the run has ended. A repeat changes nothing."""
+    run = await leased(engine)
+    answering = engine.engine.answering
+    for number in range(3):
+        await answering.signal("r", "go", f"s-{number}", inline(number), AGENT)
+
+    async def refused() -> None:
+        before = await types_of(engine)
+        for name, value in (("went", 1), ("go", 2), ("go", True), ("go", None), ("go", [1])):
+            with pytest.raises(SignalIdReused):
+                await answering.signal("r", name, "s-1", inline(value), AGENT)
+        for number in range(3):
+            await answering.signal("r", "go", f"s-{number}", inline(number), AGENT)
+        assert await types_of(engine) == before
+
+    await refused()
+    wanted = {"type": "signal", **OPERATION, "name": "go"}
+    await engine.put(run, 5, wanted | {"path": "1"}, wanted | {"path": "2"})
+    await refused()
+    done = {"type": "complete", "output": {"tier": "inline", "value": 1}, "positions": 2}
+    await engine.put(run, 9, then=done)
+    await refused()
+    assert await answering.signal("r", "go", "s-1", inline(1.0), AGENT) == "COMPLETED", "the same number"
+
+
+async def test_an_id_that_is_forgotten_and_used_again_stands_for_its_newest_signal(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "RUN_SIGNAL_IDS_KEPT", 2)
+    await leased(engine)
+    answering = engine.engine.answering
+    for signal_id, value in (("a", 1), ("b", 1), ("c", 1), ("a", 2), ("c", 1)):
+        await answering.signal("r", "go", signal_id, inline(value), AGENT)
+    await answering.signal("r", "go", "a", inline(2), AGENT)
+    with pytest.raises(SignalIdReused):
+        await answering.signal("r", "go", "a", inline(1), AGENT)
 
 
 @pytest.mark.parametrize("path", ["1", "4", "1:2.7"])

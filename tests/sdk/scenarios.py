@@ -296,6 +296,8 @@ async def signals(d: Driver) -> None:
     await send("paid", 1, "s-1")
     await send("paid", 2, "s-2")
     await send("paid", 2, "s-2")
+    await send("paid", 3, "s-2")
+    await send("other", 2, "s-2")
     await send("other", 3, "s-3")
     await d.put(run, signal("1"), after=2)
     await d.put(run, signal("1"), after=2)
@@ -308,6 +310,8 @@ async def signals(d: Driver) -> None:
     (run,) = await d.lease("signals")
     await d.put(run, after=run["sequence_number"], then=complete(3))
     await send("paid", 5, "s-5")
+    await send("paid", 1, "s-1")
+    await send("paid", True, "s-1")
     await d.journal("signals-1")
     await d.look("signals-1")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from app.core.digest import Digest
 from app.domain.clock import Clock
@@ -41,6 +41,10 @@ class Tools(Protocol):
     def resolve(self, server_id: str, tool_name: str) -> Tool: ...
 
     def verify_arguments(self, tool: Tool, arguments: dict[str, Any]) -> None: ...
+
+
+# Codes of failures that the configuration decides: the same call fails again until the operator changes it.
+FAILED_FOR_GOOD: Final = frozenset({"HTTP_NOT_ALLOWED"})
 
 
 @dataclass(frozen=True, slots=True)

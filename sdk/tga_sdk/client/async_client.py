@@ -204,7 +204,10 @@ class AsyncClient(Connection):
         return await self._perform(script)
 
     async def signal(self, run_id: str, name: str, value: Any = None, *, signal_id: str | None = None) -> Run:
-        """Send a signal to a run, once for its id; without one it is made for this signal."""
+        """Send a signal to a run, once for its id; without one it is made for this signal.
+
+        KeyReused: the run has a signal with this id, of another name or with another value.
+        """
         return await self._perform(runs.signal(self._tries(), run_id, name, value, signal_id))
 
     async def answer(self, which: str | Approval, path: str | None = None, answer: Any = True) -> Run:

@@ -208,7 +208,10 @@ class Client(Connection):
         return self._perform(script)
 
     def signal(self, run_id: str, name: str, value: Any = None, *, signal_id: str | None = None) -> Run:
-        """Send a signal to a run, once for its id; without one it is made for this signal."""
+        """Send a signal to a run, once for its id; without one it is made for this signal.
+
+        KeyReused: the run has a signal with this id, of another name or with another value.
+        """
         return self._perform(runs.signal(self._tries(), run_id, name, value, signal_id))
 
     def answer(self, which: str | Approval, path: str | None = None, answer: Any = True) -> Run:

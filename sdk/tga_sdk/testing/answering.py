@@ -51,6 +51,7 @@ class Answering(Calling):
         run = self.load(run_id)
         signal_id, value = body.signal_id or self.new_id(), self.value_of(body.value)
         if signal_id in run.signal_ids:
+            self._verify_same_signal(run, body.name, signal_id, value)
             return
         if run.state in TERMINAL:
             raise Problem("RUN_ENDED", "the run has ended", found=run.state)
@@ -61,6 +62,18 @@ class Answering(Calling):
             first = min(waiting, key=lambda one: one.sequence_number)
             made.append(self._answer(run, first.said, by=("signal", signal_id), value=value))
         self.commit(run, made)
+
+    def _verify_same_signal(self, run: MemoryRun, name: str | None, signal_id: str, value: Any) -> None:
+        sent = next(
+            one.said
+            for one in reversed(run.records)
+            if one.artifact_type == "run_signal" and one.said["signal_id"] == signal_id
+        )
+        if sent["name"] != name:
+            what = f"the id {signal_id} belongs to a signal of another name"
+            raise Problem("RUN_SIGNAL_ID_REUSED", what, expected=sent["name"], found=name)
+        if canonical(sent["value"]) != canonical(value):
+            raise Problem("RUN_SIGNAL_ID_REUSED", f"the id {signal_id} belongs to a signal with another value")
 
     def cancel(self, run_id: str, by: tuple[str, str], rationale: str | None) -> None:
         run = self.load(run_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from typing import Any
+from typing import Any, Final
 
 from tga_sdk.canonical import canonical
 from tga_sdk.testing import messages as m
@@ -17,6 +17,8 @@ from tga_sdk.testing.run import (
 )
 from tga_sdk.testing.store import Stored
 from tga_sdk.testing.tools import Call
+
+_FAILED_FOR_GOOD: Final = frozenset({"HTTP_NOT_ALLOWED"})
 
 
 class Calling(Putting):
@@ -175,10 +177,10 @@ class Calling(Putting):
         if failed is None:
             self.commit(run, [self._answer(run, begun.said, by=by, value=value)])
             return
-        is_definite = call.effect["basis"] != "unknown"
-        error = {"type": failed["code"], "message": failed["message"][:1024], "retryable": is_definite}
+        is_retryable = call.effect["basis"] != "unknown" and failed["code"] not in _FAILED_FOR_GOOD
+        error = {"type": failed["code"], "message": failed["message"][:1024], "retryable": is_retryable}
         may_retry = run.journal.try_of(begun.said["path"]) <= begun.said["request"]["retries"]
-        outcome = "RETRY" if is_definite and may_retry else "ERROR"
+        outcome = "RETRY" if is_retryable and may_retry else "ERROR"
         self.commit(run, [self._answer(run, begun.said, by=by, value=value, error=error, outcome=outcome)])
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.core.errors import RunAnswerInvalid, RunAnswerUnasked, RunEnded
+from app.core.canonical import canonical_bytes
+from app.core.errors import RecoveryFailed, RunAnswerInvalid, RunAnswerUnasked, RunEnded, SignalIdReused
 from app.core.limits import RUN_PAGE_RECORDS_MAX
 from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
@@ -104,12 +105,16 @@ class Answering:
         return found
 
     async def signal(self, run_id: str, name: str, signal_id: str, value: Value, principal: Principal) -> str:
-        """Send a signal, once for its id; whoever waits for it gets it. The state it leaves."""
+        """Send a signal, once for its id; whoever waits for it gets it. The state it leaves.
+
+        SignalIdReused: one of the last RUN_SIGNAL_IDS_KEPT signals has this id, and another name or value.
+        """
         verify_given(value, "the signal")
 
         async def decide(work: Work) -> str:
             run = work.run
             if signal_id in run.signal_ids:  # a repeat, also of what the run has received and ended with
+                await self._verify_same_signal(work, name, signal_id, value)
                 return run.head.state
             if run.head.state in RUN.terminal_states:
                 raise RunEnded("the run has ended", found=run.head.state, stream=work.stream)
@@ -137,6 +142,23 @@ class Answering:
             return run.head.state
 
         return await self._table.change(run_id, decide)
+
+    async def _verify_same_signal(self, work: Work, name: str, signal_id: str, value: Value) -> None:
+        """Compare with the signal on the record. The fold keeps the ids in order, so it says how many came later."""
+        later = work.run.signal_ids[::-1].index(signal_id)
+        sent = await self._ports.runs.find_signal(work.run_id, later=later)
+        if sent is None or sent.signal_id != signal_id:
+            raise RecoveryFailed("the signal is not where the journal says", expected=signal_id, stream=work.stream)
+        if sent.name != name:
+            raise SignalIdReused(
+                f"the id {signal_id} belongs to a signal of another name",
+                expected=sent.name,
+                found=name,
+                stream=work.stream,
+            )
+        # Bytes and not Python's values: true is not 1.
+        if canonical_bytes(sent.value.to_json()) != canonical_bytes(value.to_json()):
+            raise SignalIdReused(f"the id {signal_id} belongs to a signal with another value", stream=work.stream)
 
     async def cancel(
         self, run_id: str, by: str, *, by_type: Literal["person", "parent"] = "person", rationale: str | None = None

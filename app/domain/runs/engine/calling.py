@@ -46,6 +46,7 @@ from app.domain.runs.replay import Run, RunRecord
 from app.domain.runs.requests import ToolRequest
 from app.domain.tga.documents import ActionRequest, ToolEffect, TraceId
 from app.domain.tga.execution import Answer
+from app.domain.tga.ports import FAILED_FOR_GOOD
 from app.domain.tga.runtime import CheckedCall
 
 # The call is refused, now and whenever it is repeated: the program is told, and it stands in the journal. Everything
@@ -299,9 +300,9 @@ async def add_answer(work: Work, path: str, trace: Answer, ports: RunPorts, *, i
         work.add(answer_of(run, path, by="tool", by_id=trace_id, at=now, value=value))
         return
     # What is not known to have failed is never tried again under another key.
-    is_definite = effect.basis != "unknown"
-    error = {"type": effect.error.code, "message": (effect.error.message or "")[:1024], "retryable": is_definite}
-    outcome = "RETRY" if is_definite and _has_tries(run, path, begun) else "ERROR"
+    may_retry = effect.basis != "unknown" and effect.error.code not in FAILED_FOR_GOOD
+    error = {"type": effect.error.code, "message": (effect.error.message or "")[:1024], "retryable": may_retry}
+    outcome = "RETRY" if may_retry and _has_tries(run, path, begun) else "ERROR"
     work.add(answer_of(run, path, by="tool", by_id=trace_id, at=now, value=value, error=error, outcome=outcome))
 
 

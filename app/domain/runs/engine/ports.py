@@ -14,7 +14,7 @@ from app.domain.identity import Principal
 from app.domain.ledger.documents import Signature
 from app.domain.ledger.plans import Ledger, Sealed
 from app.domain.runs.checkpoints import SinceCheckpoint
-from app.domain.runs.documents import RunDocument, RunStart
+from app.domain.runs.documents import RunDocument, RunSignal, RunStart
 from app.domain.runs.judging import StartSupervisor
 from app.domain.runs.procedures import ProgramLookup
 from app.domain.runs.replay import Run, RunRecord
@@ -93,6 +93,10 @@ class StoredRuns(Protocol):
 
     async def load_records(self, run_id: str, *, after: int, limit: int) -> list[RunRecord]:
         """In the order of the journal; no more than a page of bytes."""
+        ...
+
+    async def find_signal(self, run_id: str, *, later: int) -> RunSignal | None:
+        """The signal after which so many others came; None: the journal has fewer. One artifact is read."""
         ...
 
     async def find_heads(self, run_ids: Sequence[str], *, tenant: str) -> dict[str, HeadOfRun]: ...
