@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tga_sdk.changes import MISSING, Append, Edits, Fill, RemoveItem, RemoveMember, SetItem, SetMember
+from tga_sdk.plain import copied
 from tga_sdk.state import State
-from tga_sdk.values import copied
 
 Change = Mapping[str, Any]
 

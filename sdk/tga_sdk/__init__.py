@@ -77,8 +77,8 @@ _EXPORTS: Final[dict[str, tuple[str, ...]]] = {
     "retry": ("Retry",),
     "serving": ("serving",),
     "sync_context": ("SyncContext",),
-    "values": ("Artifact", "Secret"),
     "worker": ("Worker",),
+    "wrappers": ("Artifact", "Secret"),
 }
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ if TYPE_CHECKING:
     from tga_sdk.retry import Retry as Retry
     from tga_sdk.serving import serving as serving
     from tga_sdk.sync_context import SyncContext as SyncContext
-    from tga_sdk.values import Artifact as Artifact
-    from tga_sdk.values import Secret as Secret
     from tga_sdk.worker import Worker as Worker
+    from tga_sdk.wrappers import Artifact as Artifact
+    from tga_sdk.wrappers import Secret as Secret
 
 _MODULE_OF: Final = {name: f"tga_sdk.{module}" for module, names in _EXPORTS.items() for name in names}
 

@@ -614,8 +614,8 @@ class Attempt:
 
     def perform_task(self, task: Task[Any, Any], given: dict[str, Any], body: Callable[[], Any]) -> Any:
         """A task that the program calls like any function is a step of the run."""
+        from tga_sdk.annotations import result_type
         from tga_sdk.context import Context
-        from tga_sdk.values import result_type
 
         ctx: Context[Any] = Context(self)
         options = {"type": result_type(task.fn), **task.options}

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -16,10 +16,8 @@ from tga_sdk.frames import Frame
 from tga_sdk.journal import Ended, Operation
 from tga_sdk.pipe import Sent
 from tga_sdk.retry import Retry
-from tga_sdk.values import Encoded, decode, encode
+from tga_sdk.values import Encoded, Resume, Tier, decode, encode
 
-Tier = Literal["auto", "inline", "artifact", "event", "transient"]
-Resume = Literal["snapshot", "recompute"]
 LOG_LINES_MAX: Final = 64
 
 

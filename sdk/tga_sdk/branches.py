@@ -13,9 +13,10 @@ from tga_sdk.bodies import checkpoint_put, gathered, log_failure, recorded_failu
 from tga_sdk.changes import Change
 from tga_sdk.errors import TgaError
 from tga_sdk.frames import Frame, enter
+from tga_sdk.given import to_json
 from tga_sdk.journal import Operation
 from tga_sdk.merging import clash_of
-from tga_sdk.values import Encoded, encode, to_json
+from tga_sdk.values import Encoded, encode
 
 Branch = Callable[[], Any] | Coroutine[Any, Any, Any]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from tga_sdk.errors import ValueInvalid
+from tga_sdk.plain import copied
 from tga_sdk.shapes import normal
-from tga_sdk.values import copied
 
 Change = dict[str, Any]
 Edits = tuple["Edit", ...]

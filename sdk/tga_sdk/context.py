@@ -9,53 +9,37 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
-from tga_sdk.attempt import Attempt, log_line, time_text
-from tga_sdk.bodies import LOG_LINES_MAX, Body, Resume, Tier, checkpoint_put, gathered, named, recorded_error
-from tga_sdk.defaults import makes_defaults
-from tga_sdk.durations import YEAR_S, verify_order, verify_recordable, verify_seconds
-from tga_sdk.errors import (
-    ProcedureInvalid,
-    Stop,
-)
-from tga_sdk.frames import Frame, caller, current_frame
-from tga_sdk.journal import Begun, Ended, Operation
-from tga_sdk.pipe import Sent
+from tga_sdk.annotations import result_type
+from tga_sdk.attempt import log_line, time_text
+from tga_sdk.bodies import LOG_LINES_MAX, Body, gathered
+from tga_sdk.durations import YEAR_S, verify_recordable, verify_seconds
+from tga_sdk.errors import ProcedureInvalid
+from tga_sdk.frames import caller
+from tga_sdk.given import to_json
+from tga_sdk.journal import Begun, Ended
+from tga_sdk.operations import line_text
 from tga_sdk.procedures import Procedure, Task, procedure_of
+from tga_sdk.questions import Escalation as Escalation
+from tga_sdk.questions import Questions
+from tga_sdk.questions import Review as Review
 from tga_sdk.retry import Retry
+from tga_sdk.subprocedures import run_child, run_inline
 from tga_sdk.telemetry import traced
-from tga_sdk.values import Artifact, Secret, decode, encode, input_digest, result_type, to_json, verify_tier
+from tga_sdk.values import Resume, Tier, encode, verify_tier
+from tga_sdk.wrappers import Artifact
 
 S = TypeVar("S")
 T = TypeVar("T")
 Level = Literal["debug", "info", "warning", "error"]
-CARRIES_NOTHING: Final = frozenset({"tool", "ask", "sleep", "signal", "child"})  # no state change, no log lines
 WAIT_FOR_TOOL_MS: Final = 30_000
-
-
-class Review(BaseModel):
-    """What somebody who was asked for a review has said. `edited` is what is to be used instead, where it was given."""
-
-    decision: Literal["approve", "revise", "reject"]
-    feedback: str | None = None
-    edited: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Escalation:
-    """Nobody has answered after so many seconds: these webhooks are told, all if none is named. The question stays
-    open, and whoever looks at the approvals sees that it has been raised."""
-
-    after: float
-    webhooks: Sequence[str] = ()
 
 
 class StepOptions(TypedDict, total=False):
@@ -70,7 +54,7 @@ class StepOptions(TypedDict, total=False):
     type: Any
 
 
-class Context(Generic[S]):
+class Context(Questions, Generic[S]):
     """The run, as its program sees it. One object for the whole run, also in nested bodies and branches.
 
     Guaranteed of every operation: once it is recorded it is not executed again, whatever crashes, and the program gets
@@ -80,9 +64,6 @@ class Context(Generic[S]):
 
     Operations of one body come one after the other; what should happen at the same time goes into `gather`.
     """
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
 
     # ------------------------------------------------------------------------------------------------ what a run knows
 
@@ -139,10 +120,7 @@ class Context(Generic[S]):
         frame, attempt = self._begin()
         retry = Retry.of(retry)
         given = to_json(args if args is not None else {}, where=f"the arguments of {server}.{tool}")
-        operation = self._operation(frame, "tool", f"{server}.{tool}", given)
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
+        operation, path, source, found = await self._enter(frame, "tool", f"{server}.{tool}", given)
         if timeout is not None and not isinstance(found, Ended):
             with frame.scope.refusing():
                 verify_seconds(timeout, f"the timeout of {server}.{tool}", longest=YEAR_S)
@@ -270,10 +248,7 @@ class Context(Generic[S]):
         """
         frame, attempt = self._begin()
         verify_tier(tier, resume, where=f"{kind} {name}")
-        operation = self._operation(frame, kind, name, given)
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
+        operation, path, source, found = await self._enter(frame, kind, name, given)
         type = type if type is not None else result_type(fn)  # noqa: A001
         if isinstance(found, Ended) and (found.resume == "snapshot" or found.failed):
             return await self._recorded(frame, path, found, type)
@@ -298,11 +273,8 @@ class Context(Generic[S]):
     async def checkpoint(self, *, name: str = "checkpoint", defer: bool = False) -> None:
         """Record the state and the log lines so far, and go on. It computes nothing and spares no computation in a
         replay: what is expensive belongs into a step."""
-        frame, attempt = self._begin()
-        operation = self._operation(frame, "checkpoint", name, None)
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
+        frame, _ = self._begin()
+        operation, path, source, found = await self._enter(frame, "checkpoint", name, None)
         if isinstance(found, Ended):
             await self._recorded(frame, path, found)
             return
@@ -311,10 +283,7 @@ class Context(Generic[S]):
     async def now(self) -> datetime:
         """The time, as it was when the program first asked here; in UTC."""
         frame, attempt = self._begin()
-        operation = self._operation(frame, "now", "now", None)
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
+        operation, path, source, found = await self._enter(frame, "now", "now", None)
         if isinstance(found, Ended):
             return _time_of(await self._recorded(frame, path, found))
         said = time_text(attempt.host.now())
@@ -324,11 +293,8 @@ class Context(Generic[S]):
     async def emit(self, value: Any, *, name: str = "emit") -> None:
         """Show a value to whoever follows the run. It is recorded as an event; the program has nothing of it."""
         shown = encode(value, tier="event", where=f"event {name}").value
-        frame, attempt = self._begin()
-        operation = self._operation(frame, "emit", name, None)
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
+        frame, _ = self._begin()
+        operation, path, source, found = await self._enter(frame, "emit", name, None)
         if isinstance(found, Ended):
             await self._recorded(frame, path, found)
             return
@@ -350,88 +316,10 @@ class Context(Generic[S]):
         await self._mark(frame, path, operation, {"tier": "inline", "value": True}, caller(), defer=True)
         return True
 
-    async def approve(
-        self,
-        message: str,
-        *,
-        context: Any = None,
-        timeout: float | None = None,
-        default: bool | None = None,
-        escalate: Escalation | Sequence[Escalation] | None = None,
-        name: str = "approve",
-        webhooks: Sequence[str] = (),
-        callback: str | None = None,
-    ) -> bool:
-        """Ask a person to approve. Waits for days if it takes days, and holds nothing meanwhile.
-
-        After `timeout` seconds the answer is `default`; without one TimedOut is raised. `escalate`: whom to tell before
-        that. The first answer counts. `webhooks`: of the gateway's, by name, all if none is named; `callback`: a URL
-        that is told of this question too, at least once, at a host that the gateway's operator allows; elsewhere the
-        run fails with RUN_CALLBACK_REFUSED. It stands in the journal: put no secret into it.
-        """
-        said = await self._ask(
-            "approve", name, message, {"type": "boolean"}, context, timeout, default, escalate, webhooks, callback
-        )
-        return bool(said)
-
-    async def input(
-        self,
-        message: str,
-        *,
-        type: Any = str,  # noqa: A002
-        context: Any = None,
-        timeout: float | None = None,
-        default: Any = None,
-        escalate: Escalation | Sequence[Escalation] | None = None,
-        name: str = "input",
-        webhooks: Sequence[str] = (),
-        callback: str | None = None,
-    ) -> Any:
-        """Ask a person for a value of this type; an answer of another type is refused, and the question stays open."""
-        schema = TypeAdapter(type).json_schema()
-        said = await self._ask("input", name, message, schema, context, timeout, default, escalate, webhooks, callback)
-        return decode({"tier": "inline", "value": said}, type, where=f"the answer to {name}")
-
-    async def select(
-        self,
-        message: str,
-        options: Sequence[str],
-        *,
-        context: Any = None,
-        timeout: float | None = None,
-        default: str | None = None,
-        escalate: Escalation | Sequence[Escalation] | None = None,
-        name: str = "select",
-        webhooks: Sequence[str] = (),
-        callback: str | None = None,
-    ) -> str:
-        """Ask a person to choose one of the options."""
-        schema = {"type": "string", "enum": list(options)}
-        said = await self._ask("select", name, message, schema, context, timeout, default, escalate, webhooks, callback)
-        return str(said)
-
-    async def review(
-        self,
-        message: str,
-        artifact: Any,
-        *,
-        timeout: float | None = None,
-        default: Review | None = None,
-        escalate: Escalation | Sequence[Escalation] | None = None,
-        name: str = "review",
-        webhooks: Sequence[str] = (),
-        callback: str | None = None,
-    ) -> Review:
-        """Ask a person to look at something and approve it, have it revised, or reject it."""
-        schema = Review.model_json_schema()
-        plain = None if default is None else default.model_dump(mode="json")
-        said = await self._ask("review", name, message, schema, artifact, timeout, plain, escalate, webhooks, callback)
-        return Review.model_validate(said)
-
     async def sleep(self, seconds: float, *, name: str = "sleep") -> None:
         """Wait. The run holds nothing meanwhile, and wakes on any worker."""
         if not isinstance(seconds, int | float):
-            raise ProcedureInvalid(f"sleep {name}: expected a number of seconds, found {seconds!r}{_line()}")
+            raise ProcedureInvalid(f"sleep {name}: expected a number of seconds, found {seconds!r}{line_text()}")
         verify_recordable(seconds, f"sleep {name}")
         milliseconds = round(seconds * 1000)
 
@@ -471,12 +359,12 @@ class Context(Generic[S]):
         child failed or was cancelled; StepError when an inline one raised.
         """
         if child or isinstance(procedure, str):
-            return await self._child(procedure, input, run_id, version, name)
+            return await run_child(self, procedure, input, run_id, version, name)
         called = procedure_of(procedure)
         given = to_json(input, where=f"the input of {called.name}")
 
         async def body() -> Any:
-            return await _run_inline(self, called, given)
+            return await run_inline(self, called, given)
 
         return await self.perform("call", name or called.name, body, given=given, type=called.output_type)
 
@@ -491,10 +379,7 @@ class Context(Generic[S]):
         """
         frame, attempt = self._begin()
         types = [result_type(branch) if callable(branch) else None for branch in branches]
-        operation = self._operation(frame, "gather", name, len(branches))
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
+        operation, path, source, found = await self._enter(frame, "gather", name, len(branches))
         if isinstance(found, Ended):
             for branch in branches:
                 if inspect.iscoroutine(branch):
@@ -537,204 +422,15 @@ class Context(Generic[S]):
         """A model that predicts; see `tga_sdk.models`."""
         return import_module("tga_sdk.models").model_of(self, *args, **kwargs)
 
-    # ---------------------------------------------------------------------------------------------------------- inside
-
-    def _frame(self) -> Frame:
-        frame = current_frame()
-        if frame is None or frame.attempt is not self._attempt:
-            raise ProcedureInvalid(
-                "this ctx was used outside of its run: in a thread or task that its body did not start"
-            )
-        if frame.is_over:
-            raise Stop("this body has ended, or took too long and was given up: what goes on of it performs nothing")
-        return frame
-
-    def _begin(self) -> tuple[Frame, Attempt]:
-        self._attempt.verify_going()
-        return self._frame(), self._attempt
-
-    def _operation(self, frame: Frame, kind: str, name: str, given: Any) -> Operation:
-        return Operation(kind, name, input_digest(self._attempt.salt, given, frame.around))
-
-    async def _recorded(self, frame: Frame, path: str, found: Ended, type_: Any = None) -> Any:
-        """What the journal has of this operation: the program gets it, and nothing is executed."""
-        if found.changes:
-            frame.state.recorded(found.changes)
-        if found.operation.kind not in CARRIES_NOTHING:
-            frame.logs.clear()
-        frame.scope.leave()
-        if not frame.is_kept:
-            self._attempt.journal.leave_behind(path)
-        if found.failed:
-            raise recorded_error(found, path)
-        value = found.value
-        if value is None or value["tier"] in ("event", "transient"):
-            return None
-        return await self._attempt.decoded(value, type_, where=f"operation {path} ({found.operation})")
-
-    async def _mark(
-        self,
-        frame: Frame,
-        path: str,
-        operation: Operation,
-        value: dict[str, Any],
-        source: str | None,
-        *,
-        defer: bool,
-    ) -> None:
-        """Record an operation that has no body."""
-        sent = checkpoint_put(frame, path, operation, "OK", value=value, changes=frame.state.take(), source=source)
-        if defer:
-            self._attempt.pipe.defer(sent)
-        else:
-            await self._attempt.put([sent])
-        frame.scope.leave()
-
-    async def _ask(
-        self,
-        form: str,
-        name: str,
-        message: str,
-        schema: dict[str, Any],
-        context: Any,
-        timeout: float | None,
-        default: Any,
-        escalate: Escalation | Sequence[Escalation] | None,
-        webhooks: Sequence[str],
-        callback: str | None,
-    ) -> Any:
-        attempt = self._attempt
-        where = f"the context of {name}"  # people read it, and no program: its type need not be known
-        if not isinstance(context, bytes | Artifact | Secret):
-            context = to_json(context, where=where)
-        shown = None if context is None else await attempt.encoded(context, where=where)
-        fallback = (
-            None if default is None else await attempt.encoded(default, tier="inline", where=f"the default of {name}")
-        )
-
-        levels = [escalate] if isinstance(escalate, Escalation) else escalate or ()
-
-        def put() -> dict[str, Any]:
-            if timeout is not None:
-                verify_seconds(timeout, f"the timeout of {name}")
-            afters = [verify_seconds(level.after, f"an escalation of {name}") for level in levels]
-            verify_order(afters, timeout, f"the escalations of {name}")
-            request: dict[str, Any] = {
-                "form": form,
-                "message": message,
-                "context": shown,
-                "answer_schema": schema,
-                "expires_at": None if timeout is None else time_text(attempt.host.now() + timeout),
-                "default": fallback,
-                "webhooks": list(webhooks),
-            }
-            if levels:
-                now = attempt.host.now()
-                request["escalations"] = [
-                    {"at": time_text(now + level.after), "webhooks": list(level.webhooks)} for level in levels
-                ]
-            if callback is not None:
-                request["callback"] = callback
-            return {"request": request}
-
-        given = {"form": form, "message": message, "context": shown}
-        return await self._wait("ask", name, given, put)
-
-    async def _wait(
-        self, kind: str, name: str, given: Any, more: Callable[[], dict[str, Any]], type_: Any = None
-    ) -> Any:
-        """An operation that others end."""
-        frame, attempt = self._begin()
-        operation = self._operation(frame, kind, name, given)
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
-        with traced(attempt, found, kind, name, path):
-            if found is None:
-                attempt.verify_own()
-                with frame.scope.refusing():
-                    said = more()
-                put = {"type": kind, **named(operation, path, attempt.journal.try_of(path), source), **said}
-                await attempt.put([Sent(put, frame.is_kept)])
-            return await self._awaited(frame, path, operation, kind, source, type_)
-
-    async def _awaited(
-        self, frame: Frame, path: str, operation: Operation, kind: str, source: str | None, type_: Any
-    ) -> Any:
-        found = await self._attempt.match(frame, path, operation, source)
-        while not isinstance(found, Ended):
-            await self._attempt.blocked(path, kind)
-            found = await self._attempt.match(frame, path, operation, source)
-        return await self._recorded(frame, path, found, type_)
-
-    async def _child(
-        self, procedure: Any, given: Any, run_id: str | None, version: str | None, name: str | None
-    ) -> Any:
-        called = None if isinstance(procedure, str) else procedure_of(procedure)
-        frame, attempt = self._begin()
-        procedure_name = procedure if called is None else called.name
-        plain = to_json(given, where=f"the input of {procedure_name}")
-        operation = self._operation(frame, "child", name or procedure_name, plain)
-        path = frame.scope.enter(operation)
-        source = caller()
-        found = await attempt.match(frame, path, operation, source)
-        with traced(attempt, found, "child", name or procedure_name, path):
-            if not isinstance(found, Ended):
-                attempt.verify_own()
-                then: dict[str, Any] = {
-                    "type": "child",
-                    **named(operation, path, attempt.journal.try_of(path), source),
-                    "procedure": procedure_name,
-                    "input": await attempt.encoded(plain, where=f"the input of {procedure_name}"),
-                }
-                version = version if version is not None else (called.version if called else None)
-                for field, value in (("run_id", run_id), ("version", version)):
-                    if value is not None:
-                        then[field] = value
-                await attempt.put((), then)
-            output_type = None if called is None else called.output_type
-            return await self._awaited(frame, path, operation, "child", source, output_type)
-
-
-async def _run_inline(ctx: Context[Any], called: Procedure[Any, Any], given: Any) -> Any:
-    """The body of a procedure that another one calls: in the frame of the call."""
-    from tga_sdk import guard
-    from tga_sdk.sync_context import SyncContext
-
-    arguments: tuple[Any, ...] = ()
-    if called.takes_input:
-        where = f"the input of {called.name}"
-        arguments = (decode({"tier": "inline", "value": given}, called.input_type, where=where),)
-    attempt, frame = ctx._attempt, ctx._frame()
-    callers = frame.state
-    if called.state_type is not None:
-        frame.state = callers.called(called.state_type, frame.scope.address)
-        if makes_defaults(called.state_type):
-            await ctx.checkpoint(name="state", defer=True)
-    watched = frozenset({getattr(called.fn, "__module__", "")})
-    try:
-        with guard.watch(watched, strict=attempt.is_strict, warn=attempt._warn):
-            if called.is_async:
-                return await called.fn(ctx, *arguments)
-            return await attempt.in_thread(lambda: called.fn(SyncContext(ctx), *arguments))
-    finally:
-        if frame.state is not callers:
-            callers.leave(frame.state)
-
 
 def verify_callable(name: str, fn: Any) -> None:
     """ProcedureInvalid for what is no function, and most often is what a function has returned."""
     if inspect.iscoroutine(fn):
         fn.close()
     raise ProcedureInvalid(
-        f"step {name}: expected a function, found {type(fn).__name__}{_line()}: the step calls it itself, so give the "
-        f"function and its arguments, ctx.step({name!r}, fn, argument), and not fn(argument)"
+        f"step {name}: expected a function, found {type(fn).__name__}{line_text()}: the step calls it itself, so give "
+        f"the function and its arguments, ctx.step({name!r}, fn, argument), and not fn(argument)"
     )
-
-
-def _line() -> str:
-    source = caller()
-    return "" if source is None else f" ({source})"
 
 
 def _time_of(said: str) -> datetime:

@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel
 
+from tga_sdk.codecs import codec_of
 from tga_sdk.errors import GatewayError, ProcedureInvalid, TgaError
+from tga_sdk.given import to_json
 from tga_sdk.journal import Diverged
+from tga_sdk.plain import detached
 from tga_sdk.procedures import NAME, Policy, Procedure, digest_of
 from tga_sdk.retry import Retry
-from tga_sdk.values import codec_of, detached, to_json
 
 if TYPE_CHECKING:
     from tga_sdk.wire import Wire

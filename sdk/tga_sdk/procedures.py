@@ -20,10 +20,10 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
+from tga_sdk.annotations import result_type
 from tga_sdk.errors import ProcedureInvalid
 from tga_sdk.frames import current_frame
 from tga_sdk.retry import Retry
-from tga_sdk.values import result_type
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,8 +17,8 @@ from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from tga_sdk.canonical import SAFE_INTEGER_MAX, NotCanonical, canonical
+from tga_sdk.codecs import Codec, codec_of, invalid
 from tga_sdk.errors import ProcedureInvalid, ValueInvalid, ValueNotSerializable
-from tga_sdk.values import Codec, codec_of, invalid
 
 _LISTS: Final = (list, collections.abc.MutableSequence, collections.abc.Sequence)
 _DICTS: Final = (dict, collections.abc.MutableMapping, collections.abc.Mapping)

@@ -25,9 +25,9 @@ from pydantic import BaseModel
 
 from tga_sdk.changes import POINTER_CHARS_MAX, Change, Document, Follower, Mark
 from tga_sdk.errors import ValueInvalid
+from tga_sdk.plain import copied
 from tga_sdk.shapes import defaults_of, shape_of
 from tga_sdk.tracked import root_of
-from tga_sdk.values import copied
 
 CHANGES_MAX: Final = 256
 """A checkpoint carries so many; beyond, whole members are recorded instead."""

@@ -10,10 +10,10 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from tga_sdk.bodies import Resume, Tier
 from tga_sdk.context import Context, Level, Review, StepOptions
 from tga_sdk.retry import Retry
-from tga_sdk.values import Artifact
+from tga_sdk.values import Resume, Tier
+from tga_sdk.wrappers import Artifact
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -38,9 +38,9 @@ def test_every_operation_of_the_table_is_one_of_ctx() -> None:
     table = TEXT[TEXT.index("## Operations") : TEXT.index("## What is guaranteed")]
     first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = {name for cell in first_cells for name in re.findall(r"`(\w+)", cell)} - {"ctx"}
-    public = {name for name in vars(Context) if not name.startswith("_")} - {"perform", "run_id", "attempt"}
+    public = {name for name in dir(Context) if not name.startswith("_")} - {"perform", "run_id", "attempt"}
     assert named == public
-    assert public - {"agent", "model"} <= set(vars(SyncContext))
+    assert public - {"agent", "model"} <= set(dir(SyncContext))
 
 
 def test_what_ends_an_attempt_is_the_stop_that_the_page_names() -> None:

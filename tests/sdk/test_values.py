@@ -24,21 +24,13 @@ from app.domain.runs.engine.messages import PutValue
 from app.domain.runs.values import Value
 from tests.core.test_canonical import plain_documents, thorough
 from tests.runs import worker
+from tga_sdk.annotations import result_type
 from tga_sdk.draws import Draws
 from tga_sdk.errors import TierInvalid, ValueInvalid, ValueNotSerializable
+from tga_sdk.given import input_digest, to_json
 from tga_sdk.journal import Operation
-from tga_sdk.values import (
-    INLINE_BYTES_MAX,
-    Artifact,
-    Secret,
-    blob_of,
-    decode,
-    encode,
-    input_digest,
-    result_type,
-    to_json,
-    verify_tier,
-)
+from tga_sdk.values import INLINE_BYTES_MAX, blob_of, decode, encode, verify_tier
+from tga_sdk.wrappers import Artifact, Secret
 
 SENT: TypeAdapter[Any] = TypeAdapter(PutValue)
 SALT = bytes.fromhex("00112233445566778899aabbccddeeff")

@@ -21,9 +21,9 @@ from tga_sdk.errors import (
     Unfinished,
     ValueInvalid,
 )
+from tga_sdk.given import to_json
 from tga_sdk.keys import new_key
 from tga_sdk.telemetry import client_call
-from tga_sdk.values import to_json
 from tga_sdk.wire import seconds_of
 
 FOREVER: Final = "forever"

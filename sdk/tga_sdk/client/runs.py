@@ -11,8 +11,9 @@ from uuid import uuid4
 from tga_sdk.client.documents import Approval, Run, RunState, Triggered
 from tga_sdk.client.exchange import Pause, Script, Tries, Watched, asked, document, model, path_to
 from tga_sdk.errors import AnswerInvalid, GatewayError, RunFailed, RunUnfinished, TgaError
+from tga_sdk.given import to_json
 from tga_sdk.telemetry import run_start
-from tga_sdk.values import decode, to_json
+from tga_sdk.values import decode
 
 _LOOKS_FIRST: Final = 0.05
 _LOOKS_LAST: Final = 5.0

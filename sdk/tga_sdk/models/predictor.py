@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tga_sdk.errors import PredictionTimedOut, TgaError
+from tga_sdk.given import to_json
 from tga_sdk.models.loading import MODELS
 from tga_sdk.models.specs import HttpModel, ModelSpecification, SagemakerModel, specification
 from tga_sdk.retry import Retry
-from tga_sdk.values import to_json
 
 if TYPE_CHECKING:
     from tga_sdk.context import Context

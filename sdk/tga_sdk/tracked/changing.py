@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from tga_sdk.changes import MISSING, SCALARS, Document, Edit, Edits, Fill, Part, SetMember, pointer_of
 from tga_sdk.errors import ValueInvalid
+from tga_sdk.plain import copied
 from tga_sdk.tracked.node import Node, Where, set_key
-from tga_sdk.values import copied
 
 EDITS_MAX: Final = 16
 """A list that is rearranged is recorded item by item up to here, and as a whole beyond."""

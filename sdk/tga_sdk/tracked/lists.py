@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any, SupportsIndex
 
 from tga_sdk.changes import MISSING, SCALARS, Append, Document
+from tga_sdk.plain import copied
 from tga_sdk.tracked.changing import (
     EDITS_MAX,
     Place,
@@ -20,7 +21,6 @@ from tga_sdk.tracked.changing import (
     set_part,
 )
 from tga_sdk.tracked.node import Node, read_part, take_part, unproxied
-from tga_sdk.values import copied
 
 
 class ListProxy(Node, MutableSequence[Any]):

@@ -7,6 +7,7 @@ from typing import Any
 
 from tga_sdk.changes import MISSING, SCALARS, Document
 from tga_sdk.errors import ValueInvalid
+from tga_sdk.plain import copied
 from tga_sdk.tracked.changing import (
     EDITS_MAX,
     Place,
@@ -20,7 +21,6 @@ from tga_sdk.tracked.changing import (
     set_part,
 )
 from tga_sdk.tracked.node import Node, Where, read_part, take_part, unproxied
-from tga_sdk.values import copied
 
 
 class DictProxy(Node, MutableMapping[Any, Any]):

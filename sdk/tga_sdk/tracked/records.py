@@ -11,11 +11,11 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from tga_sdk.changes import MISSING, SCALARS
+from tga_sdk.codecs import invalid
 from tga_sdk.errors import ValueInvalid
 from tga_sdk.shapes import ANY, Field, Shape
 from tga_sdk.tracked.changing import is_itself, remove_part, set_part
 from tga_sdk.tracked.node import Node, Where, read_part, take_part, unproxied
-from tga_sdk.values import invalid
 
 
 class NotSetYet(ValueInvalid, AttributeError):
