@@ -12,55 +12,35 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextvars
 import functools
 import hashlib
 import inspect
 import logging
-import re
-import sysconfig
-import threading
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tga_sdk import guard, telemetry
 from tga_sdk.defaults import makes_defaults
-from tga_sdk.draws import Drawers, Draws, ForkDraws, fork_salt
-from tga_sdk.errors import GatewayError, NotDeterministic, OperationError, Stop, TgaError, ValueInvalid
-from tga_sdk.frames import Frame, caller, current_frame, enter, remember_caller
-from tga_sdk.journal import Begun, Diverged, Ended, Journal, Operation, OperationsAtOnce, Scope
+from tga_sdk.endings import Over as Over
+from tga_sdk.endings import error_document, failure, program_line
+from tga_sdk.errors import GatewayError, NotDeterministic, OperationError, TgaError, ValueInvalid
+from tga_sdk.frames import Frame, current_frame, enter, log_line, remember_caller
+from tga_sdk.journal import Begun, Diverged, Ended, Operation, OperationsAtOnce, Scope
+from tga_sdk.journal_reader import JournalReader
 from tga_sdk.pipe import Pipe, Put, Sent
 from tga_sdk.pipe import encode as encode_json
 from tga_sdk.procedures import Procedure, Task
 from tga_sdk.state import State
+from tga_sdk.threads import Threads
 from tga_sdk.values import Blob, decode, encode
+from tga_sdk.waiting import Waiting
 from tga_sdk.wire import Wire, json_of
 
 T = TypeVar("T")
-HOLDS: Final = {"tool": 20_000, "child": 20_000, "sleep": 2_000, "signal": 0, "ask": 0}  # milliseconds
-FIRST_LOOK: Final = 0.02  # seconds; a look for answers while other branches go on
-LONGEST_LOOK: Final = 1.0
-HELD_TIMEOUT: Final = 60.0  # seconds; a body with a longer time-out does not keep the worker while it waits
-MESSAGE_CHARS_MAX: Final = 1_024
-TYPE_CHARS_MAX: Final = 128
-_UNPRINTABLE: Final = re.compile("[^!-~]")
-SDK: Final = str(Path(__file__).parent)
-LIBRARIES: Final = sysconfig.get_path("stdlib")
 JSON: Final = {"Content-Type": "application/json"}
 logger = logging.getLogger("tga_sdk")
-
-
-class Over(Stop):
-    """The attempt is over, whatever the program catches. `then` is what the gateway is told; None: nothing."""
-
-    def __init__(self, how: str, then: Put | None = None) -> None:
-        super().__init__(how)
-        self.how = how
-        self.then = then
 
 
 @dataclass
@@ -92,30 +72,18 @@ class Attempt:
         self.number: int = leased["attempt"]
         self.lease: str = leased["lease"]
         self.salt = bytes.fromhex(leased["salt"])
-        self.journal = Journal()
+        self.reader = JournalReader(self, leased)
+        self.journal = self.reader.journal
         self.pipe = Pipe(self._send)
         self.over: Over | None = None
         self.log = logging.LoggerAdapter(logger, {"run_id": self.run_id, "attempt": self.number})
         self._leased = leased
         # Said by the run's start, or by this worker; a gateway that is older than the field does not say it.
         self.is_strict: bool = host.is_strict or leased.get("strict_determinism", False)
-        self._draw_salt = bytes.fromhex(leased["draw_salt"])
-        self._drawers: Drawers | None = None
-        self._leased_to: int = leased["sequence_number"]
-        self._read_to: int = leased["first_seq"]
-        if self.number == 1 and self._read_to == 0:
-            self._read_to = self._leased_to  # a first attempt has nothing to replay
-        self._after_seq = self._leased_to
-        self._reading = asyncio.Lock()
-        self._resumed_at: list[int] | None = None  # entries not yet read at which failed operations were reopened
-        self._fork_changes: list[dict[str, Any]] = []
-        self._active = 1  # branches that are not blocked
-        self._timed = 0  # bodies under way whose time-out this worker stays for
-        self._blocked: dict[str, tuple[str, asyncio.Event]] = {}  # by path: kind, and what wakes it
-        self._looking: asyncio.Task[None] | None = None
-        self._suspending: asyncio.Task[None] | None = None
+        self.waiting = Waiting(self)
+        self.threads = Threads(host.threads, lambda: self.over)
+        self._after_seq: int = leased["sequence_number"]
         self._main: asyncio.Task[Over] | None = None
-        self._loop = asyncio.get_running_loop()
         self.traceparents: dict[str, str] = {}  # by path: the contexts of the spans of tool calls under way
         self._told: set[str] = set()  # of which values it was said that their defaults differ
 
@@ -133,8 +101,7 @@ class Attempt:
                 raise
             over = self.over
         finally:
-            if self._looking is not None:
-                self._looking.cancel()
+            self.waiting.close()
         over = self.over or over  # a program that caught what ended it is over all the same
         self._end(over)
         if over.then is not None:
@@ -165,10 +132,10 @@ class Attempt:
         if telemetry.active is not None:
             telemetry.active.enter_run(self._leased.get("traceparent"))
         try:
-            await self._read_drawers()
-            root = Frame(self, Scope(), None, State(self.procedure.state_type, {}), self.draws(""))
+            await self.reader.read_drawers()
+            root = Frame(self, Scope(), None, State(self.procedure.state_type, {}), self.reader.draws(""))
             output = await self._program(root)
-            await self.read_all()
+            await self.reader.read_all()
             await self._put_what_is_left(root)
             self.verify_end("", root.scope.performed)
             value = await self.encoded(output, type_=self.procedure.output_type, where="output")
@@ -196,7 +163,7 @@ class Attempt:
         with guard.watch(watched, strict=self.is_strict, warn=self._warn):
             if procedure.is_async:
                 return await procedure.fn(ctx, *given)
-            return await self.in_thread(functools.partial(procedure.fn, SyncContext(ctx), *given))
+            return await self.threads.run(functools.partial(procedure.fn, SyncContext(ctx), *given))
 
     async def _put_what_is_left(self, root: Frame) -> None:
         """State changes and log lines after the last operation ride with the end, as a checkpoint of their own. A run
@@ -267,43 +234,16 @@ class Attempt:
         if frame is not None:
             frame.logs.append(log_line("warning", str(finding)))
 
-    def draws(self, scope: str) -> Draws:
-        if self._drawers is not None:
-            return ForkDraws(fork_salt(self._draw_salt, self.run_id), scope, self._drawers)
-        return Draws(self._draw_salt, scope)
-
-    async def _read_drawers(self) -> None:
-        """Of a fork: who was where before. Read ahead, because a draw cannot wait; of the records nothing is kept."""
-        after: int = self._leased["first_seq"]
-        if after >= 0:
-            return
-        drawers = Drawers(self._draw_salt)
-        while after < 0:
-            for record in await self._page(after):
-                after = record["sequence_number"]
-                if after > 0:
-                    break
-                drawers.add_run(record["run_id"])
-                if "path" in record:
-                    has_ended = record["artifact_type"] == "run_checkpoint" and record["outcome"] != "RETRY"
-                    drawers.add(record["run_id"], record["path"], has_ended=has_ended)
-        self._drawers = drawers
-
     # ----------------------------------------------------------------------------------------------------- the journal
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the program has reached the journal's end."""
-        return self._read_to >= self._leased_to
 
     async def match(self, frame: Frame, path: str, operation: Operation, source: str | None) -> Ended | Begun | None:
         """What stands at this address, reading on as far as it takes. Divergence ends the attempt."""
-        await self.look(path)
+        await self.reader.look(path)
         try:
             found = self.journal.match(path, operation, source=source)
         except Diverged as error:
             raise self.give_up(self.diverged(error)) from error
-        if self._fork_changes and not self._is_of_source(path, operation, found):
+        if self.reader.fork_changes and not self._is_of_source(path, operation, found):
             self._apply_fork_changes(frame)
         return found
 
@@ -314,15 +254,6 @@ class Attempt:
             return found.sequence_number <= 0
         return operation.kind != "gather" and self.journal.performed_inside(path) > 0
 
-    async def look(self, path: str) -> Ended | Begun | None:
-        """What stands at this address, whatever it is."""
-        while True:
-            found = self.journal.look(path)
-            if isinstance(found, Ended) and not (found.failed and await self._is_reopened_later()):
-                return found
-            if not await self._read_on():
-                return found
-
     def verify_end(self, path: str, performed: int) -> None:
         """Divergence when the journal has more operations inside this one than were performed."""
         try:
@@ -330,62 +261,9 @@ class Attempt:
         except Diverged as error:
             raise self.give_up(self.diverged(error)) from error
 
-    async def read_all(self) -> None:
-        while await self._read_on():
-            pass
-
-    async def _read_on(self) -> bool:
-        """Read one more page; False at the journal's end."""
-        read_to = self._read_to
-        async with self._reading:
-            if self.is_live:
-                return False
-            if self._read_to == read_to:  # else another branch has read on meanwhile
-                for record in await self._page(self._read_to):
-                    self._feed(record)
-                    self._read_to = record["sequence_number"]
-            return True
-
-    async def _page(self, after: int) -> list[dict[str, Any]]:
-        self.verify_going()
-        path = f"/v1/runs/{self.run_id}/checkpoints?after_seq={after}&limit=1000"
-        page = await self._asked("GET", path)
-        items: list[dict[str, Any]] = page["items"]
-        if not items:
-            raise self.give_up(Over("FAILED", _fail("RUN_JOURNAL_SHORT", f"the journal ends after entry {after}")))
-        return items
-
-    async def _is_reopened_later(self) -> bool:
-        """Whether an entry that is not read yet reopens what failed. Looked for once; nothing is kept of the look."""
-        if self.is_live:
-            return False
-        if self._resumed_at is None:
-            self._resumed_at = []
-            after = self._read_to
-            while after < self._leased_to:
-                for record in await self._page(after):
-                    after = record["sequence_number"]
-                    if record["artifact_type"] == "run_resumption":
-                        self._resumed_at.append(after)
-        return any(number > self._read_to for number in self._resumed_at)
-
-    def _feed(self, record: dict[str, Any]) -> None:
-        joined = record.get("joined")
-        if joined is not None:
-            value = record.get("value") or {}
-            if value.get("tier") == "secret":
-                record = {**record, "value": {"tier": "secret", "value": joined}}
-            elif isinstance(joined, dict) and "tier" in joined:
-                record = {**record, "value": joined}
-            else:
-                record = {**record, "value": {"tier": "inline", "value": joined.get("value")}}
-        if record["artifact_type"] == "run_start" and record.get("forked_from"):
-            self._fork_changes = list(record["forked_from"].get("state_change") or ())
-        self.journal.add(record)
-
     def _apply_fork_changes(self, frame: Frame) -> None:
-        """From here on the fork is on its own, with the state as whoever forked it has changed it."""
-        changes, self._fork_changes = self._fork_changes, []
+        """From here on the fork is on its own, with the state as the caller who forked it has changed it."""
+        changes, self.reader.fork_changes = self.reader.fork_changes, []
         frame.state.put_before_pending(changes)
 
     # ------------------------------------------------------------------------------------------------------------ puts
@@ -406,7 +284,7 @@ class Attempt:
         headers = JSON
         if self.traceparents and then is not None and then["type"] == "tool":
             headers = {**JSON, "traceparent": self.traceparents.get(then["path"], "")}
-        answer: dict[str, Any] = await self._asked("POST", path, content, headers=headers, wait=wait)
+        answer: dict[str, Any] = await self.ask("POST", path, content, headers=headers, wait=wait)
         directive = answer["directive"]
         if directive == "STOP":
             raise self.give_up(Over(f"STOP {answer['reason']}"))
@@ -420,16 +298,14 @@ class Attempt:
         if directive == "SUSPENDED":
             raise self.give_up(Over("SUSPENDED"))
         for record in answer["news"]:
-            self._feed(record)
+            self.reader.feed(record)
         self._after_seq = max(
             number, *(record["sequence_number"] for record in answer["news"] or [{"sequence_number": 0}])
         )
-        for place, (_, event) in self._blocked.items():
-            if not isinstance(self.journal.look(place), Begun):
-                event.set()
+        self.waiting.wake()
         return answer
 
-    async def _asked(
+    async def ask(
         self,
         method: str,
         path: str,
@@ -442,7 +318,7 @@ class Attempt:
         try:
             return json_of(await self.host.wire.send(method, path, content=content, headers=headers, wait=wait))
         except GatewayError as error:
-            then = None if error.code == "RUN_NOT_FOUND" else _fail(error.code, str(error))
+            then = None if error.code == "RUN_NOT_FOUND" else failure(error.code, str(error))
             self.log.error("run %s: the gateway refused %s %s: %s", self.run_id, method, path, error)
             if self.over is not None and self.over.then is not None:  # its end was refused
                 self.pipe.forget_deferred()
@@ -463,7 +339,7 @@ class Attempt:
         try:
             await self.host.wire.send("PUT", path, content=blob.data, headers={"Content-Type": blob.media_type})
         except GatewayError as error:
-            raise self.give_up(Over(f"REFUSED {error.code}", _fail(error.code, str(error)))) from error
+            raise self.give_up(Over(f"REFUSED {error.code}", failure(error.code, str(error)))) from error
 
     async def decoded(self, value: dict[str, Any] | None, type_: Any = None, *, where: str) -> Any:
         """A recorded value as the program gets it; what is large is fetched, and verified."""
@@ -473,9 +349,11 @@ class Attempt:
             try:
                 blob = (await self.host.wire.send("GET", f"/v1/blobs/{sha256}")).content
             except GatewayError as error:
-                raise self.give_up(Over(f"REFUSED {error.code}", _fail(error.code, str(error)))) from error
+                raise self.give_up(Over(f"REFUSED {error.code}", failure(error.code, str(error)))) from error
             if hashlib.sha256(blob).hexdigest() != sha256:
-                raise self.give_up(Over("FAILED", _fail("BLOB_DAMAGED", f"the bytes of blob {sha256} are other ones")))
+                raise self.give_up(
+                    Over("FAILED", failure("BLOB_DAMAGED", f"the bytes of blob {sha256} are other ones"))
+                )
         made = decode(value, type_, blob, where=where)
         if makes_defaults(type_) and decode(value, type_, blob, where=where) != made:
             self._tell_of_defaults(where)
@@ -491,84 +369,6 @@ class Attempt:
             self._told.add(where)
             self._warn(finding)
 
-    # --------------------------------------------------------------------------------------------------------- waiting
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether nothing else of the program could go on while this branch waits."""
-        return self._active == 1 and not self._blocked
-
-    def count_branches(self, more: int) -> None:
-        self._active += more
-        if self._active == 0:
-            self._suspend_soon()
-
-    async def blocked(self, path: str, kind: str) -> None:
-        """Until others have ended what has begun at this address."""
-        if isinstance(self.journal.look(path), Ended):
-            return
-        self.verify_going()
-        event = asyncio.Event()
-        self._blocked[path] = (kind, event)
-        self.count_branches(-1)
-        if self._active > 0:
-            self._look_meanwhile()
-        try:
-            await event.wait()
-        finally:
-            self._active += 1
-            self._blocked.pop(path, None)
-        self.verify_going()
-
-    @property
-    def _is_timed(self) -> bool:
-        return self._timed > 0 and not self.host.is_draining
-
-    def _suspend_soon(self) -> None:
-        if self._blocked and self.over is None:
-            if self._is_timed:  # who leaves takes the clock of the time-out along: stay, and ask for answers
-                self._look_meanwhile()
-                return
-            with guard.off():
-                self._suspending = self._loop.create_task(self._suspend())
-
-    async def _suspend(self) -> None:
-        """Nothing of the program can go on: wait at the gateway for a while, then leave."""
-        try:
-            while self._active == 0 and self._blocked and self.over is None:
-                if any(event.is_set() for _, event in self._blocked.values()):
-                    return
-                awaits = sorted(self._blocked)
-                held = 0 if self.host.is_draining else max(HOLDS[kind] for kind, _ in self._blocked.values())
-                then = {"type": "suspend", "awaits": awaits, "wake": "ANY", "wait_ms": held}
-                await self.pipe.put((), then)
-        except Over as over:
-            self.give_up(over)
-
-    def _look_meanwhile(self) -> None:
-        if self._looking is None or self._looking.done():
-            with guard.off():
-                self._looking = self._loop.create_task(self._look())
-
-    async def _look(self) -> None:
-        """Some branches wait, and others go on or have their time-out: ask from time to time whether something was
-        answered."""
-        pause = FIRST_LOOK
-        try:
-            while self._blocked and self.over is None:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_LOOK)
-                if self._active == 0 and not self._is_timed:  # the worker is to end
-                    self._suspend_soon()
-                    return
-                if self._blocked and self.pipe.is_idle and self.over is None:
-                    before = len(self._blocked)
-                    await self.pipe.put()
-                    if len(self._blocked) != before:
-                        pause = FIRST_LOOK
-        except Over as over:
-            self.give_up(over)
-
     # ---------------------------------------------------------------------------------------------------------- bodies
 
     async def run_body(self, frame: Frame, fn: Callable[..., Any], args: Sequence[Any], timeout: float | None) -> Any:
@@ -576,41 +376,15 @@ class Attempt:
         before = current_frame()
         enter(frame)
         remember_caller(None)
-        is_held = timeout is not None and timeout <= HELD_TIMEOUT
-        self._timed += is_held
         try:
             async with asyncio.timeout(timeout):
-                with guard.off():
+                with self.waiting.timed(timeout), guard.off():
                     if inspect.iscoroutinefunction(fn):
                         return await fn(*args)
-                    return await self.called(functools.partial(fn, *args))
+                    return await self.threads.called(functools.partial(fn, *args))
         finally:
-            self._timed -= is_held
             frame.is_over = True
             enter(before)
-
-    async def in_thread(self, fn: Callable[[], T]) -> T:
-        """Run it in a thread, in this frame. A thread cannot be ended: one that hangs goes on, unheard."""
-        context = contextvars.copy_context()
-        return await self._loop.run_in_executor(self.host.threads, context.run, fn)
-
-    async def called(self, fn: Callable[[], Any]) -> Any:
-        """What a plain function returns, which runs in a thread; of a coroutine that it returns, what that returns."""
-        made: list[Any] = []
-        is_left = threading.Event()  # nobody waits for the thread any more
-
-        def call() -> None:
-            made.append(fn())
-            if is_left.is_set():
-                _close(made)
-
-        try:
-            await self.in_thread(call)
-        except BaseException:
-            is_left.set()
-            _close(made)  # Python would complain of a coroutine that nobody awaits
-            raise
-        return await made[0] if inspect.isawaitable(made[0]) else made[0]
 
     def perform_task(self, task: Task[Any, Any], given: dict[str, Any], body: Callable[[], Any]) -> Any:
         """A task that the program calls like any function is a step of the run."""
@@ -625,75 +399,7 @@ class Attempt:
                 return await body()
 
             return ctx.perform("step", task.name, awaited, given=given, **options)
-        return self.wait_for(ctx.perform("step", task.name, body, given=given, **options))
-
-    def wait_for(self, operation: Coroutine[Any, Any, T]) -> T:
-        """The result of an operation, for code in a thread."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self._loop:
-            operation.close()
-            raise TgaError(
-                "a blocking operation was called in an async body, which it would stop: use await ctx.step(name, fn)",
-                code="PROCEDURE_INVALID",
-            )
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        context = contextvars.copy_context()
-        context.run(remember_caller, caller())
-
-        def begin() -> None:
-            task = self._loop.create_task(operation, context=context)
-            task.add_done_callback(finish)
-
-        def finish(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                done.set_exception(self.over or Stop("the worker ends"))
-            elif (error := task.exception()) is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(task.result())
-
-        self._loop.call_soon_threadsafe(begin)
-        return done.result()
-
-
-def error_document(error: BaseException) -> dict[str, Any]:
-    """What the journal says of an error."""
-    if isinstance(error, OperationError):
-        said = error.document()
-    else:
-        code = error.code if isinstance(error, TgaError) else type(error).__name__
-        said = {"type": code, "message": str(error) or type(error).__name__, "retryable": False}
-    # A class may be called as it likes, and a Lua program may say any type; the journal has names that can be printed.
-    said["type"] = _UNPRINTABLE.sub("_", said["type"])[:TYPE_CHARS_MAX] or "Error"
-    said["message"] = said["message"][:MESSAGE_CHARS_MAX]
-    return said
-
-
-def program_line(error: BaseException) -> str | None:
-    """The line of the program at which this was raised: the innermost one outside of the SDK and the libraries."""
-    found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if not file.startswith((SDK, LIBRARIES)) and not file.startswith("<") and "site-packages" not in file:
-            found = f"{file}:{line}"
-    return found
-
-
-def log_line(level: str, text: str) -> dict[str, Any]:
-    return {"level": level, "text": text[:1_024], "at": time_text(time.time())}
-
-
-def time_text(seconds: float) -> str:
-    """A time as the gateway writes it: UTC with milliseconds."""
-    whole, rest = divmod(round(seconds * 1000), 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{rest:03d}Z"
-
-
-def _fail(code: str, message: str) -> Put:
-    return {"type": "fail", "error": {"type": code, "message": message[:MESSAGE_CHARS_MAX], "retryable": False}}
+        return self.threads.wait_for(ctx.perform("step", task.name, body, given=given, **options))
 
 
 def _record_of(put: Put, number: int) -> dict[str, Any]:
@@ -702,9 +408,3 @@ def _record_of(put: Put, number: int) -> dict[str, Any]:
         return {**put, "artifact_type": "run_checkpoint", "sequence_number": number}
     name = f"{put['server_id']}.{put['tool_name']}" if put["type"] == "tool" else put["name"]
     return {**put, "artifact_type": "run_intent", "kind": put["type"], "name": name, "sequence_number": number}
-
-
-def _close(made: list[Any]) -> None:
-    for one in made:
-        if inspect.iscoroutine(one):
-            one.close()

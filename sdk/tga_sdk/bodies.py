@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from tga_sdk.attempt import Attempt, error_document, time_text
+from tga_sdk.attempt import Attempt
+from tga_sdk.endings import error_document
 from tga_sdk.errors import ChildError, Interrupted, OperationError, StepError, TimedOut, ToolError, ValueInvalid
 from tga_sdk.frames import Frame
 from tga_sdk.journal import Ended, Operation
 from tga_sdk.pipe import Sent
 from tga_sdk.retry import Retry
+from tga_sdk.times import time_text
 from tga_sdk.values import Encoded, Resume, Tier, decode, encode
 
 LOG_LINES_MAX: Final = 64

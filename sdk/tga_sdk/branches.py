@@ -8,9 +8,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from tga_sdk import guard
-from tga_sdk.attempt import Attempt, error_document
+from tga_sdk.attempt import Attempt
 from tga_sdk.bodies import checkpoint_put, gathered, log_failure, recorded_failure
 from tga_sdk.changes import Change
+from tga_sdk.endings import error_document
 from tga_sdk.errors import TgaError
 from tga_sdk.frames import Frame, enter
 from tga_sdk.given import to_json
@@ -105,7 +106,7 @@ class _Running:
     def __init__(self, attempt: Attempt, branches: int) -> None:
         self._attempt = attempt
         self._left = branches
-        attempt.count_branches(branches - 1 if branches else 0)
+        attempt.waiting.count_branches(branches - 1 if branches else 0)
 
     async def run(self, branch: Branch, frame: Frame) -> Any:
         enter(frame)
@@ -114,12 +115,12 @@ class _Running:
                 return await branch
             if inspect.iscoroutinefunction(branch):
                 return await branch()
-            return await self._attempt.called(cast("Callable[[], Any]", branch))
+            return await self._attempt.threads.called(cast("Callable[[], Any]", branch))
         finally:
             frame.is_over = True
             self._left -= 1
             if self._left:
-                self._attempt.count_branches(-1)
+                self._attempt.waiting.count_branches(-1)
 
 
 def _plain(result: Any, type_: Any, where: str) -> Any:

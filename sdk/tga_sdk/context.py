@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib import import_module
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
@@ -18,11 +18,10 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from tga_sdk.annotations import result_type
-from tga_sdk.attempt import log_line, time_text
 from tga_sdk.bodies import LOG_LINES_MAX, Body, gathered
 from tga_sdk.durations import YEAR_S, verify_recordable, verify_seconds
 from tga_sdk.errors import ProcedureInvalid
-from tga_sdk.frames import caller
+from tga_sdk.frames import caller, log_line
 from tga_sdk.given import to_json
 from tga_sdk.journal import Begun, Ended
 from tga_sdk.operations import line_text
@@ -33,6 +32,7 @@ from tga_sdk.questions import Review as Review
 from tga_sdk.retry import Retry
 from tga_sdk.subprocedures import run_child, run_inline
 from tga_sdk.telemetry import traced
+from tga_sdk.times import time_of, time_text
 from tga_sdk.values import Resume, Tier, encode, verify_tier
 from tga_sdk.wrappers import Artifact
 
@@ -139,7 +139,7 @@ class Context(Questions, Generic[S]):
                     "tool_name": tool,
                     "arguments": given,
                     "retries": retry.retries,
-                    "wait_ms": WAIT_FOR_TOOL_MS if attempt.is_alone else 0,
+                    "wait_ms": WAIT_FOR_TOOL_MS if attempt.waiting.is_alone else 0,
                 }
                 if source is not None:
                     then["source"] = source
@@ -152,7 +152,7 @@ class Context(Questions, Generic[S]):
                     then["continues_try"] = going
                 answer = await attempt.put((), then)
                 if (answer.get("result") or {}).get("status") == "pending":
-                    await attempt.blocked(path, "tool")
+                    await attempt.waiting.blocked(path, "tool")
                 found = await attempt.match(frame, path, operation, source)
             return await self._recorded(frame, path, found, type)
 
@@ -285,10 +285,10 @@ class Context(Questions, Generic[S]):
         frame, attempt = self._begin()
         operation, path, source, found = await self._enter(frame, "now", "now", None)
         if isinstance(found, Ended):
-            return _time_of(await self._recorded(frame, path, found))
+            return time_of(await self._recorded(frame, path, found))
         said = time_text(attempt.host.now())
         await self._mark(frame, path, operation, {"tier": "inline", "value": said}, source, defer=True)
-        return _time_of(said)
+        return time_of(said)
 
     async def emit(self, value: Any, *, name: str = "emit") -> None:
         """Show a value to whoever follows the run. It is recorded as an event; the program has nothing of it."""
@@ -306,7 +306,7 @@ class Context(Questions, Generic[S]):
         frame, attempt = self._begin()
         operation = self._operation(frame, "patched", name, None)
         path = frame.scope.enter(operation)
-        found = await attempt.look(path)
+        found = await attempt.reader.look(path)
         if found is not None and found.operation != operation:
             frame.scope.busy_with = None  # another operation stands here: no address is used
             return False
@@ -411,7 +411,7 @@ class Context(Questions, Generic[S]):
             frame.logs[-1] = log_line(
                 "warning", f"more than {LOG_LINES_MAX} lines before one checkpoint; the rest is left out"
             )
-        if attempt.is_live:
+        if attempt.reader.is_live:
             attempt.log.log(getattr(logging, level.upper()), "run %s at %s: %s", self.run_id, frame.scope.address, text)
 
     def agent(self, *args: Any, **kwargs: Any) -> Any:
@@ -431,7 +431,3 @@ def verify_callable(name: str, fn: Any) -> None:
         f"step {name}: expected a function, found {type(fn).__name__}{line_text()}: the step calls it itself, so give "
         f"the function and its arguments, ctx.step({name!r}, fn, argument), and not fn(argument)"
     )
-
-
-def _time_of(said: str) -> datetime:
-    return datetime.fromisoformat(said.replace("Z", "+00:00")).astimezone(UTC)

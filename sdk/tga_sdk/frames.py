@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tga_sdk.draws import Draws
 from tga_sdk.journal import Operation, Scope
 from tga_sdk.state import State
+from tga_sdk.times import time_text
 
 if TYPE_CHECKING:
     from tga_sdk.attempt import Attempt
@@ -44,13 +46,13 @@ class Frame:
 
     def inside(self, path: str, operation: Operation) -> Frame:
         """The frame of this operation's body."""
-        draws = self.attempt.draws(path)
+        draws = self.attempt.reader.draws(path)
         return Frame(self.attempt, Scope(path), operation, self.state, draws, is_kept=True)
 
     def branch(self, path: str, number: int, operation: Operation) -> Frame:
         """The frame of one branch of this gather, with a copy of the state."""
         scope = self.scope.branch(path, number)
-        draws = self.attempt.draws(scope.address)
+        draws = self.attempt.reader.draws(scope.address)
         return Frame(self.attempt, scope, operation, self.state.branch(), draws, is_kept=self.is_kept)
 
 
@@ -68,6 +70,11 @@ def current_frame() -> Frame | None:
 def enter(frame: Frame | None) -> None:
     """From here on, in this task or thread and what it starts, operations are of this frame."""
     _frame.set(frame)
+
+
+def log_line(level: str, text: str) -> dict[str, Any]:
+    """A line for `Frame.logs`."""
+    return {"level": level, "text": text[:1_024], "at": time_text(time.time())}
 
 
 def caller() -> str | None:

@@ -106,7 +106,7 @@ class Operations:
     ) -> Any:
         found = await self._attempt.match(frame, path, operation, source)
         while not isinstance(found, Ended):
-            await self._attempt.blocked(path, kind)
+            await self._attempt.waiting.blocked(path, kind)
             found = await self._attempt.match(frame, path, operation, source)
         return await self._recorded(frame, path, found, type_)
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter
 
-from tga_sdk.attempt import time_text
 from tga_sdk.durations import verify_order, verify_seconds
 from tga_sdk.given import to_json
 from tga_sdk.operations import Operations
+from tga_sdk.times import time_text
 from tga_sdk.values import decode
 from tga_sdk.wrappers import Artifact, Secret
 

@@ -36,7 +36,7 @@ async def run_inline(ctx: Context[Any], called: Procedure[Any, Any], given: Any)
         with guard.watch(watched, strict=attempt.is_strict, warn=attempt._warn):
             if called.is_async:
                 return await called.fn(ctx, *arguments)
-            return await attempt.in_thread(lambda: called.fn(SyncContext(ctx), *arguments))
+            return await attempt.threads.run(lambda: called.fn(SyncContext(ctx), *arguments))
     finally:
         if frame.state is not callers:
             callers.leave(frame.state)

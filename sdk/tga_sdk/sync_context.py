@@ -24,7 +24,7 @@ class SyncContext(Generic[S]):
 
     def __init__(self, ctx: Context[S]) -> None:
         self._ctx = ctx
-        self._do = ctx._attempt.wait_for
+        self._do = ctx._attempt.threads.wait_for
 
     @property
     def run_id(self) -> str:

@@ -212,7 +212,8 @@ async def _leave(ctx: Context[Any], said: dict[str, Any]) -> Any:
     frame = current_frame()
     assert frame is not None
     path, attempt = frame.next_path, frame.attempt
-    attempt.count_branches(1)  # this body goes on beside the child: the run is not suspended before it has failed
+    # This body goes on beside the child: the run is not suspended before it has failed.
+    attempt.waiting.count_branches(1)
     child = asyncio.create_task(ctx.call(performing, said["inside"], child=True, name=said["name"]))
     try:
         while attempt.journal.look(path) is None and not child.done():
@@ -223,7 +224,7 @@ async def _leave(ctx: Context[Any], said: dict[str, Any]) -> Any:
         await asyncio.wait([child])
         raise
     finally:
-        attempt.count_branches(-1)
+        attempt.waiting.count_branches(-1)
     return await child
 
 

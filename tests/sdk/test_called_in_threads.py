@@ -6,17 +6,19 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.patience import HANG_S
-from tga_sdk.attempt import Attempt
+from tga_sdk.threads import Threads
+
+_EXECUTOR = ThreadPoolExecutor(2)
 
 
 async def called(fn: Callable[[], Any]) -> Any:
-    return await Attempt.called(cast("Any", SimpleNamespace(in_thread=asyncio.to_thread)), fn)
+    return await Threads(_EXECUTOR, lambda: None).called(fn)
 
 
 async def work(number: int) -> int:

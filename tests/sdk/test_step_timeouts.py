@@ -14,7 +14,7 @@ from tests.runs.world import new_id
 from tests.sdk.gateways import Gateways
 from tests.sdk.test_determinism import asking, serving
 from tga_sdk import Context, TimedOut, procedure
-from tga_sdk.attempt import HELD_TIMEOUT
+from tga_sdk.waiting import HELD_TIMEOUT
 
 _numbers = count()
 WAITS: dict[str, Callable[[Context[Any], Any], Awaitable[Any]]] = {
