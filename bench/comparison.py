@@ -14,14 +14,8 @@ there are left out, and the report says why. It says also where a peer is better
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import itertools
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -29,14 +23,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from app.postgres.database import EMBEDDED_DATABASE
 from app.postgres.sessions import GATEWAY_ROLE
 from bench.baseline import Baseline
-from bench.comparison_chart import draw
+from bench.comparison_report import (
+    COUNTED_AT_ONCE,
+    IN_PROCESS,
+    OURS,
+    PGBENCH,
+    RUN,
+    RUN_IN_PROCESS,
+    WHATS,
+    Counted,
+    Measured,
+    tables,
+    where_peers_are_better,
+    write,
+)
 from bench.cost import measuring_session
-from bench.http_roles import Load
 from bench.http_runs import make_keys, measure_runs
 from bench.measure import (
     AT_ONCE,
@@ -59,27 +64,11 @@ from bench.peer_processes import (
     started,
 )
 from bench.runs import run_whole
+from bench.served import CONFIG, CallLoad, answering
 from bench.tool_call import run_calls, step_of_real_call
 
-OURS, IN_PROCESS, PGBENCH = "tga over HTTP", "tga in process", "pgbench, bare inserts"
-RUN, RUN_IN_PROCESS = "tga, a run over HTTP", "tga, a run in process"
-WHATS: Final = ("call", "repeat", "run")
-COUNTED_AT_ONCE: Final = 8
 AFTER_STOP_S: Final = 1.0  # for what a process does first when it goes on: timers that are over, heartbeats
 DOCS: Final = Path(__file__).parents[1] / "docs"
-CONFIG: Final = """
-[servers.crm]
-transport = "http"
-base_url = "{tool}"
-max_concurrency = 256
-max_in_flight = 1000
-[servers.crm.tools.create_ticket]
-class = "write"
-input_schema = {{ type = "object", required = ["title"], properties = {{ title = {{ type = "string" }} }} }}
-[limits]
-requests_per_second = 1000000
-burst = 1000000
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,72 +86,12 @@ class Scale:
         return cls(rounds=1, seconds=0.2, at_once=(1, 8))
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One stretch. CPU is of all who answer: gateway or peer, its tool, PostgreSQL; of pgbench's rows, the server's."""
-
-    name: str
-    what: str
-    at_once: int
-    per_second: float
-    p50_ms: float
-    p99_ms: float
-    cpu_us: float
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What a call leaves, at 8 at once: transactions that wrote and WAL of PostgreSQL, bytes of the database or of a
-    peer's files."""
-
-    name: str
-    commits: float | None
-    database_bytes: float
-    wal_bytes: float | None
-
-
 def _measured(name: str, what: str, at_once: int, found: dict[str, Any], cpu_s: float) -> Measured | None:
     if not found["steps"]:
         return None
     timing = Timing(found["steps"], found["seconds"], cpu_s, 0.0, found["latencies_s"])
     p50, p99 = timing.percentile_ms(50), timing.percentile_ms(99)
     return Measured(name, what, at_once, timing.per_second, p50, p99, timing.client_us)
-
-
-class CallLoad(Load):
-    """Calls of the gateway's HTTP API, each with a key of its own; or the same ones again."""
-
-    _runs: Final = itertools.count()
-
-    def __init__(self, key: str, what: str, at_once: int) -> None:
-        super().__init__(key, "", at_once)
-        self._what = what
-        self._run = next(self._runs)
-
-    def request(self, connection: int, count: int) -> bytes:
-        name = f"repeated-{connection}" if self._what == "repeat" else f"{self._run}-{connection}-{count}"
-        call = {"server_id": "crm", "tool_name": "create_ticket", "idempotency_key": name, "arguments": ARGUMENTS}
-        body = json.dumps(call).encode()
-        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
-
-
-@contextlib.contextmanager
-def answering(role: str, home: Path) -> Iterator[tuple[str, int]]:
-    """The address and process of our gateway, or of its tool server."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TGA_")}
-    environment = {**inherited, "TGA_HOME": str(home), "TGA_PORT": "0"}
-    command = [sys.executable, "-m", "bench.comparison", "--role", role]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # it writes a line for each call
-    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
-        try:
-            assert process.stdout is not None
-            url = next((line.strip() for line in process.stdout if line.startswith("http://")), "")
-            if not url:
-                raise RuntimeError(f"the process {role} did not start")
-            yield url, process.pid
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
 
 
 @contextlib.contextmanager
@@ -185,48 +114,6 @@ def _our_gateway(home: Path, store: str) -> Iterator[Running]:
                 return run_on_fast_loop(measure_http(load, port, at_once, seconds))
 
             yield Running(PEERS[0], [pid, tool_pid], measure)
-
-
-async def run_tool_server() -> None:
-    """Answers every call with 200 and a few bytes, as cheaply as it can be done."""
-    answer = b'{"ticket_id":"T-1"}'
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
-
-    class Answering(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self._transport: Any = transport
-            self._buffer = b""
-
-        def data_received(self, data: bytes) -> None:
-            self._buffer += data
-            while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-                lower = self._buffer[:end].lower()
-                at = lower.find(b"content-length:")
-                length = int(lower[at + 15 :].partition(b"\r")[0]) if at >= 0 else 0
-                if len(self._buffer) < end + 4 + length:
-                    return
-                self._buffer = self._buffer[end + 4 + length :]
-                self._transport.write(head + answer)
-
-    server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", 0)
-    sys.stdout.write(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
-    sys.stdout.flush()
-    await server.serve_forever()
-
-
-async def run_gateway() -> None:
-    """As `tga serve` runs it."""
-    from app.gateway.serving import serve
-    from app.main import open_gateway
-    from app.settings import Settings
-
-    async def listening(url: str) -> None:
-        sys.stdout.write(url + "\n")
-        sys.stdout.flush()
-
-    settings = Settings.from_environment()
-    async with open_gateway(settings) as gateway:
-        await serve(gateway, settings, on_listening=listening)
 
 
 @dataclass
@@ -346,69 +233,6 @@ def going(running: Running) -> Iterator[None]:
         running.stop()
 
 
-def where_peers_are_better(medians: list[Measured], counted: list[Counted]) -> list[str]:
-    """In words: every line in which a peer has the better figure."""
-    peers = {peer.name for peer in PEERS}
-    found = {(one.what, one.name, one.at_once): one for one in medians}
-    lines = []
-    for one in medians:
-        if one.name not in peers:
-            continue
-        ours = {"call": [OURS], "repeat": [OURS]}[one.what]
-        if one.what == "call":
-            ours = [OURS, RUN, RUN_IN_PROCESS]
-        for name in ours:
-            what = "run" if name in (RUN, RUN_IN_PROCESS) else one.what
-            mine = found.get((what, name, one.at_once))
-            if mine is None:
-                continue
-            better = [
-                f"{words} {theirs:,.1f} against {own:,.1f}"
-                for words, theirs, own, is_better in (
-                    ("a second", one.per_second, mine.per_second, one.per_second > mine.per_second),
-                    ("p50 ms", one.p50_ms, mine.p50_ms, one.p50_ms < mine.p50_ms),
-                    ("p99 ms", one.p99_ms, mine.p99_ms, one.p99_ms < mine.p99_ms),
-                    ("CPU us", one.cpu_us, mine.cpu_us, one.cpu_us < mine.cpu_us),
-                )
-                if is_better
-            ]
-            if better:
-                lines.append(f"{one.name} is better than {name} at {one.at_once} ({what}): {', '.join(better)}")
-    own = next((one for one in counted if one.name == OURS), None)
-    for other in counted:
-        if own is None or other.name not in peers:
-            continue
-        if other.commits is not None and own.commits is not None and other.commits < own.commits:
-            lines.append(f"{other.name} commits less often: {other.commits:.1f} against {own.commits:.1f}")
-        if other.database_bytes < own.database_bytes:
-            lines.append(
-                f"{other.name} stores less: {other.database_bytes:,.0f} bytes against {own.database_bytes:,.0f}"
-            )
-        if other.wal_bytes is not None and own.wal_bytes is not None and other.wal_bytes < own.wal_bytes:
-            lines.append(f"{other.name} writes less WAL: {other.wal_bytes:,.0f} bytes against {own.wal_bytes:,.0f}")
-    return lines
-
-
-def tables(medians: list[Measured], counted: list[Counted]) -> Iterator[Table]:
-    titles = {"call": "Calls", "repeat": "Repeats of finished calls", "run": "Runs of one step (for peers: calls)"}
-    for what in WHATS:
-        table = Table(title=f"{titles[what]}: medians of the rounds")
-        for heading in ("", "at once", "a second", "p50 ms", "p99 ms", "CPU us"):
-            table.add_column(heading, justify="right" if heading else "left")
-        for one in (one for one in medians if one.what == what):
-            figures = f"{one.per_second:,.0f}", f"{one.p50_ms:.2f}", f"{one.p99_ms:.2f}", f"{one.cpu_us:,.0f}"
-            table.add_row(one.name, str(one.at_once), *figures)
-        yield table
-    table = Table(title=f"What a call leaves, at {COUNTED_AT_ONCE} at once")
-    for heading in ("", "commits that write", "database or files, bytes", "WAL, bytes"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for left in counted:
-        commits = "-" if left.commits is None else f"{left.commits:.2f}"
-        wal = "-" if left.wal_bytes is None else f"{left.wal_bytes:,.0f}"
-        table.add_row(left.name, commits, f"{left.database_bytes:,.0f}", wal)
-    yield table
-
-
 @contextlib.asynccontextmanager
 async def _peers(server: Server, folder: Path, left_out: dict[str, str]) -> AsyncIterator[dict[str, Running]]:
     home = server.embedded.data_dir.parents[1]
@@ -470,14 +294,7 @@ async def bench(server: Server, machine: str, console: Console, scale: Scale, fo
             "counted": [asdict(one) for one in counted],
             "where_a_peer_is_better": better,
         }
-        console.print(_write(out, report), markup=False)
-
-
-def _write(out: Path, report: dict[str, Any]) -> str:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "comparison.json").write_text(json.dumps(report, indent=2) + "\n")
-    (out / "comparison.svg").write_text(draw(report))
-    return f"Written: {out / 'comparison.json'}, {out / 'comparison.svg'}"
+        console.print(write(out, report), markup=False)
 
 
 def main() -> None:
@@ -488,12 +305,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="in which all take turns (default 3)")
     parser.add_argument("--install", action="store_true", help="look for the peers, put them there, and end")
     parser.add_argument("--out", type=Path, help="where report and chart go (default: docs; with --quick: nowhere)")
-    parser.add_argument("--role", choices=("gateway", "tool"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.role is not None:
-        with contextlib.suppress(KeyboardInterrupt):
-            run_on_fast_loop(run_gateway() if given.role == "gateway" else run_tool_server())
-        return
     if given.install:
         install(given.peers, lambda line: print(line, flush=True))
         return

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 import asyncpg
 
 from app.postgres.database import EMBEDDED_DATABASE
-from bench.comparison import CONFIG, answering
 from bench.http_runs import PlainClient
 from bench.measure import Server
+from bench.served import CONFIG, answering
 
 LOOK_S: Final = 0.004
 PAYING: Final = """

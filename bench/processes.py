@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from app.postgres.embedded.server import EmbeddedPostgres
-from bench.comparison import CONFIG, CallLoad, answering
 from bench.measure import arguments_of, own_folder, run_on_fast_loop
 from bench.peer_processes import cpu_s_with_children, measure_http
+from bench.served import CONFIG, CallLoad, answering
 from tests.processes.world import Home, Serving
 
 SHARE: Final = 0.15

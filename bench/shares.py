@@ -11,7 +11,6 @@ calls (`--profile-of`) at the most at once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -24,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import asyncpg
 from rich.console import Console
@@ -33,6 +32,7 @@ from rich.table import Table
 from app.postgres.embedded.server import EmbeddedPostgres
 from bench.http_roles import Connection, Load, cpu_s_of
 from bench.measure import WARMUP_STEPS, Server, arguments_of, measure_sync, own_folder, run_on_fast_loop
+from bench.served import answering
 
 FRESH, REPEAT = "fresh", "repeat"
 REPEATED_KEYS: Final = 20  # of each connection, finished calls that are asked for again
@@ -75,32 +75,6 @@ class Scale:
     @classmethod
     def quick(cls) -> Scale:
         return cls(rounds=1, seconds=0.2, at_once=(1, 32))
-
-
-class _Tool(asyncio.Protocol):
-    """A tool server that reads a request and answers it, and does as little besides as one can."""
-
-    _ANSWER = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 19\r\n\r\n{"ticket_id":"T-1"}'
-
-    def __init__(self) -> None:
-        self._buffer = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        place = head.lower().find(b"content-length:")
-        if found and len(rest) >= int(head[place + 15 :].partition(b"\r")[0]):
-            self._buffer = b""
-            self._transport.write(self._ANSWER)
-
-
-async def run_tool() -> None:
-    server = await asyncio.get_running_loop().create_server(_Tool, "127.0.0.1", 0, backlog=1024)
-    print(f"Listening on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await server.serve_forever()
 
 
 class _Calls(Load):
@@ -237,12 +211,12 @@ def subject(name: str, folder: Path, python: str) -> Iterator[Subject]:
     """A gateway of the checkout in this folder, and its tool server."""
     with own_folder() as home, contextlib.ExitStack() as stack:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("TGA_")}
-        tool = stack.enter_context(started([sys.executable, "-m", "bench.shares", "--role", "tool"]))
-        (home / "tga.toml").write_text(CONFIG.format(url=tool[0]))
+        tool_url, tool_pid = stack.enter_context(answering("tool", home))
+        (home / "tga.toml").write_text(CONFIG.format(url=tool_url))
         environment = {**inherited, "TGA_HOME": str(home), "TGA_PORT": "0"}
         command = [python, "-m", "app.main", "serve"]
         url, pid = stack.enter_context(started(command, env=environment, cwd=folder))
-        yield Subject(name, home, url, pid, tool[1])
+        yield Subject(name, home, url, pid, tool_pid)
 
 
 async def bench(subjects: list[Subject], scale: Scale, console: Console, profile: Path | None, profile_of: str) -> None:
@@ -302,11 +276,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--profile", type=Path, help="where py-spy, which must be on PATH, writes what it saw")
     parser.add_argument("--profile-of", choices=(FRESH, REPEAT), default=FRESH)
-    parser.add_argument("--role", choices=("tool",), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.role == "tool":
-        run_on_fast_loop(run_tool())
-        return
     scale = Scale.quick() if given.quick else Scale.full()
     at_once = tuple(map(int, given.at_once.split(","))) if given.at_once else scale.at_once
     scale = Scale(given.rounds or scale.rounds, scale.seconds, at_once)
