@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from app.console.components import moment, span
 
@@ -24,6 +24,10 @@ _WORDS_PERCENT: Final = 20.0  # what the words of a break take of the axis
 _FOLD_PERCENT: Final = 7.0
 _PATH_SHOWN: Final = 10
 _WAITS: Final = frozenset({"ask", "sleep", "signal", "child"})
+Standing = Literal["live", "resting", "over", "page"]
+# What is said of an operation without an end where nothing is under way: the run rests and may go on, it is over for
+# good, or the end stands on a later page.
+_OPEN_WORDS: Final[dict[Standing, str]] = {"resting": "open", "over": "never ended", "page": "ends later"}
 _NUMBERS: Final = re.compile(r"[0-9]+")
 _INSIDE: Final = re.compile(r"(.*?)(?::[0-9]+)?\.[0-9]+")  # of which operation an address is inside
 _ICONS: Final = {
@@ -57,6 +61,8 @@ class Row:
     error: Mapping[str, Any] | None = None
     source: str | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    is_inherited: bool = False  # of the run that this one was forked from
+    open_words: str | None = None
     x: float = 0.0
     width: float = 0.0
     folded_inside: int = 0  # operations of this page that are not drawn (scope_folding.py)
@@ -81,7 +87,7 @@ class Row:
         if self.outcome in ("ERROR", "INTERRUPTED", "TIMEOUT"):
             return "b-fail"
         if self.ended is None and self.icon != "scope":
-            return "b-wait"
+            return "b-wait" if self.open_words is None else "b-left"
         return {"tool": "b-tool", "turn": "b-model", "model": "b-model", "sleep": "b-sleep"}.get(
             self.kind, "b-scope" if self.icon == "scope" else "b-step"
         )
@@ -91,7 +97,7 @@ class Row:
         if self.kind == "scope":
             return ""
         if self.ended is None:
-            return "waits" if self.kind in _WAITS else "open"
+            return self.open_words or ("waits" if self.kind in _WAITS else "open")
         if self.tries > 1:
             return f"{self.tries} tries"
         return span((self.ended - self.began).total_seconds() * 1000)
@@ -99,7 +105,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place on the axis: a time of day, in UTC and as it is recorded, or the begin of an attempt."""
+    """A place on the axis: a time of day, in UTC and as it is recorded, or the begin of an attempt or of the source."""
 
     x: float
     words: str
@@ -134,18 +140,31 @@ class Waterfall:
     breaks_total: int
 
 
-def drawn(records: Sequence[Mapping[str, Any]], now: str) -> Waterfall:
+def drawn(records: Sequence[Mapping[str, Any]], until: str, standing: Standing = "live") -> Waterfall:
+    """`until`: where the axis ends, which is now only while the run goes on or waits."""
     rows = sorted(_rows(records), key=lambda row: _place(row.path))
     _enclose(rows)
     leased = [one for one in records if one["artifact_type"] == "run_attempt" and one.get("change") == "LEASED"]
     broken = [one for one in records if one["artifact_type"] == "run_attempt" and one.get("change") in _BREAKS]
-    axis = _Axis([*_moments(rows), *(moment(one["recorded_at"]) for one in (*leased, *broken))], moment(now))
+    axis = _Axis([*_moments(rows), *(moment(one["recorded_at"]) for one in (*leased, *broken))], moment(until))
     for row in rows:
         row.x = axis.at(row.began)
-        row.width = max(0.6, axis.at(row.ended or moment(now)) - row.x)
-    attempts = [Mark(axis.at(moment(one["recorded_at"])), f"attempt {one['attempt']}") for one in leased]
+        row.width = max(0.6, axis.at(row.ended or moment(until)) - row.x)
+        row.open_words = _OPEN_WORDS.get(standing)
+    attempts = _attempt_marks([(axis.at(moment(one["recorded_at"])), one) for one in leased])
     breaks = _named([(axis.at(moment(one["recorded_at"])), one) for one in broken[-BREAKS_DRAWN_MAX:]])
     return Waterfall(rows, axis.folds, axis.marks(), _apart(attempts), breaks, len(broken))
+
+
+def is_inherited(record: Mapping[str, Any]) -> bool:
+    """Whether it is a record of the run that this one was forked from: those have numbers below 1."""
+    return int(record["sequence_number"]) < 1
+
+
+def _attempt_marks(places: Sequence[tuple[float, Mapping[str, Any]]]) -> list[Mark]:
+    """Where each attempt began. All that a fork has from its source is one stretch: its attempts are not this run's."""
+    inherited = [Mark(x, "source") for x, record in places if is_inherited(record)][:1]
+    return [*inherited, *(Mark(x, f"attempt {one['attempt']}") for x, one in places if not is_inherited(one))]
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -162,11 +181,14 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
             request = record.get("request") or {}
             row = Row(path, record["kind"], record["name"], recorded, at, tries=record.get("try_number", 1))
             row.trace_id, row.child_run_id = request.get("trace_id"), request.get("child_run_id")
-            row.began = rows[path].began if path in rows else recorded
+            before = rows.get(path)
+            # What a fork begins anew began when the fork did so, and not when its source did.
+            if before is not None and before.is_inherited == is_inherited(record):
+                row.began = before.began
         elif kind == "run_checkpoint":
             ended = recorded
             if row is None:
-                began = moment(record["started_at"]) + shifts[record.get("attempt", 0)]
+                began = moment(record["started_at"]) + shifts[_worker_of(record)]
                 ended = min(recorded, began + timedelta(milliseconds=record["duration_ms"]))
             else:
                 began = row.began
@@ -179,22 +201,28 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
         else:
             continue
         row.attempt = record.get("attempt", row.attempt)
+        row.is_inherited = is_inherited(record)
         row.source = record.get("source") or row.source
         row.record = record if kind != "run_answer" or not row.record else {**row.record, **record}
         rows[path] = row
     return list(rows.values())
 
 
-def _clock_shifts(records: Sequence[Mapping[str, Any]]) -> dict[int, timedelta]:
+def _worker_of(record: Mapping[str, Any]) -> tuple[bool, int]:
+    """By whose clock a record's own times are: an attempt has one worker; a fork's attempts are not its source's."""
+    return is_inherited(record), record.get("attempt", 0)
+
+
+def _clock_shifts(records: Sequence[Mapping[str, Any]]) -> dict[tuple[bool, int], timedelta]:
     """By attempt, how far to move the times of its worker's clock, which need not be that of the store. An operation
     is recorded after it has ended: the shortest time between the two is what the clocks differ by, give or take a
     commit."""
-    shifts: dict[int, timedelta] = {}
+    shifts: dict[tuple[bool, int], timedelta] = {}
     for record in records:
         if record["artifact_type"] == "run_checkpoint":
             ended = moment(record["started_at"]) + timedelta(milliseconds=record["duration_ms"])
-            attempt, late = record.get("attempt", 0), moment(record["recorded_at"]) - ended
-            shifts[attempt] = min(shifts.get(attempt, late), late)
+            worker, late = _worker_of(record), moment(record["recorded_at"]) - ended
+            shifts[worker] = min(shifts.get(worker, late), late)
     return shifts
 
 
@@ -247,7 +275,8 @@ def _named(places: Sequence[tuple[float, Mapping[str, Any]]]) -> list[Break]:
         is_named = begin + _WORDS_PERCENT <= free_until
         free_until = begin if is_named else free_until
         kind = _BREAKS[record["change"]]
-        made.append(Break(x, kind, f"attempt {record['attempt']} {kind}", is_named))
+        whose = "source's attempt" if is_inherited(record) else "attempt"
+        made.append(Break(x, kind, f"{whose} {record['attempt']} {kind}", is_named))
     return made[::-1]
 
 

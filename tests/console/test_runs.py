@@ -240,7 +240,7 @@ def test_what_is_asked_next_comes_by_itself_and_what_is_being_typed_stays(desk: 
         desk.ask("operator", "/v1/runs/dunning-13/signals", {"name": "reminder", "value": 1})
         page.wait_for_function("words => document.querySelector('#journal header').innerText !== words", arg=before)
         page.wait_for_function(
-            "() => document.querySelector('#journal').innerText.includes('The signal reminder came')"
+            "() => document.querySelector('#journal').innerText.includes('grace sent the signal reminder')"
         )
         assert page.get_by_label("Answer").input_value() == "half a sen"
     desk.verify_quiet()

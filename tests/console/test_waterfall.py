@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.console.pages.run import _program
-from app.console.waterfall import BREAKS_DRAWN_MAX, FOLDS_MAX, drawn
+from app.console.pages.run import _program, _standing
+from app.console.waterfall import BREAKS_DRAWN_MAX, FOLDS_MAX, Standing, drawn
 
 BEGIN = datetime(2026, 11, 17, 9, 0, tzinfo=UTC)
 
@@ -136,6 +137,68 @@ def test_a_worker_that_is_lost_in_a_quiet_stretch_stands_between_two_folds() -> 
     first, second = picture.folds
     assert abs(first.x + first.width - lost.x) < 0.01
     assert abs(second.x - lost.x) < 0.01
+
+
+def test_a_fork_shows_its_source_as_one_stretch_and_counts_its_own_attempts() -> None:
+    records = [
+        attempt(-5, 0, "LEASED", 1),
+        step(-4, "1", 0, 2),
+        attempt(-3, 3, "LOST", 1),
+        attempt(-2, 4, "LEASED", 2),
+        intent(-1, "2", 5, "tool"),
+        attempt(3, 50, "LEASED", 1),
+        intent(4, "2", 60, "tool"),
+        answer(5, "2", 62),
+        attempt(6, 65, "LOST", 1),
+        attempt(7, 80, "LEASED", 2),
+    ]
+    picture = drawn(records, time_at(100))
+    assert [mark.words for mark in picture.attempts] == ["source", "attempt 1", "attempt 2"]
+    assert [one.words for one in picture.breaks] == ["source's attempt 1 lost", "attempt 1 lost"]
+    first, again = picture.rows
+    assert (first.is_inherited, again.is_inherited) == (True, False)
+    assert again.took == "2.0 s", "the fork's call began when the fork made it, and not when its source did"
+    assert again.x > picture.attempts[1].x
+
+
+def test_the_clocks_of_a_forks_worker_and_of_its_sources_are_not_mixed() -> None:
+    records = [
+        step(-1, "1", 0, 2, started_at=time_at(-3_600)),  # an hour behind
+        step(1, "2", 4, 2),
+        step(2, "3", 6, 2),
+    ]
+    assert [round(row.x) for row in drawn(records, time_at(10)).rows] == [0, 40, 60]
+
+
+def test_a_run_that_is_over_or_rests_ends_its_axis_and_does_not_wait() -> None:
+    records = [step(1, "1", 0, 8), intent(2, "2", 8, "ask"), step(3, "3", 8, 2, outcome="ERROR", error={})]
+    said: dict[Standing, str] = {"over": "never ended", "resting": "open", "page": "ends later"}
+    for standing, words in said.items():
+        picture = drawn(records, time_at(10), standing)
+        assert picture.folds == []
+        assert (picture.rows[1].took, picture.rows[1].bar) == (words, "b-left")
+        assert round(picture.rows[2].x + picture.rows[2].width) == 100
+
+
+@pytest.mark.parametrize(
+    ("state", "has_later", "standing"),
+    [
+        ("RUNNING", False, "live"),
+        ("WAITING", False, "live"),
+        ("SCHEDULED", False, "live"),
+        ("FAILED", False, "resting"),
+        ("PARKED", False, "resting"),
+        ("DIVERGED", False, "resting"),
+        ("COMPLETED", False, "over"),
+        ("CANCELLED", False, "over"),
+        ("RUNNING", True, "page"),
+        ("FAILED", True, "page"),
+    ],
+)
+def test_only_the_last_page_of_a_run_that_is_at_work_or_waits_reaches_until_now(
+    state: str, has_later: bool, standing: str
+) -> None:
+    assert _standing(state, has_later=has_later) == standing
 
 
 paths = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda parts: ".".join(map(str, parts)))

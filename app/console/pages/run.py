@@ -15,7 +15,7 @@ from app.console.gateway_api import ApiProblem
 from app.console.scope_folding import OPEN_ALL, fold_scopes
 from app.console.shown_text import shown
 from app.console.visit import Visit
-from app.console.waterfall import Row, drawn
+from app.console.waterfall import Row, Standing, drawn, is_inherited
 from app.core.limits import CONSOLE_JSON_CHARS_MAX, CONSOLE_VALUE_CHARS_MAX
 
 RECORDS_SHOWN: Final = 200
@@ -116,12 +116,13 @@ async def _shown(
     )
     records = [one for one in page["items"] if one["sequence_number"] <= last]
     is_open = run["state"] not in ENDED
-    picture = drawn(records, visit.clock.now() if is_open else run["updated_at"])
+    later = page["next"] if page["next"] is not None and page["next"] < last else None
+    standing = _standing(run["state"], has_later=later is not None)
+    picture = drawn(records, visit.clock.now() if standing == "live" or not records else _end_of(records), standing)
     chosen = _chosen(picture.rows, at)
     opened = visit.query.get("open") or None
     events = [told for one in records if (told := _event(one)) is not None]
     earlier = max(0, after - RECORDS_SHOWN) if after else None
-    later = page["next"] if page["next"] is not None and page["next"] < last else None
     back, forward = (_neighbour(picture.rows, chosen, step) for step in (-1, 1))
     return await visit.page(
         "run.html",
@@ -149,11 +150,24 @@ async def _shown(
         questions_left=sum(one["kind"] == "ask" for one in run["awaits"]) - len(questions),
         program=_program(program, picture.rows, at, run if at == last else None),
         is_open=is_open,
+        axis_end={"live": "now", "page": f"entry {later or last:,}"}.get(standing, run["state"].lower()),
+        ended=next((one for one in reversed(records) if one["artifact_type"] == "run_end"), None),
         is_resting=run["state"] in RESTING,
         continue_action="resume_run" if run["state"] in ("PARKED", "DIVERGED") else "retry_run",
         problem=None if problem is None else problem.document,
         typed=typed or {},
     )
+
+
+def _standing(state: str, *, has_later: bool) -> Standing:
+    """Up to where a page of the journal reaches: to now on the last page of a run that goes on or waits."""
+    if has_later:
+        return "page"
+    return "over" if state in ENDED else "resting" if state in RESTING else "live"
+
+
+def _end_of(records: Sequence[Mapping[str, Any]]) -> str:
+    return max(str(one["recorded_at"]) for one in records)
 
 
 def _number(text: str | None, *, low: int, high: int) -> int | None:
@@ -178,7 +192,20 @@ def _neighbour(rows: Sequence[Row], chosen: Row | None, step: int) -> Row | None
 
 def _event(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """What else happened: attempts that ended badly or came back, signals, resumptions, the end."""
-    kind, when = record["artifact_type"], record["recorded_at"]
+    told = _told(record)
+    if told is None:
+        return None
+    icon, words = told
+    return {
+        "icon": icon,
+        "words": f"In the source: {words}" if is_inherited(record) else words,
+        "at": record["recorded_at"],
+    }
+
+
+def _told(record: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Its icon and its words."""
+    kind = record["artifact_type"]
     if kind == "run_attempt" and record["change"] != "LEASED":
         worker, number = record["worker"]["name"], record["attempt"]
         words = {
@@ -187,16 +214,32 @@ def _event(record: Mapping[str, Any]) -> dict[str, Any] | None:
             "RELEASED": f"{worker} gave attempt {number} back.",
             "FAILED": f"Attempt {number} failed at {worker}.",
         }[record["change"]]
-        return {"icon": "slash" if record["change"] in ("FENCED", "RELEASED") else "x-f", "words": words, "at": when}
+        return "slash" if record["change"] in ("FENCED", "RELEASED") else "x-f", words
     if kind == "run_signal":
-        return {"icon": "down", "words": f"The signal {record['name']} came.", "at": when}
+        return "down", f"{record['sent_by']} sent the signal {record['name']}."
     if kind == "run_escalation":
-        return {"icon": "up", "words": f"The question at {record['path']} was escalated.", "at": when}
+        return "up", f"The question at {record['path']} was escalated."
+    if kind == "run_answer" and record["answered_by"]["type"] in ("person", "operator"):
+        return "person", f"{record['answered_by']['id']} answered the question at {record['path']}."
     if kind == "run_resumption":
-        return {"icon": "play", "words": f"{record['resumed_by']} had it go on: {record['rationale']}", "at": when}
+        return "play", f"{record['resumed_by']} had it go on: {record['rationale']}"
     if kind == "run_end":
-        return {"icon": "check" if record["outcome"] == "COMPLETED" else "x", "words": record["outcome"], "at": when}
+        return "check" if record["outcome"] == "COMPLETED" else "x", _end_words(record)
     return None
+
+
+def _end_words(record: Mapping[str, Any]) -> str:
+    outcome, by, error = record["outcome"], record["ended_by"], record["error"] or {}
+    if outcome == "CANCELLED":
+        who = {"person": by["id"], "parent": f"its parent {by['id']}"}.get(by["type"], by["type"])
+        return f"It was cancelled by {who}."
+    words = {
+        "COMPLETED": "It completed.",
+        "FAILED": f"It failed: {error.get('type')}.",
+        "PARKED": f"It was parked: {error.get('type')}.",
+        "DIVERGED": "It diverged: the program is not the one that made this journal.",
+    }
+    return words[outcome] + (" Its time was over." if by["type"] == "time" else "")
 
 
 async def _questions(visit: Visit, run: Mapping[str, Any]) -> list[dict[str, Any]]:
