@@ -102,3 +102,66 @@ class FoundPage(ScopedPage):
         scope="tenant",
     )
     items: list[FoundItem]
+
+
+Act = Literal[
+    "approved",
+    "denied",
+    "withdrew",
+    "resolved_as_succeeded",
+    "resolved_as_failed",
+    "redispatched",
+    "answered",
+    "signalled",
+    "cancelled",
+    "resumed",
+    "forked",
+    "accepted_tool",
+    "erased",
+    "announced_key",
+    "retired_key",
+    "began_epoch",
+]
+
+
+class ActItem(Shape):
+    """One thing that a person did, and the entry on whose record it stands."""
+
+    act: Act
+    by: Name
+    at: Time
+    kind: Literal["trace", "run", "system"] = Field(description="Of which kind the stream is that has the entry.")
+    id: str | None = Field(description="The trace's or run's id; null for the tenant's system stream.")
+    sequence_number: int
+    leaf_index: int = Field(description="Where the entry stands in the log, from 0.")
+    server_id: Name | None
+    tool_name: Name | None
+    procedure: Name | None
+    about: str | None = Field(
+        description="Of a question its path, of a signal its name, of a fork its source, of a resumption the version "
+        "that it accepts, of an erasure the stream, of a key its id, of an epoch its number."
+    )
+    reason: str | None
+
+
+class ActPage(ListPage):
+    model_config = _example(
+        items=[
+            {
+                "act": "resolved_as_succeeded",
+                "by": "omar",
+                "at": _TIME,
+                "kind": "trace",
+                "id": _TRACE,
+                "sequence_number": 4,
+                "leaf_index": 17,
+                "server_id": "pay",
+                "tool_name": "charge",
+                "procedure": None,
+                "about": None,
+                "reason": "it is in the bank's book, line 331",
+            }
+        ],
+        next=None,
+    )
+    items: list[ActItem]

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.console import live
 from app.console.gateway_api import ApiProblem, GatewayApi
 from app.console.issuer_sign_in import BEGIN, CALLBACK, IssuerSignIn
-from app.console.pages import approvals, call, calls, ledger, overview, policy, run, runs, servers, sign_in
+from app.console.pages import acts, approvals, call, calls, ledger, overview, policy, run, runs, servers, sign_in
 from app.console.rendering import HEADERS, PATH, SANDBOX, Renderer
 from app.console.sessions import Session, Sessions
 from app.console.visit import (
@@ -45,6 +45,7 @@ Page = Callable[[Visit], Awaitable[Response]]
 
 PAGES: Final[dict[str, Page]] = {
     "/": overview.show,
+    "/acts": acts.show,
     "/approvals": approvals.show,
     "/approvals/{trace_id}": approvals.show_one,
     "/calls": calls.show,

@@ -15,7 +15,7 @@ from app.core.errors import InputMalformed
 from app.core.limits import CURSOR_CHARS_MAX, TRANSACTION_ENTRIES_MAX
 from app.domain.ledger.queries import FeedPosition
 
-ListKind = Literal["traces", "approvals", "procedures", "schedules", "runs", "keys", "policy sets", "heads"]
+ListKind = Literal["traces", "approvals", "procedures", "schedules", "runs", "keys", "policy sets", "heads", "acts"]
 
 _LIST: Final[dict[ListKind, re.Pattern[str]]] = {
     "traces": re.compile(r"t([0-9a-f-]{1,36})"),
@@ -24,6 +24,7 @@ _LIST: Final[dict[ListKind, re.Pattern[str]]] = {
     "heads": re.compile(r"h([1-9][0-9]{0,17})"),
     "policy sets": re.compile(r"p([1-9][0-9]{0,17})"),
     "keys": re.compile(r"k([0-9]{1,16}\.[0-9a-f]{16})"),
+    "acts": re.compile(r"a(0|[1-9][0-9]{0,17})"),
     "schedules": re.compile(r"s([A-Za-z0-9][A-Za-z0-9._-]{0,62})"),
     "runs": re.compile(r"r([0-9]{1,16}\.[1-9][0-9]{0,17})"),
     "procedures": re.compile(r"p([A-Za-z0-9][A-Za-z0-9._-]{0,62}:[1-9][0-9]{0,15})"),

@@ -1,4 +1,5 @@
-"""The fold behind the sequencer: what lists, statistics and searches read of calls. Off the path of every call."""
+"""The folds behind the sequencer: what lists, statistics and searches read of calls, and what people did. Off the path
+of every call."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from app.core.errors import TgaError
 from app.core.limits import FOLD_PAUSE_MS_MAX, FOLD_PAUSE_TIMES, FOLD_ROWS_MAX
 from app.edge.read_scheduler import ReadScheduler
 from app.edge.replays import ReplayCounts
-from app.postgres.call_facts import count_replays, drop_old_counts, fold_calls
+from app.postgres.call_facts import count_replays, drop_old_counts, fold_acts, fold_calls
 from app.postgres.sessions import Sessions
 
 _DROP_EVERY_S = 600.0
@@ -29,14 +30,15 @@ class CallFolding:
         self._next_drop = 0.0
 
     async def once(self) -> None:
-        """Until the fold has reached the end of the tree, or the gateway stops."""
+        """Until both folds have reached the end of the tree, or the gateway stops."""
         await self._store_replays()
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            if await fold_calls(self._sessions, FOLD_ROWS_MAX) < FOLD_ROWS_MAX:
-                break
-            if self._calls.has_calls:
-                await asyncio.sleep(min(FOLD_PAUSE_TIMES * (time.monotonic() - began), FOLD_PAUSE_MS_MAX / 1000))
+        for fold in (fold_calls, fold_acts):
+            while not self._stopping.is_set():
+                began = time.monotonic()
+                if await fold(self._sessions, FOLD_ROWS_MAX) < FOLD_ROWS_MAX:
+                    break
+                if self._calls.has_calls:
+                    await asyncio.sleep(min(FOLD_PAUSE_TIMES * (time.monotonic() - began), FOLD_PAUSE_MS_MAX / 1000))
         if time.monotonic() >= self._next_drop:
             await drop_old_counts(self._sessions)
             self._next_drop = time.monotonic() + _DROP_EVERY_S

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api import (
     actions,
+    acts,
     approvals,
     blobs,
     callers,
@@ -95,6 +96,7 @@ def routers_of(services: Services) -> list[APIRouter]:
         keys,
         callers,
         finding,
+        acts,
         statistics,
         policy,
         verification,

@@ -1,4 +1,5 @@
-"""The fold of calls: facts of each trace, counts by time and tool, and digests (migration 0023)."""
+"""The folds of the tree: facts of each trace, counts by time and tool, and digests (migration 0023); and what people
+did (migration 0035)."""
 
 from __future__ import annotations
 
@@ -18,9 +19,16 @@ async def fold_calls(sessions: Sessions, rows_max: int) -> int:
     return int(row["looked_at"])
 
 
+async def fold_acts(sessions: Sessions, rows_max: int) -> int:
+    """Look through the next plans of the tree for what people did; otherwise as `fold_calls`."""
+    (row,) = await sessions.commit("SELECT tga.fold_acts($1) AS looked_at", rows_max)
+    return int(row["looked_at"])
+
+
 async def fold_all(sessions: Sessions) -> None:
-    while await fold_calls(sessions, FOLD_ROWS_MAX) == FOLD_ROWS_MAX:
-        pass
+    for fold in (fold_calls, fold_acts):
+        while await fold(sessions, FOLD_ROWS_MAX) == FOLD_ROWS_MAX:
+            pass
 
 
 async def drop_old_counts(sessions: Sessions) -> None:

@@ -87,7 +87,7 @@ def test_what_people_did_stands_on_the_overview(desk: Desk) -> None:
                 break
             assert time.monotonic() < end, words
             page.wait_for_timeout(100)
-        page.locator("#live-people a").first.click()
+        page.locator("#live-people .acts-feed a").first.click()
         expect(page.locator(".subject")).to_contain_text("refund")
     desk.verify_quiet()
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import asyncpg
 import pytest
 
-from app.postgres import api_keys, finding, log_verifications, policy_sets, queries, reader, tree_heads
+from app.postgres import acts, api_keys, finding, log_verifications, policy_sets, queries, reader, tree_heads
 from app.postgres.call_facts import fold_all
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
@@ -49,6 +49,9 @@ _FILLED: Final = (
     "INSERT INTO tga.digest_leaves (prefix, leaf_index)"
     " SELECT tga.digest_prefix(sha256(n::text::bytea)), 1000000 + n"
     "   FROM generate_series($1::integer, $2::integer) AS n",
+    "INSERT INTO tga.acts (stream_no, sequence_number, tenant, leaf_index, act, actor)"
+    " SELECT h.stream_no, 1, 'default', n, 'approved', 'ada' FROM generate_series($1::integer, $2::integer) AS n"
+    "   JOIN tga.heads h ON h.idempotency_key = 'k' || n",
     # A system stream of many entries, every thirtieth of which puts a policy in force. A page looks at so many of them
     # and no more, so there are more than that from the beginning.
     "INSERT INTO tga.links (stream_no, sequence_number, place, places, executor_id, entry_digest, prev_entry_digest,"
@@ -61,7 +64,7 @@ _FILLED: Final = (
     "UPDATE tga.heads SET sequence_number = (SELECT max(l.sequence_number) FROM tga.links l"
     "        WHERE l.stream_no = heads.stream_no) WHERE stream = 'system:costs' AND $1::integer + $2::integer > 0",
 )
-_TABLES: Final = ("tree_heads", "api_keys", "heads", "call_facts", "digest_leaves", "links", "payloads")
+_TABLES: Final = ("tree_heads", "api_keys", "heads", "call_facts", "digest_leaves", "links", "payloads", "acts")
 
 
 async def _fill(admin: Admin, first: int, last: int) -> None:
@@ -93,6 +96,8 @@ async def test_find_keys_heads_and_policy_sets_cost_the_same_however_many_there_
         "find nothing by key": (finding._BY_KEY, ("default", "no such", None, "{crm}", "{t1}", 20)),
         "find by digest": (finding._BY_DIGEST, ("default", f"\\x{digest.hex()}", None, 20)),
         "find nothing by digest": (finding._BY_DIGEST, ("default", f"\\x{bytes(32).hex()}", None, 20)),
+        "what people did": (acts._PAGE, ("default", 2**62, 51)),
+        "what they did before": (acts._PAGE, ("default", 500, 51)),
         "keys": (api_keys._PAGE, ("default", "1970-01-01", "", 51)),
         "newest heads": (tree_heads._HEADS, (2**62, 13)),
         "older heads": (tree_heads._HEADS, (1_000_500, 13)),

@@ -176,7 +176,7 @@ def _attempts(trace: dict[str, Any], sent: Any, effect: Any, now: str) -> list[d
     whole = max(between_ms(begin, known[-1]["ended_at"] or now) or 0, 1.0)
     for one in known:
         took = between_ms(one["started_at"], one["ended_at"])
-        one["took"] = span(took)
+        one["took"] = "not known" if took is None else span(took)
         one["x"] = round(100 * (between_ms(begin, one["started_at"]) or 0) / whole, 2)
         one["width"] = round(max(1.5, 100 * (took if took is not None else 0) / whole), 2)
     return known

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from app.console.components import after_ms, between_ms, moment, span
+from app.console.components import between_ms, moment, span
 from app.console.gateway_api import ApiProblem
+from app.console.pages.acts import described
 from app.console.shown_text import summary_of
 from app.console.visit import Visit, counted, log_strip
 
 _SHOWN: Final = 12
-_LOOKED_AT: Final = 200
+_RECENT_SHOWN: Final = 8
 _HELD_COUNTED: Final = 99
 _PEOPLE_SHOWN: Final = 6
 _SOON_MS: Final = 3_600_000
@@ -22,17 +23,18 @@ _BARS: Final = 49  # a day of half hours, and the one that has begun
 
 
 async def show(visit: Visit) -> Response:
-    waiting, held, servers, tools, recent, stats, note, ready, standing, heads = await asyncio.gather(
+    waiting, held, servers, tools, recent, stats, note, ready, standing, heads, acts = await asyncio.gather(
         visit.api.get("/v1/approvals", limit=_SHOWN),
         _held(visit),
         visit.api.find("/v1/servers"),
         visit.api.find("/v1/tools"),
-        visit.api.get("/v1/traces", limit=_LOOKED_AT),
+        visit.api.get("/v1/traces", limit=_RECENT_SHOWN),
         visit.api.find("/v1/stats", **_last_day(visit)),
         _note(visit),
         visit.api.find("/readyz"),
         visit.api.find("/v1/log/standing"),
         visit.api.find("/v1/log/heads", limit=1),
+        visit.api.find("/v1/acts", limit=_PEOPLE_SHOWN),
     )
     strip = log_strip(note, ready, standing)
     changed = [one for one in (tools or {"items": []})["items"] if one["pin"]["status"] == "quarantined"]
@@ -48,24 +50,14 @@ async def show(visit: Visit) -> Response:
         needs=needs[:_SHOWN],
         needs_more=max(0, len(needs) - _SHOWN) or waiting["next"] is not None,
         servers=(servers or {"items": []})["items"],
-        recent=recent["items"][:8],
-        people=_people(recent["items"]),
+        recent=recent["items"],
+        people=None if acts is None else [described(one) for one in acts["items"]],
         signed_at=None if heads is None or not heads["items"] else heads["items"][0]["signed_at"],
         unsigned=None if stats is None or strip["size"] is None else max(0, stats["tree_size"] - strip["size"]),
-        looked_at=_LOOKED_AT,
         chart=_chart(stats),
         record=strip,
         root=_root(note),
     )
-
-
-def _people(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Decisions of people among the newest calls, the last decision first."""
-    by_people = [one for one in calls if one["decided_by"] is not None and one["decided_by"]["type"] == "person"]
-    for one in by_people:
-        one["decided_at"] = after_ms(one["requested_at"], one["decided_ms"]) or one["updated_at"]
-        one["is_denied"] = one["state"] == "DENIED"
-    return sorted(by_people, key=lambda one: str(one["decided_at"]), reverse=True)[:_PEOPLE_SHOWN]
 
 
 async def _held(visit: Visit) -> list[dict[str, Any]]:
