@@ -508,6 +508,28 @@ async def test_a_child_where_another_operation_has_begun_is_refused_and_nothing_
         await engine.engine.ports.runs.load("young")
 
 
+async def test_a_child_that_runs_is_waited_for_although_it_could_not_be_started_any_more(engine: Engine) -> None:
+    """A new version of the child's program takes other inputs; the parent is executed anew, and says the same again."""
+    run = await leased(engine)
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    started = await engine.put(run, 2, then=child)
+    await engine.put(run, 3, then={"type": "release"})
+    newer = ProcedureSaid(name="onboard", version="2", program_digest="b" * 64, input_schema={"type": "string"})
+    await engine.procedures.register(newer, WORKER)
+    taken = {one.run_id: one for one in await engine.lease(slots=2, wait_ms=30_000)}
+    if len(taken) < 2:
+        taken |= {one.run_id: one for one in await engine.lease(wait_ms=30_000)}
+    run, young = taken["r"], taken[(started.result or {})["run_id"]]
+    answer = await engine.put(run, run.sequence_number, then=child)
+    assert (answer.result, answer.news) == (started.result, [])
+    await engine.put(run, run.sequence_number, then=suspend("1"))
+    await engine.put(young, young.sequence_number, then={**DONE, "positions": 0})
+    resumed = await again(engine)
+    records = await engine.engine.ports.runs.load_records("r", after=0, limit=50)
+    answers = [said(one) for one in records if one.entry.artifact_type == "run_answer"]
+    assert (resumed.run_id, [one["outcome"] for one in answers]) == ("r", ["OK"])
+
+
 async def test_a_program_that_starts_itself_for_ever_is_refused_at_a_depth(engine: Engine, sessions: Sessions) -> None:
     """It would outlive every limit of a single run; the program is told, on the record, and a repeat is the same."""
     run = await leased(engine)

@@ -34,14 +34,17 @@ class Calling(Putting):
         if is_begun:
             return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
         refusal, program, version, given = None, None, then.version or "none", then.input.to_json()
-        try:
-            program = self.judged(then.procedure, then.version, given)
-            version = program.said["version"]
-        except Problem as problem:
-            refusal = problem
         found = self.runs.get(child_id)
-        if found is not None and refusal is None:
-            refusal = _not_taken_up(found, run_id, then)
+        not_taken_up = None if found is None else _not_taken_up(found, run_id, then)
+        if found is not None and not_taken_up is None:
+            version = found.start["version"]  # it has been started, and is waited for, whatever is admitted now
+        else:
+            try:
+                program = self.judged(then.procedure, then.version, given)
+                version = program.said["version"]
+                refusal = not_taken_up
+            except Problem as problem:
+                refusal = problem
         request = {
             "child_run_id": child_id if refusal is None else None,
             "procedure": then.procedure,
@@ -50,12 +53,10 @@ class Calling(Putting):
         intent = self._intent(run, "child", then.name, then, body.attempt, request)
         self.add_puts(run, made, lambda: [] if then.path in run.begun else [intent])
         begun = run.begun[then.path]
-        if refusal is not None or program is None:
-            error = {"type": refusal.code, "message": str(refusal)} if refusal else {}
-            self.commit(
-                run, [self._answer(run, begun.said, by=("child", child_id), error={**error, "retryable": False})]
-            )
-        elif child_id not in self.runs:
+        if refusal is not None:
+            error = {"type": refusal.code, "message": str(refusal), "retryable": False}
+            self.commit(run, [self._answer(run, begun.said, by=("child", child_id), error=error)])
+        elif program is not None:
             self.start(
                 program,
                 given,

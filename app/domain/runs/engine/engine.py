@@ -159,24 +159,27 @@ class RunEngine:
             stop = putter.reason_to_stop(work.require())
             if stop is not None:
                 return Stored("STOP", work.run.head.sequence_number, stop)
-            is_refused = isinstance(judged, TgaError)
-            if not is_refused:  # also when the commit was refused: a run may have taken the id since the last look
+            # Looked for each time: a run may have taken the id since the last look. A child that has been started is
+            # waited for, also when it would be refused now: the policy, or the newest program, is another one.
+            with contextlib.suppress(*([RunIdTaken] if isinstance(judged, TgaError) else [])):
                 found = await self._find_child(asked, run_id, then.path)
             if is_begun:
                 return Stored("CONTINUE", work.run.head.sequence_number)
             for document in missing:
                 await self.putting.add_put(work, document)
+            is_refused = found is None and isinstance(judged, TgaError)
             named = None if is_refused else child_id
-            intent = child_intent(then, run_id, request.attempt, child_run_id=named, version=version)
+            intended = version if found is None else found.start.version
+            intent = child_intent(then, run_id, request.attempt, child_run_id=named, version=intended)
             if not is_begun_as(work.run, intent):
                 work.add(intent)
                 work.require_blob(then.input)
+            if found is not None:
+                return Stored("CONTINUE", work.run.head.sequence_number)
             if isinstance(judged, TgaError):
                 told = {"type": judged.code, "message": str(judged)[:1024], "retryable": False}
                 now = self.ports.clock.now()
                 work.add(answer_of(work.run, then.path, by="child", by_id=child_id, at=now, error=told))
-                return Stored("CONTINUE", work.run.head.sequence_number)
-            if found is not None:
                 return Stored("CONTINUE", work.run.head.sequence_number)
             born = Work(None, child_id, executor_id=self.ports.executor_id(), clock=self.ports.clock)
             born_of = Parent(run_id=run_id, path=then.path, intent_digest=intent.digest())
