@@ -620,6 +620,12 @@ class RunTooDeep(TgaError):
     remedy = "Let the program end, or have it do the work in one run; runs that it has started can be cancelled."
 
 
+class RunTooManyChildren(TgaError):
+    code = "RUN_TOO_MANY_CHILDREN"
+    meaning = "A run would start a child, and as many runs as are admitted are open below it, or below a run above it."
+    remedy = "Start fewer at the same time, or cancel some; those that failed are open until they are cancelled."
+
+
 class RunEnded(TgaError):
     code = "RUN_ENDED"
     meaning = "The run has ended, or is not in a state in which this can be done."
@@ -769,6 +775,7 @@ ALL_ERRORS: tuple[type[TgaError], ...] = (
     RunIdTaken,
     SignalIdReused,
     RunTooDeep,
+    RunTooManyChildren,
     RunEnded,
     RunAnswerInvalid,
     RunCallbackRefused,

@@ -380,6 +380,7 @@ RUN_PATH_CHARS_MAX: Final = 96
 RUN_PATH_LEVELS_MAX: Final = 16
 RUN_BRANCHES_MAX: Final = 1_000
 RUN_CHILD_LEVELS_MAX: Final = 32  # children of children: a program that starts itself ends there
+RUN_OPEN_BELOW_MAX: Final = 10_000  # children of one run, theirs and so on, that are open at the same time
 RUN_AWAITS_MAX: Final = RUN_BRANCHES_MAX
 RUN_ESCALATIONS_MAX: Final = 8  # of one question
 RUN_INLINE_BYTES_MAX: Final = 32_768

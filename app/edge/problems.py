@@ -38,6 +38,7 @@ STATUS: Final[dict[type[TgaError], int]] = {
     errors.CallInFlight: 409,
     errors.RunIdTaken: 409,
     errors.RunTooDeep: 409,
+    errors.RunTooManyChildren: 409,
     errors.RunEnded: 409,
     errors.RunLeaseLost: 409,
     errors.RunPositionTaken: 409,

@@ -181,6 +181,10 @@ class PostgresRuns:
         rows = await self._sessions.fetch(_CHILDREN, RUN.stream(run_id))
         return [RUN.identity_of(row["stream"]) for row in rows]
 
+    async def count_open_below(self, run_id: str, *, at_most: int) -> int:
+        rows = await self._sessions.fetch("SELECT tga.count_open_below($1, $2)", RUN.stream(run_id), at_most)
+        return int(rows[0][0])
+
     async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> Ready:
         rows = await self._sessions.fetch(
             _READY,

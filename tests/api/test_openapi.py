@@ -73,6 +73,7 @@ NEVER_OVER_HTTP = {
     errors.ApprovalNotExpired.code,  # of the sweep
     errors.RunLeaseLost.code,  # a worker is told STOP, with 200
     errors.RunTooDeep.code,  # the program is told, in the answer to its operation
+    errors.RunTooManyChildren.code,  # likewise
     errors.TraceUnfinished.code,  # traces are erased with `tga erase`
     errors.SignInRefused.code,  # of the console, which is not in the document
     errors.SignInExpired.code,

@@ -33,8 +33,9 @@ from app.domain.identity import Principal
 from app.domain.runs import replay
 from app.domain.runs.checkpoints import SinceCheckpoint
 from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunCheckpoint, RunIntent, RunPolicy
+from app.domain.runs.engine import descent
 from app.domain.runs.engine.engine import RunEngine
-from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest
+from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest, PutRequest
 from app.domain.runs.engine.viewing import view
 from app.domain.runs.procedures import ProcedureSaid
 from app.domain.runs.replay import RunRecord
@@ -42,6 +43,7 @@ from app.domain.runs.requests import ChildRequest
 from app.domain.runs.state import SetAt
 from app.domain.runs.values import InlineValue, SecretValue
 from app.postgres.database import Database
+from app.postgres.runs import PostgresRuns
 from app.postgres.sessions import Sessions
 from tests.conftest import Admin
 from tests.invariants.plans import verify_all
@@ -543,6 +545,72 @@ async def test_a_program_that_starts_itself_for_ever_is_refused_at_a_depth(engin
     assert await engine.lease() == []
     assert await types_of(engine, run.run_id) == ["start", "attempt", "intent", "answer"]
     assert await findings(sessions) == []
+
+
+async def test_no_more_runs_than_a_bound_are_open_below_one_run(
+    engine: Engine, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children and their children count together, those that failed until they are cancelled; ended ones do not."""
+    monkeypatch.setattr(descent, "RUN_OPEN_BELOW_MAX", 4)
+    monkeypatch.setattr(descent, "_FULL_BELIEVED_MS", 0)
+    top = await leased(engine)
+    child = {"type": "child", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+
+    async def started(run: LeasedRun, path: str, after_seq: int) -> list[str]:
+        """What the program is told; nothing where the child was started."""
+        answer = await engine.put(run, after_seq, then={**child, "path": path})
+        return [said(record)["error"]["type"] for record in answer.news]
+
+    assert [await started(top, f"1:{number}.1", number + 1) for number in (1, 2)] == [[], []]
+    first, second = await engine.lease(slots=2, wait_ms=30_000)
+    assert [await started(first, f"1:{number}.1", number + 1) for number in (1, 2)] == [[], []]
+    refused = ["RUN_TOO_MANY_CHILDREN"]
+    assert await started(second, "1", 2) == refused  # two below the top, two below one of them
+    assert await started(second, "1", 2) == refused  # a repeat is the same
+    assert await started(top, "1:3.1", 4) == refused
+    failed = {"type": "fail", "error": {"type": "Error", "message": "no", "retryable": False}}
+    grandchildren = await engine.lease(slots=2, wait_ms=30_000)
+    await engine.put(grandchildren[0], 2, then=failed)
+    assert await started(second, "2", 4) == refused  # it may be tried again
+    await engine.engine.answering.cancel(grandchildren[0].run_id, "olga", rationale="given up")
+    assert await started(second, "3", 6) == []
+    assert await started(top, "1:4.1", 6) == refused
+    await engine.put(grandchildren[1], 2, then={**DONE, "positions": 0})
+    assert await started(top, "1:5.1", 8) == []
+    assert await findings(sessions) == []
+
+
+async def test_open_runs_are_counted_seldom(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for many children that are started, and once for many that are refused."""
+    counted: list[str] = []
+    count = PostgresRuns.count_open_below
+
+    async def counting(runs: PostgresRuns, run_id: str, *, at_most: int) -> int:
+        counted.append(run_id)
+        return await count(runs, run_id, at_most=at_most)
+
+    monkeypatch.setattr(PostgresRuns, "count_open_below", counting)
+    top = await leased(engine)
+    child = {"type": "child", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    for number in range(1, 6):
+        await engine.put(top, number + 1, then={**child, "path": f"1:{number}.1"})
+    assert counted == ["r"]
+    monkeypatch.setattr(descent, "RUN_OPEN_BELOW_MAX", 5)
+    monkeypatch.setattr(descent, "_FULL_BELIEVED_MS", 3_600_000)
+    (young,) = await engine.lease(wait_ms=30_000)
+    other = RunEngine(engine.engine.ports, engine.engine.sweeping._traces)  # another gateway
+    for number in range(1, 6):
+        request = {
+            "lease": young.lease,
+            "attempt": 1,
+            "after_seq": 2 * number,
+            "puts": [],
+            "then": {**child, "path": str(number)},
+        }
+        answer = await other.put(young.run_id, PutRequest.made_of(request), WORKER)
+        assert [said(record)["error"]["type"] for record in answer.news] == ["RUN_TOO_MANY_CHILDREN"]
+    await other.close()
+    assert counted == ["r", "r"]
 
 
 async def test_a_child_whose_id_another_run_has_is_refused_on_the_record_and_all_verifies(

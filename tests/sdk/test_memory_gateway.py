@@ -20,7 +20,7 @@ from tests.runs.worker import Client, Worker
 from tests.runs.world import new_id
 from tests.sdk.test_transcripts import bank
 from tests.sdk.transcripts import PRINCIPALS
-from tga_sdk import AsyncClient, Context, procedure
+from tga_sdk import AsyncClient, ChildError, Context, procedure
 from tga_sdk import Client as BlockingClient
 from tga_sdk import Worker as SdkWorker
 from tga_sdk.testing import MemoryGateway, ScriptedPeople, ToolFailed, current_call, needs_approval
@@ -194,3 +194,62 @@ async def sleeper(ctx: Context[Any]) -> str:
     await ctx.sleep(7200)
     await ctx.sleep(7200)
     return "slept"
+
+
+@procedure(name="again")
+async def again(ctx: Context[None], input: int) -> list[str]:
+    """Starts itself so many times side by side, and so does each of these; what it was told where that was refused."""
+
+    async def one() -> list[str]:
+        try:
+            return list(await ctx.call(again, input, child=True))
+        except ChildError as error:
+            return [error.type]
+
+    return [told for branch in await ctx.gather(*[one] * input) for told in branch]
+
+
+async def test_a_program_that_starts_itself_is_refused_at_a_depth_and_at_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by the real gateway: tests/runs/test_engine.py."""
+    gateway = MemoryGateway()
+    worker, task = await served(gateway, again)
+    async with AsyncClient(gateway.url, gateway.key, transport=gateway.transport) as client:
+        monkeypatch.setattr("tga_sdk.testing.messages.CHILD_LEVELS_MAX", 8)
+        monkeypatch.setattr("tga_sdk.testing.messages.OPEN_BELOW_MAX", 8)
+        for run_id in ("first", "second"):  # those of other runs do not count
+            await client.start("again", 1, run_id=run_id)
+            assert await client.result(run_id) == ["RUN_TOO_DEEP"]
+        monkeypatch.setattr("tga_sdk.testing.messages.OPEN_BELOW_MAX", 7)
+        await client.start("again", 1, run_id="third")
+        assert await client.result("third") == ["RUN_TOO_MANY_CHILDREN"]
+    worker.stop()
+    await task
+
+
+async def test_a_child_that_runs_is_waited_for_although_it_could_not_be_started_any_more() -> None:
+    """As by the real gateway: tests/runs/test_engine.py."""
+    gateway = MemoryGateway()
+    client = MemoryClient(gateway, gateway.key)
+    program = {"name": "p", "version": "1", "program_digest": "a" * 64}
+    await client.ask("POST", "/v1/procedures", program)
+    await client.ask("POST", "/v1/runs", {"procedure": "p", "run_id": "r", "input": 1})
+    child: dict[str, Any] = {"type": "child", "path": "1", "name": "it", "input_digest": "b" * 64, "procedure": "p"}
+    child["input"] = {"tier": "inline", "value": 1}
+    offer = {"worker": "worker-one", "name": "here", "procedures": [program], "slots": 2, "wait_ms": 0}
+
+    async def put(run: dict[str, Any], then: dict[str, Any]) -> Any:
+        body = {"lease": run["lease"], "attempt": run["attempt"], "after_seq": run["sequence_number"], "puts": []}
+        return await client.ask("POST", f"/v1/runs/{run['run_id']}/checkpoints", {**body, "then": then})
+
+    (run,) = (await client.ask("POST", "/v1/worker/lease", offer))["runs"]
+    started = await put(run, child)
+    await put({**run, "sequence_number": 3}, {"type": "release", "reason": "so"})
+    await client.ask("POST", "/v1/procedures", {**program, "version": "2", "input_schema": {"type": "string"}})
+    leased = {one["run_id"]: one for one in (await client.ask("POST", "/v1/worker/lease", offer))["runs"]}
+    again_put = await put(leased["r"], child)
+    assert (again_put["result"], again_put["news"]) == (started["result"], [])
+    await put(leased[started["result"]["run_id"]], {"type": "complete", "output": child["input"], "positions": 0})
+    records = (await client.ask("GET", "/v1/runs/r/checkpoints"))["items"]
+    assert [one["outcome"] for one in records if one["artifact_type"] == "run_answer"] == ["OK"]

@@ -42,6 +42,7 @@ class Calling(Putting):
             try:
                 program = self.judged(then.procedure, then.version, given)
                 version = program.said["version"]
+                self._verify_descent(run)
                 refusal = not_taken_up
             except Problem as problem:
                 refusal = problem
@@ -70,6 +71,33 @@ class Calling(Putting):
         elif found is not None:
             self.tell_parent(found)  # it may have ended while nobody waited for it
         return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
+
+    def _verify_descent(self, run: MemoryRun) -> None:
+        """Problem where a child of this run would stand below too many runs, or beside too many that are open."""
+        top, levels, above = run, 1, run
+        while above.start["parent"] is not None and above.start["parent"]["run_id"] in self.runs:
+            levels += 1
+            if levels > m.CHILD_LEVELS_MAX:
+                raise Problem(
+                    "RUN_TOO_DEEP",
+                    "a child below so many runs is not started",
+                    expected=f"at most {m.CHILD_LEVELS_MAX} levels",
+                )
+            below, above = above, self.runs[above.start["parent"]["run_id"]]
+            top = above if top is below and above.state not in TERMINAL else top
+        if len(self.runs) > m.OPEN_BELOW_MAX and self._count_open_below(top) >= m.OPEN_BELOW_MAX:
+            raise Problem(
+                "RUN_TOO_MANY_CHILDREN",
+                f"so many runs below {top.run_id} are open that no more is started",
+                expected=f"fewer than {m.OPEN_BELOW_MAX}",
+            )
+
+    def _count_open_below(self, top: MemoryRun) -> int:
+        found = {top.run_id}  # parents are older than their children, and stand before them
+        for run in self.runs.values():
+            if run.state not in TERMINAL and (run.start["parent"] or {"run_id": ""})["run_id"] in found:
+                found.add(run.run_id)
+        return len(found) - 1
 
     def tell_parent(self, run: MemoryRun) -> None:
         """A run that has ended answers the operation that started it, or that has taken it up again."""

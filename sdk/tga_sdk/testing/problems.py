@@ -19,6 +19,8 @@ STATUS: Final[dict[str, int]] = {
     "METHOD_NOT_ALLOWED": 405,
     "CALL_IN_FLIGHT": 409,
     "RUN_ID_TAKEN": 409,
+    "RUN_TOO_DEEP": 409,
+    "RUN_TOO_MANY_CHILDREN": 409,
     "RUN_ENDED": 409,
     "RUN_POSITION_TAKEN": 409,
     "RUN_POSITION_GAP": 409,

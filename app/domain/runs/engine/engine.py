@@ -15,18 +15,20 @@ from app.core.errors import (
     RunIdTaken,
     RunNotFound,
     RunTooDeep,
+    RunTooManyChildren,
     RunValueTooLarge,
     SchemaViolation,
     StartDenied,
     TgaError,
 )
-from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_CHILD_LEVELS_MAX, RUN_SWEEP_MS
+from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_SWEEP_MS
 from app.domain.identity import Principal
-from app.domain.runs.documents import Parent, RunStart
+from app.domain.runs.documents import Parent
 from app.domain.runs.engine.answering import Answering
 from app.domain.runs.engine.artifacts import answer_of, child_intent
 from app.domain.runs.engine.calling import Calling, is_begun_as
 from app.domain.runs.engine.counting import count_change
+from app.domain.runs.engine.descent import Descent
 from app.domain.runs.engine.leasing import Leasing
 from app.domain.runs.engine.messages import (
     CheckpointPut,
@@ -46,10 +48,10 @@ from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import child_id_of, elapsed_ms
 from app.domain.runs.replay import Run
 
-# A child that is refused now is refused whenever it is started: the program is told, and it stands in the journal.
+# A start of a child that is refused: the program is told, and it stands in the journal.
 _REFUSED_STARTS: Final = (
     *(ProcedureNotFound, StartDenied, ArgumentsInvalid, SchemaViolation, RunValueTooLarge, RunIdTaken),
-    RunTooDeep,
+    *(RunTooDeep, RunTooManyChildren),
 )
 
 
@@ -66,6 +68,7 @@ class RunEngine:
         self.table = RunTable(ports, self._changed)
         self.leasing = Leasing(ports, self.table)
         self.starting = Starting(ports, self.table, self.leasing)
+        self._descent = Descent(ports, self.table)
         self.putting = Putting(ports, self.table, self.watchers)
         self.calling = Calling(ports, self.table, self.putting)
         self.answering = Answering(ports, self.table)
@@ -128,11 +131,11 @@ class RunEngine:
     async def _start_child(self, run_id: str, request: PutRequest, then: ThenChild, principal: Principal) -> PutAnswer:
         """Puts, the intent and the child's start in one commit; intent and start stand or fall together."""
         putter = Putter.of(request, principal, self.ports)
-        parent = (await self.table.peek(run_id)).start
+        parent = await self.table.peek(run_id)
         prefix = "" if "/" not in run_id else run_id.partition("/")[0] + "/"
         child_id = then.run_id or child_id_of(run_id, then.path, then.try_number, tenant_prefix=prefix)
         asked = StartRequest(
-            principal=parent.principal,
+            principal=parent.start.principal,
             procedure=then.procedure,
             version=then.version,
             input=then.input,
@@ -148,7 +151,7 @@ class RunEngine:
         try:
             judged = await self.starting.judged(asked)
             version = judged.program.version
-            await self._verify_depth(parent)
+            await self._descent.verify_child(parent)
         except _REFUSED_STARTS as error:
             judged = error
         salt = self.ports.salts.new()
@@ -223,18 +226,6 @@ class RunEngine:
                 found=child_id,
             )
         return found
-
-    async def _verify_depth(self, parent: RunStart) -> None:
-        """RunTooDeep where too many runs stand above the child. Of one above that was erased nothing more is known."""
-        levels, above = 1, parent.parent
-        with contextlib.suppress(RunNotFound, RunErased):
-            while above is not None:
-                levels += 1
-                if levels > RUN_CHILD_LEVELS_MAX:
-                    raise RunTooDeep(
-                        "a child below so many runs is not started", expected=f"at most {RUN_CHILD_LEVELS_MAX} levels"
-                    )
-                above = (await self.table.peek(above.run_id)).start.parent
 
     async def _cancel_child(self, run_id: str, parent_id: str) -> None:
         with contextlib.suppress(RunNotFound):

@@ -105,6 +105,11 @@ class StoredRuns(Protocol):
         """Those that have not ended."""
         ...
 
+    async def count_open_below(self, run_id: str, *, at_most: int) -> int:
+        """Its children that are open (not COMPLETED, not CANCELLED), theirs, and so on; beyond `at_most` none is looked
+        at."""
+        ...
+
     async def hold_ready(self, tenant: str, programs: Sequence[tuple[str, str]], limit: int) -> Ready:
         """Runs of these (procedure, program) that are ready, in turn over them; no other gateway is given them for some
         seconds. And when the next one is: its pause is over then, or the time for which another gateway has held it."""
