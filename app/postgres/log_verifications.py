@@ -12,7 +12,7 @@ from app.core.limits import LOG_VERIFICATION_SILENT_MS, LOG_VERIFICATIONS_KEPT
 from app.postgres.sessions import Sessions
 
 _COLUMNS: Final = """
-       v.verification_id, v.tenant, v.attempt, v.told, v.ended_at IS NULL AS is_running,
+       v.verification_id, v.tenant, v.attempt, v.told,
        v.ended_at IS NULL AND v.beat_at <= statement_timestamp() - $1 * interval '1 millisecond' AS is_silent
 """
 _LIST: Final = f"""
@@ -37,7 +37,6 @@ class KeptVerification:
     tenant: str
     attempt: int
     told: dict[str, Any]
-    is_running: bool
     is_silent: bool
 
 
@@ -97,7 +96,6 @@ def _kept(row: asyncpg.Record) -> KeptVerification:
         row["tenant"],
         row["attempt"],
         json.loads(row["told"]),
-        row["is_running"],
         row["is_silent"],
     )
 

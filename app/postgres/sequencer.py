@@ -56,7 +56,6 @@ class Integrated:
     """What one batch came to. `horizon`: the oldest transaction that still runs; what follows it has to wait."""
 
     tree_size: int
-    leaves_added: int
     has_more: bool
     horizon: str
 
@@ -103,7 +102,7 @@ class TreeSession(Closing):
 
     async def integrate(self, rows_max: int) -> Integrated:
         (row,) = await self.fetch("SELECT * FROM tga.integrate($1)", rows_max)
-        return Integrated(row["tree_size"], row["leaves_added"], row["has_more"], row["horizon"])
+        return Integrated(row["tree_size"], row["has_more"], row["horizon"])
 
     async def add_nodes(self, nodes: Sequence[tuple[Node, Hash]]) -> None:
         levels, indices = [node.level for node, _ in nodes], [node.index for node, _ in nodes]

@@ -34,7 +34,7 @@ from tga_sdk.pipe import encode as encode_json
 from tga_sdk.procedures import Procedure, Task
 from tga_sdk.state import State
 from tga_sdk.threads import Threads
-from tga_sdk.values import Blob, decode, encode
+from tga_sdk.values import Blob, blob_of, decode, encode
 from tga_sdk.waiting import Waiting
 from tga_sdk.wire import Wire, json_of
 
@@ -343,9 +343,8 @@ class Attempt:
 
     async def decoded(self, value: dict[str, Any] | None, type_: Any = None, *, where: str) -> Any:
         """A recorded value as the program gets it; what is large is fetched, and verified."""
-        blob = None
-        if value is not None and value.get("tier") == "artifact":
-            sha256 = value["ref"]["sha256"]
+        blob, sha256 = None, blob_of(value)
+        if sha256 is not None:
             try:
                 blob = (await self.host.wire.send("GET", f"/v1/blobs/{sha256}")).content
             except GatewayError as error:

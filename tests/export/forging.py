@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.core.chain import Head
 from app.core.digest import digest_of_bytes
 from app.core.ed25519 import key_id_of
-from app.domain.log.bundle import ENTRIES
 from app.domain.system.documents import Erasure, SigningKey, SystemDocument
 from app.domain.system.log import SystemState, plan_system
-from tests.export.changing import Line, lines_of
+from tests.export.changing import Line
 from tests.traces import EXECUTOR, time_at
 
 SYSTEM_STREAM = "system:default"
@@ -76,8 +73,3 @@ def digest_in(entry: str) -> str:
 def stripped(lines: list[Line], stream: str) -> list[Line]:
     """The lines without this stream's payloads."""
     return [{**line, "artifact": None} if line["stream"] == stream else line for line in lines]
-
-
-def places_of(folder: Path, **fields: Any) -> list[int]:
-    lines = lines_of(folder, ENTRIES)
-    return [place for place, line in enumerate(lines) if all(line[name] == value for name, value in fields.items())]

@@ -169,8 +169,10 @@ async def test_a_worker_warns_of_the_line_in_its_log_and_in_the_runs(
         assert await client.result(run.run_id, timeout=HANG_S) is True
         plain = await client.start(programs.plain.name, {}, new_id())
         assert await client.result(plain.run_id, timeout=HANG_S) > 2000
-        shown = await client.status(run.run_id)
-        assert shown.status == "completed"
+        in_run = [line.partition(" outside")[0] for line in await logs_of(client, run.run_id)]
+        in_plain = [line.partition(" outside")[0] for line in await logs_of(client, plain.run_id)]
+    assert in_run == [f"{programs.__file__}:13: time.time()", f"{programs.__file__}:8: random.random()"]
+    assert in_plain == [f"{programs.__file__}:21: datetime.now()"]
     told = [record.getMessage() for record in caplog.records if "outside a recorded operation" in record.getMessage()]
     assert [message.partition(" outside")[0] for message in told] == [
         f"run {run.run_id} at 2: {programs.__file__}:13: time.time()",

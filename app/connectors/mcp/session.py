@@ -75,7 +75,6 @@ class Session:
         self.version = version
         self.is_modern = version == MODERN_VERSION
         tools = capabilities.get("tools")
-        self.has_tools = isinstance(tools, dict)
         self.announces_changes = isinstance(tools, dict) and tools.get("listChanged") is True
         info = server_info if isinstance(server_info, dict) else {}
         self.server_name = plain(f"{info.get('name', '')} {info.get('version', '')}".strip(), 128)

@@ -23,6 +23,7 @@ from tga_sdk.testing.gateway import MemoryGateway
 from tga_sdk.testing.people import ScriptedPeople, plain
 from tga_sdk.testing.tools import Effect, Tool, ToolFunction
 from tga_sdk.testing.transport import AsyncMemoryTransport
+from tga_sdk.values import blob_of
 from tga_sdk.worker import Worker
 
 RUN_ID: Final = "crash"
@@ -320,8 +321,9 @@ def outcome_of(gateway: MemoryGateway, observe: Callable[[], Any] | None, gone_o
     run = gateway.engine.load(RUN_ID)
     said = run.end or {}
     output = said.get("output")
-    if output is not None and output["tier"] == "artifact":
-        output = gateway.engine.blobs[output["ref"]["sha256"]]
+    sha256 = blob_of(output)
+    if sha256 is not None:
+        output = gateway.engine.blobs[sha256]
     return Outcome(
         run.state,
         output,
