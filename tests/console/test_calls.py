@@ -135,6 +135,36 @@ def test_the_whole_digest_is_there_for_who_selects_it(desk: Desk) -> None:
         assert digest.evaluate("(d) => d.textContent.replace('…', '')") == digest.get_attribute("title")
 
 
+def test_the_longest_key_stays_inside_of_a_narrow_page(desk: Desk) -> None:
+    key = "order-" + "x" * 200
+    trace_id = desk.call("charge", {"amount": 4}, key)
+    for width in (390, 320):
+        with desk.as_("auditor", (width, 800)) as page:
+            for path in (f"/calls/{trace_id}", "/calls"):
+                desk.go(page, path)
+                assert overflow(page) == 0, (width, path)
+    desk.verify_quiet()
+
+
+def test_on_paper_a_dark_page_is_light_and_digests_are_whole(desk: Desk) -> None:
+    trace_id = desk.call("charge", {"amount": 4}, "printed")
+    digest = desk.ask("admin", f"/v1/traces/{trace_id}/entries")[1]["items"][0]["entry_digest"]
+    with desk.as_("auditor", theme="dark") as page:
+        desk.go(page, f"/calls/{trace_id}")
+        shown = page.locator(".tl .dg").first
+        on_screen = shown.bounding_box()
+        page.emulate_media(media="print")
+        ink = page.evaluate("() => getComputedStyle(document.body).color")
+        assert ink == "rgb(25, 27, 29)", "the ink of the light scheme"
+        assert not page.locator(".side").is_visible()
+        on_paper = shown.bounding_box()
+        assert on_screen is not None
+        assert on_paper is not None
+        assert on_paper["width"] * on_paper["height"] > 3 * on_screen["width"] * on_screen["height"]
+        assert shown.inner_text().replace("\n", "") == digest
+    desk.verify_quiet()
+
+
 def test_find_opens_a_call_by_its_id_its_key_and_a_digest(desk: Desk) -> None:
     trace_id = desk.call("charge", {"amount": 4202}, "found-by-key")
     with desk.as_("auditor", script=False) as page:

@@ -108,9 +108,9 @@ def _rate(a_minute: float) -> str:
     rate, words = a_minute, "a minute"
     if rate < 1:
         rate, words = a_minute * 60, "an hour"
-    if rate < 1:
+    if rate < 0.95:
         rate, words = a_minute * 1440, "a day"
-    return f"{rate:,.0f} {words}" if rate >= 20 else f"{rate:.1f} {words}".replace(".0 ", " ")
+    return f"{rate:,.0f} {words}" if rate >= 5 else f"{rate:.1f} {words}".replace(".0 ", " ")
 
 
 def _line(values: list[int]) -> str:
