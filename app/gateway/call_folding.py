@@ -7,13 +7,38 @@ import asyncio
 import time
 
 from app.core.errors import TgaError
-from app.core.limits import FOLD_PAUSE_MS_MAX, FOLD_PAUSE_TIMES, FOLD_ROWS_MAX
+from app.core.limits import (
+    FOLD_BEHIND_MS_MAX,
+    FOLD_PAUSE_MS_MAX,
+    FOLD_PAUSE_TIMES,
+    FOLD_PAUSE_TIMES_WHEN_BEHIND,
+    FOLD_ROWS_MAX,
+)
 from app.edge.read_scheduler import ReadScheduler
 from app.edge.replays import ReplayCounts
 from app.postgres.call_facts import count_replays, drop_old_counts, fold_acts, fold_calls
 from app.postgres.sessions import Sessions
 
 _DROP_EVERY_S = 600.0
+
+
+class FoldPace:
+    """How long the folds leave the store to calls. At first nearly always; once they have been behind for
+    FOLD_BEHIND_MS_MAX they take a larger share, so that statistics do not lag more and more while calls never cease."""
+
+    def __init__(self) -> None:
+        self._behind_since_s: float | None = None
+
+    def reached_the_end(self) -> None:
+        self._behind_since_s = None
+
+    def pause_s(self, now_s: float, *, worked_s: float) -> float:
+        """After a batch that has not reached the end of the tree, and took so long."""
+        if self._behind_since_s is None:
+            self._behind_since_s = now_s
+        is_long_behind = now_s - self._behind_since_s > FOLD_BEHIND_MS_MAX / 1000
+        times = FOLD_PAUSE_TIMES_WHEN_BEHIND if is_long_behind else FOLD_PAUSE_TIMES
+        return min(times * worked_s, FOLD_PAUSE_MS_MAX / 1000)
 
 
 class CallFolding:
@@ -27,18 +52,24 @@ class CallFolding:
         self._replays = replays
         self._calls = calls
         self._stopping = stopping
+        self._pace = FoldPace()
         self._next_drop = 0.0
 
     async def once(self) -> None:
-        """Until both folds have reached the end of the tree, or the gateway stops."""
+        """Until both folds have reached the end of the tree, or the gateway stops. They take turns, so that neither
+        waits for the other to reach it."""
         await self._store_replays()
-        for fold in (fold_calls, fold_acts):
-            while not self._stopping.is_set():
-                began = time.monotonic()
-                if await fold(self._sessions, FOLD_ROWS_MAX) < FOLD_ROWS_MAX:
-                    break
-                if self._calls.has_calls:
-                    await asyncio.sleep(min(FOLD_PAUSE_TIMES * (time.monotonic() - began), FOLD_PAUSE_MS_MAX / 1000))
+        unfinished = [fold_calls, fold_acts]
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            unfinished = [fold for fold in unfinished if await fold(self._sessions, FOLD_ROWS_MAX) == FOLD_ROWS_MAX]
+            if not unfinished:
+                self._pace.reached_the_end()
+                break
+            now = time.monotonic()
+            pause_s = self._pace.pause_s(now, worked_s=now - began)
+            if self._calls.has_calls:
+                await asyncio.sleep(pause_s)
         if time.monotonic() >= self._next_drop:
             await drop_old_counts(self._sessions)
             self._next_drop = time.monotonic() + _DROP_EVERY_S
