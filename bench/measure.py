@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import platform
 import statistics
 import tempfile
 import time
@@ -269,7 +270,8 @@ def run_bench(bench: Callable[[Server, str, Console], Coroutine[Any, Any, None]]
         version = await server.make_database()
         spare_what_is_loaded()  # as `tga serve` does
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-        await bench(server, f"PostgreSQL {version}, {os.cpu_count()} CPUs, {loop}", console)
+        python = f"{platform.python_implementation()} {platform.python_version()}"
+        await bench(server, f"{python}, PostgreSQL {version}, {os.cpu_count()} CPUs, {loop}", console)
 
     console = Console(width=None if Console().is_terminal else 150)
     with own_folder() as home, EmbeddedPostgres(home) as embedded:
