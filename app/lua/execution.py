@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from app.lua.agents import LuaAgents
+from app.lua.branches import OpenBranches
 from app.lua.given import input_type, unfit, verify_names
 from app.lua.options import LuaOptions
 from app.lua.pool import ChildLost, Failed, LuaFailure, LuaState, Returned, Yielded
@@ -28,6 +29,7 @@ from tga_sdk.frames import current_frame, remember_caller
 JSON = Any
 Answer = Yielded | Returned | Failed
 MESSAGE_CHARS_MAX: Final = 1_024
+RAISED_KEPT_MAX: Final = 256
 
 
 class LuaError(TgaError):
@@ -52,7 +54,10 @@ class Execution:
         self._copies: dict[int, StateCopy] = {}
         self._asking: dict[int, asyncio.Lock] = {}  # by thread: a new thread is asked of it, one at a time
         self._left: dict[int, asyncio.Future[Answer]] = {}  # by thread: what a body that ran out of time still does
-        self._raised: dict[int, Exception] = {}  # what the program was told, so that it is raised as it was
+        # What the program was told last, so that it is raised as it was; what it raises again later is made anew.
+        self._raised: dict[int, Exception] = {}
+        self._told_number = 0
+        self._branches = OpenBranches(state.limits)
         self._operations: Mapping[str, Callable[[int, Any], Awaitable[Any]]] = {
             "agent": self._agents.turn,
             "ask": self._ask,
@@ -235,8 +240,14 @@ class Execution:
 
             return run
 
-        branches = [branch(which) for which in range(1, request["branches"] + 1)]
-        return await self._ctx.gather(*branches, name=request["name"])
+        count = request["branches"]
+        with self._branches.opened(count, self._copy().state.document) as exceeded:
+            if exceeded is not None:
+                limit, message = exceeded
+                where = f"{request['source']}: " if request.get("source") else ""
+                raise failed_for_good(self._ctx, f"LUA_LIMIT_{limit}", where + message)
+            branches = [branch(which) for which in range(1, count + 1)]
+            return await self._ctx.gather(*branches, name=request["name"])
 
     # ------------------------------------------------------------------------------------------------------- operations
 
@@ -325,8 +336,9 @@ class Execution:
 
     def _told(self, error: Exception) -> dict[str, Any]:
         """An error as the program sees it; raised again, it is this very one."""
-        number = len(self._raised) + 1
+        self._told_number = number = self._told_number + 1
         self._raised[number] = error
+        self._raised.pop(number - RAISED_KEPT_MAX, None)
         said: dict[str, Any] = {"ref": number, "message": str(error) or type(error).__name__, "retryable": False}
         if isinstance(error, OperationError):
             said |= {"type": error.type, "message": error.message, "retryable": error.retryable, "path": error.path}

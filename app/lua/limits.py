@@ -27,6 +27,8 @@ class Limits:
     frame_bytes: int = 1_048_576
     operations: int = 100_000
     threads: int = 1_000
+    open_branches: int = 4_000  # of all `parallel` together, those among them that have no thread yet
+    branch_values: int = 4_000_000  # in the copies of the state that open branches have; a list or object counts as 8
     load_bytes: int = 262_144
     reserve_bytes: int = 16_384  # of a state: room to say where the program was when the rest is used up
     warnings: int = 100

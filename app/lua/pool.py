@@ -152,6 +152,10 @@ class LuaState:
         self.number = number
         self._output_bytes = 0
 
+    @property
+    def limits(self) -> Limits:
+        return self._child.limits
+
     async def resume(self, thread: int, value: Any) -> Yielded | Returned | Failed:
         """Run this thread up to its next operation, its end or its failure; ChildLost if the child ends meanwhile."""
         return await self.read(self.send(thread, _written(value)))
