@@ -25,6 +25,7 @@ from tga_sdk.attempt import Over
 from tga_sdk.context import Context, Escalation, Review
 from tga_sdk.errors import OperationError, TgaError, ValueInvalid
 from tga_sdk.frames import current_frame, remember_caller
+from tga_sdk.plain import text_or_base64
 
 JSON = Any
 Answer = Yielded | Returned | Failed
@@ -252,7 +253,7 @@ class Execution:
     # ------------------------------------------------------------------------------------------------------- operations
 
     async def _tool(self, thread: int, request: Mapping[str, Any]) -> Any:
-        return await self._ctx.tool(
+        found = await self._ctx.tool(
             request["server"],
             request["tool"],
             request.get("args"),
@@ -260,6 +261,7 @@ class Execution:
             timeout=request.get("timeout"),
             intent=request.get("intent"),
         )
+        return text_or_base64(found) if isinstance(found, bytes) else found
 
     async def _checkpoint(self, thread: int, request: Mapping[str, Any]) -> None:
         await self._ctx.checkpoint(name=request["name"])

@@ -106,6 +106,7 @@ class Context(Questions, Generic[S]):
         type: Any = None,  # noqa: A002
     ) -> Any:
         """Call a tool through the gateway, as whoever started the run; its output, read as `type` where that is given.
+        What is no JSON comes as `bytes`, and of a tool that answers nothing None.
 
         The call is made once: a repeat, by this worker or the next, has the same key. `retry` is for calls that failed
         for certain; each of them is a new call with a key of its own (`/r2`), because one key has one effect. An

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tga_sdk.draws import Drawers, Draws, ForkDraws, fork_salt
 from tga_sdk.endings import Over, failure
 from tga_sdk.journal import Begun, Ended, Journal
+from tga_sdk.plain import tool_output
 
 if TYPE_CHECKING:
     from tga_sdk.attempt import Attempt
@@ -85,15 +86,14 @@ class JournalReader:
 
     def feed(self, record: dict[str, Any]) -> None:
         """Add a record of the gateway's to the journal, with the value that the gateway has joined to it."""
-        joined = record.get("joined")
-        if joined is not None:
-            value = record.get("value") or {}
+        joined, value = record.get("joined"), record.get("value") or {}
+        if value.get("tier") == "effect" and (joined is not None or record.get("outcome") == "OK"):
+            record = {**record, "value": {"tier": "inline", "value": tool_output(joined)}}
+        elif joined is not None:
             if value.get("tier") == "secret":
                 record = {**record, "value": {"tier": "secret", "value": joined}}
             elif isinstance(joined, dict) and "tier" in joined:
                 record = {**record, "value": joined}
-            else:
-                record = {**record, "value": {"tier": "inline", "value": joined.get("value")}}
         if record["artifact_type"] == "run_start" and record.get("forked_from"):
             self.fork_changes = list(record["forked_from"].get("state_change") or ())
         self.journal.add(record)

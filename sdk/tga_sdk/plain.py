@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Awaitable
 from enum import Enum
 from typing import Any, Final
@@ -20,6 +22,29 @@ def copied(value: Any) -> Any:
     if kind is list:
         return [item if type(item) in SCALARS else copied(item) for item in value]
     return value
+
+
+def tool_output(output: Any) -> Any:
+    """What a tool answered, in Python: JSON as it is, other bytes as `bytes`, None where it answered nothing; of what
+    was too large to be kept the record itself (`{encoding: digest, sha256, size_bytes}`)."""
+    if not isinstance(output, dict):
+        return output
+    if output.get("encoding") == "json":
+        return output.get("value")
+    if output.get("encoding") == "base64":
+        try:
+            return base64.b64decode(str(output.get("data")), validate=True)
+        except (binascii.Error, ValueError):
+            return output
+    return output
+
+
+def text_or_base64(output: bytes) -> Any:
+    """Bytes for those who take JSON: the text where they are one."""
+    try:
+        return output.decode()
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "data": base64.b64encode(output).decode()}
 
 
 def detached(value: Any) -> Any:

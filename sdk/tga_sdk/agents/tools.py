@@ -20,6 +20,7 @@ from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 from pydantic_core import SchemaValidator, core_schema, to_jsonable_python
 
 from tga_sdk.errors import ProcedureInvalid, ToolError
+from tga_sdk.plain import text_or_base64
 
 if TYPE_CHECKING:
     from tga_sdk.context import Context
@@ -208,7 +209,8 @@ def _name_for_models(name: str) -> str:
 async def _through_gateway(ctx: Context[Any], name: str, args: dict[str, Any]) -> dict[str, Any]:
     server, _, tool = name.partition(".")
     try:
-        return {"returned": await ctx.tool(server, tool, args)}
+        found = await ctx.tool(server, tool, args)
+        return {"returned": text_or_base64(found) if isinstance(found, bytes) else found}
     except ToolError as error:  # definite, or refused: the model is told, and goes on from there
         return {"failed": f"{error.type}: {error.message}"}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tga_sdk.plain import tool_output
 
 AT_REST: Final = ("completed", "failed", "cancelled", "parked", "diverged")
 
@@ -196,16 +196,4 @@ class Triggered(Answered):
 
 
 def output_of(effect: dict[str, Any]) -> Any:
-    """What a tool answered, in Python: JSON as it is, other bytes as `bytes`; of what was too large to be kept the
-    record itself (`{encoding: digest, sha256, size_bytes}`)."""
-    output = effect.get("output")
-    if not isinstance(output, dict):
-        return output
-    if output.get("encoding") == "json":
-        return output.get("value")
-    if output.get("encoding") == "base64":
-        try:
-            return base64.b64decode(str(output.get("data")), validate=True)
-        except (binascii.Error, ValueError):
-            return output
-    return output
+    return tool_output(effect.get("output"))
