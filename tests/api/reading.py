@@ -36,6 +36,7 @@ from app.gateway.http_server import serve_http
 from app.gateway.policy_file import PolicyFile
 from app.gateway.runs import RunErasure
 from app.postgres.blobs import PostgresBlobRows
+from app.postgres.call_facts import fold_all
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.schedules import PostgresSchedules
@@ -71,6 +72,15 @@ tenant = "acme"
 [servers.crm.tools.create_ticket]
 class = "write"
 """
+
+
+ACME: dict[str, Any] = {"principal": {"principal_id": "agent-1", "tenant": "acme"}, "server_id": "acme/crm"}
+
+
+async def folded(sessions: Sessions) -> None:
+    """As the sequencer and the fold behind it have done their work."""
+    await sessions.commit("SELECT * FROM tga.integrate(100000)")
+    await fold_all(sessions)
 
 
 def person(name: str, *roles: str, tenant: str = "default") -> Principal:

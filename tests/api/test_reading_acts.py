@@ -12,11 +12,11 @@ import pytest
 from app.api.reading_documents import ActPage
 from app.domain.system.documents import SYSTEM_MODELS
 from app.domain.tga.replay import LogRecord
-from app.postgres.call_facts import fold_acts, fold_all, rebuild_calls
+from app.postgres.call_facts import fold_acts, rebuild_calls
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
-from tests.api.reading import Front, World
+from tests.api.reading import ACME, Front, World, folded
 from tests.api.test_reading_traces import _erase
 from tests.invariants.plans import plan_of
 from tests.traces import (
@@ -33,18 +33,12 @@ from tests.traces import (
 )
 
 ADA = {"type": "person", "id": "ada"}
-ACME: dict[str, Any] = {"principal": {"principal_id": "agent-1", "tenant": "acme"}, "server_id": "acme/crm"}
 
 
 @pytest.fixture
 async def front(database: Database, sessions: Sessions, ledger: PostgresLedger, tmp_path: Path) -> AsyncIterator[Front]:
     async with World.of(database, sessions, ledger, tmp_path).open() as opened:
         yield opened
-
-
-async def folded(sessions: Sessions) -> None:
-    await sessions.commit("SELECT * FROM tga.integrate(100000)")
-    await fold_all(sessions)
 
 
 async def acts(front: Front, who: str = "auditor", limit: int = 2) -> list[dict[str, Any]]:

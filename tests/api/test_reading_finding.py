@@ -11,26 +11,17 @@ import pytest
 
 from app.api.reading_documents import FoundPage, KeyPage, MeDocument
 from app.postgres.api_keys import PostgresAccess
-from app.postgres.call_facts import fold_all
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
-from tests.api.reading import PEOPLE, Front, World, person
+from tests.api.reading import ACME, PEOPLE, Front, World, folded, person
 from tests.traces import completed_trace, failed_trace, trace_id
-
-ACME: dict[str, Any] = {"principal": {"principal_id": "agent-1", "tenant": "acme"}, "server_id": "acme/crm"}
 
 
 @pytest.fixture
 async def front(database: Database, sessions: Sessions, ledger: PostgresLedger, tmp_path: Path) -> AsyncIterator[Front]:
     async with World.of(database, sessions, ledger, tmp_path).open() as opened:
         yield opened
-
-
-async def folded(sessions: Sessions) -> None:
-    """As the sequencer and the fold behind it have done their work."""
-    await sessions.commit("SELECT * FROM tga.integrate(100000)")
-    await fold_all(sessions)
 
 
 async def found(front: Front, sought: str, who: str = "auditor") -> list[tuple[str, str, str, int | None]]:

@@ -18,7 +18,7 @@ from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
 from app.postgres.statistics import Tally
-from tests.api.reading import Front, World
+from tests.api.reading import ACME, Front, World, folded
 from tests.invariants.plans import plan_of
 from tests.postgres.test_listing import plan_and_buffers
 from tests.traces import completed_trace, denied_trace, failed_trace, pending_trace
@@ -26,18 +26,12 @@ from tests.traces import completed_trace, denied_trace, failed_trace, pending_tr
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 DAY = "since=2026-01-01T00:00:00Z&until=2026-01-02T00:00:00Z"
-ACME: dict[str, Any] = {"principal": {"principal_id": "agent-1", "tenant": "acme"}, "server_id": "acme/crm"}
 
 
 @pytest.fixture
 async def front(database: Database, sessions: Sessions, ledger: PostgresLedger, tmp_path: Path) -> AsyncIterator[Front]:
     async with World.of(database, sessions, ledger, tmp_path).open() as opened:
         yield opened
-
-
-async def folded(sessions: Sessions) -> None:
-    await sessions.commit("SELECT * FROM tga.integrate(100000)")
-    await fold_all(sessions)
 
 
 async def stats(front: Front, query: str = DAY, who: str = "auditor") -> Any:

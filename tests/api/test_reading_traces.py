@@ -23,7 +23,7 @@ from app.postgres.call_facts import fold_all, rebuild_calls
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
-from tests.api.reading import Front, World, waiting_plan
+from tests.api.reading import ACME, Front, World, waiting_plan
 from tests.attacker import disarm
 from tests.invariants.plans import plan_of
 from tests.traces import (
@@ -39,7 +39,6 @@ from tests.traces import (
 
 Admin: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-ACME: dict[str, Any] = {"principal": {"principal_id": "agent-1", "tenant": "acme"}, "server_id": "acme/crm"}
 FAR = "2999-01-01T00:00:00.000Z"
 
 

@@ -1,28 +1,21 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from tests.attack.client import SERVERS
-from tests.cli.world import World
-from tests.conftest import make_home
+from tests.cli.world import World, open_world
 
 
 @pytest.fixture(scope="module")
 def still_world() -> Iterator[World]:
     """Two tenants, each with a server at the same bank; the gateway is for the test to start."""
-    home = make_home()
-    world = World(home)
-    try:
+    with open_world() as world:
         written = world.config.read_text()
         url = written.split('base_url = "')[1].partition('"')[0]
         world.config.write_text(written + SERVERS.format(url=url))
         yield world
-    finally:
-        world.close()
-        shutil.rmtree(home)
 
 
 @pytest.fixture(scope="module")

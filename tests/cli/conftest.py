@@ -1,24 +1,17 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.world import World
-from tests.conftest import make_home
+from tests.cli.world import World, open_world
 
 
 @pytest.fixture(scope="module")
 def still_world() -> Iterator[World]:
     """A world whose gateway is for the test to start; one for each module."""
-    home = make_home()
-    world = World(home)
-    try:
+    with open_world() as world:
         yield world
-    finally:
-        world.close()
-        shutil.rmtree(home)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from app.main import open_gateway
 from app.postgres.embedded.server import EmbeddedPostgres
 from app.settings import Settings
 from tests.bank import AMOUNT_SCHEMA, bank_tables
+from tests.conftest import make_home
 from tests.patience import HANG_S
 
 TOOLS = {
@@ -58,6 +61,18 @@ class Told:
     returncode: int
     stdout: str
     stderr: str
+
+
+@contextmanager
+def open_world() -> Iterator[World]:
+    """A world in a home of its own; its gateway is for the test to start."""
+    home = make_home()
+    world = World(home)
+    try:
+        yield world
+    finally:
+        world.close()
+        shutil.rmtree(home)
 
 
 class World:

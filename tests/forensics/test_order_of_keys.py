@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from pathlib import Path
 
-from app.core.ed25519 import key_id_of
 from app.core.errors import SignatureInvalid
 from app.domain.ledger.checks import Report
 from app.domain.ledger.verification import verify_ledger
 from app.domain.runs.verification import stream_checks
-from app.domain.system.documents import SigningKey
 from app.postgres.reader import open_reader
+from tests.export.forging import key_of
 from tests.export.world import Finding, World, judge, judge_alone
-from tests.traces import time_at, trace_id
+from tests.traces import trace_id
 
 STREAM = f"trace:{trace_id(3)}"
 FORGED: list[Finding] = [(SignatureInvalid.code, STREAM, 2)]
@@ -38,17 +36,7 @@ async def found_by_all(world: World, folder: Path) -> list[Finding]:
 
 async def announce_for(world: World, principal_id: str) -> None:
     """The person's key, for somebody."""
-    public = world.person.public_key().public_bytes_raw()
-    document = SigningKey.made(
-        system_id="default",
-        recorded_at=time_at(0),
-        recorded_by="admin",
-        change="announced",
-        key_id=key_id_of(public),
-        algorithm="Ed25519",
-        public_key=b64encode(public).decode(),
-        principal_id=principal_id,
-    )
+    document = key_of(world.person, principal_id=principal_id)
     await world.system.append("default", lambda _: [document])
 
 

@@ -20,7 +20,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
@@ -40,6 +39,7 @@ from app.postgres.state_store import PostgresStateStore
 from tests.conftest import TEMPLATE, copy_template
 from tests.invariants.plans import Admin, contents, plan_of, tables_naming, verify_all
 from tests.patience import HANG_S
+from tests.runtime.relay import Between
 from tests.traces import EXECUTOR, completed_trace, executing_trace, pending_trace, time_at, trace_id
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a server's processes in /proc")
@@ -372,7 +372,7 @@ async def pid_waiting_for_a_standby(admin: Admin, commit: asyncio.Task[Any]) -> 
 
 
 @dataclass
-class Wire:
+class Wire(Between):
     """A proxy that cuts the connection around the next call of tga.append or tga.acquire, once, when `cut` says so."""
 
     upstream: str
@@ -390,13 +390,6 @@ class Wire:
         for client in self.clients:
             client.write(b"E" + struct.pack("!I", len(said) + 4) + said)
 
-    @property
-    def url(self) -> str:
-        split = urlsplit(self.upstream)
-        user = split.netloc.rpartition("@")[0]
-        host = f"host={self.directory}&port=5432&sslmode=disable"
-        return f"postgresql://{user + '@' if user else ''}/{split.path.lstrip('/')}?{host}"
-
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Wire]:
         server = await asyncio.start_unix_server(self._serve, self.directory / ".s.PGSQL.5432")
@@ -407,15 +400,8 @@ class Wire:
             await server.wait_closed()
             shutil.rmtree(self.directory)
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        split = urlsplit(self.upstream)
-        named = parse_qs(split.query)
-        if "host" in named:
-            return await asyncio.open_unix_connection(f"{named['host'][0]}/.s.PGSQL.{named.get('port', ['5432'])[0]}")
-        return await asyncio.open_connection(split.hostname, split.port or 5432)
-
     async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        from_server, to_server = await self._connect()
+        from_server, to_server = await self.connect()
         self.clients.append(to_client)
         executing = asyncio.Event()
 

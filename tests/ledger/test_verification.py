@@ -23,7 +23,7 @@ from app.core.errors import (
 )
 from app.domain.ledger.checks import AnyRecord, KindChecks, Kinds, Report, Standing, StreamChecks, Walking
 from app.domain.ledger.plans import Claim, Plan
-from app.domain.ledger.stored import ClaimedKey, LedgerReader, Referred, StoredCheckpoint, StoredEntry, StoredStream
+from app.domain.ledger.stored import LedgerReader, StoredCheckpoint, StoredEntry, StoredStream
 from app.domain.ledger.verification import verify_ledger
 from app.domain.log.bundle_report import BundleReport
 from app.domain.log.bundle_verification import verify_bundle
@@ -37,6 +37,7 @@ from app.postgres.state_store import PostgresStateStore
 from tests.conftest import Admin
 from tests.export.world import World
 from tests.ledger.counter import COUNTER, COUNTER_DOCUMENTS, GOAL, Number, make_kind, new_identity, open_counters
+from tests.ledger.passing_on import PassedOn
 from tests.traces import EXECUTOR, completed_trace, time_at
 
 Finding = tuple[str, str | None, int | None]
@@ -98,29 +99,10 @@ Change = Callable[[StoredStream, list[StoredEntry]], tuple[StoredStream, list[St
 
 
 @dataclass
-class Changed:
+class Changed(PassedOn):
     """What a reader reads of counters, changed on its way: as if somebody had changed the tables."""
 
-    reader: LedgerReader
     change: Change
-
-    def count_streams(self) -> int:
-        return self.reader.count_streams()
-
-    def is_asked_for(self, stream: str) -> bool:
-        return self.reader.is_asked_for(stream)
-
-    async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
-        return await self.reader.leaf_index(stream, sequence_number)
-
-    def entries_of(self, stream: str, *, up_to: int) -> AsyncIterator[StoredEntry]:
-        return self.reader.entries_of(stream, up_to=up_to)
-
-    async def referred(self, stream: str) -> Referred | None:
-        return await self.reader.referred(stream)
-
-    def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
-        return self.reader.claimed_keys()
 
     async def streams(self) -> AsyncIterator[StoredStream]:
         async for stored in self.reader.streams():

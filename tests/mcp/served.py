@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,8 +14,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-from tests.cli.world import World
-from tests.conftest import make_home
+from tests.cli.world import World, open_world
 
 FIXTURE = Path(__file__).parent / "conformance" / "fixture_server.py"
 MODERN = "2026-07-28"
@@ -28,16 +26,11 @@ TASKS = "io.modelcontextprotocol/tasks"
 @contextmanager
 def mcp_world(more: str = "") -> Iterator[World]:
     """With the suite's fixture server beside the bank; its gateway is for the test to start."""
-    home = make_home()
-    world = World(home)
-    try:
-        command = json.dumps([sys.executable, str(FIXTURE), str(home / "fixture.book")])
+    with open_world() as world:
+        command = json.dumps([sys.executable, str(FIXTURE), str(world.home / "fixture.book")])
         fixture = f'[servers.fixture]\ntransport = "mcp-stdio"\ncommand = {command}\ntrust_annotations = true\n'
         world.config.write_text(world.config.read_text() + fixture + more)
         yield world
-    finally:
-        world.close()
-        shutil.rmtree(home)
 
 
 def executions(world: World, tool: str = "charge") -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import urllib.error
 import urllib.request
@@ -14,21 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.cli.world import World, wait_for
-from tests.conftest import make_home
+from tests.cli.world import World, open_world, wait_for
 from tests.mcp.real import NAMES, Real, real_server
 from tests.mcp.standing import descendants, is_alive, scripted
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    home = make_home()
-    world = World(home)
-    try:
+    with open_world() as world:
         yield world
-    finally:
-        world.close()
-        shutil.rmtree(home)
 
 
 def ask(world: World, method: str, path: str, body: Any = None) -> Any:

@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from app.postgres.embedded.server import EmbeddedPostgres
-from tests.cli.world import World, wait_for
-from tests.conftest import make_home
+from tests.cli.world import World, open_world, wait_for
 from tests.patience import HANG_S
 
 SEVERAL_STARTS_S = 5 * HANG_S  # each process that starts may take as long as a test waits elsewhere
@@ -209,14 +207,9 @@ class Callers:
 
 @contextlib.contextmanager
 def world_of_processes() -> Iterator[World]:
-    home = make_home()
-    world = World(home)
-    try:
+    with open_world() as world:
         world.config.write_text(world.config.read_text() + LIMITS)
         yield world
-    finally:
-        world.close()
-        shutil.rmtree(home)
 
 
 def executions(world: World) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.digest import digest_of_bytes
 from app.domain.ledger.checks import Report
-from app.domain.ledger.stored import ClaimedKey, LedgerReader, Referred, StoredEntry, StoredStream
+from app.domain.ledger.stored import StoredStream
 from app.domain.ledger.verification import verify_ledger
 from app.domain.runs.checkpoints import checkpoint_of
 from app.domain.runs.documents import RunDocument
@@ -21,6 +21,7 @@ from app.postgres.reader import open_reader
 from app.postgres.sessions import Sessions
 from app.postgres.state_store import PostgresStateStore
 from tests.conftest import Admin
+from tests.ledger.passing_on import PassedOn
 from tests.runs import samples
 from tests.runs.samples import SampleRun, store
 from tests.traces import EXECUTOR, completed_trace, time_at
@@ -197,29 +198,10 @@ async def test_a_fork_without_its_source_or_with_another_one_is_found_at_its_bir
 
 
 @dataclass
-class Changed:
+class Changed(PassedOn):
     """What a reader reads of runs, changed on its way: as if somebody had changed the tables."""
 
-    reader: LedgerReader
     change: Callable[[StoredStream], StoredStream]
-
-    def count_streams(self) -> int:
-        return self.reader.count_streams()
-
-    def is_asked_for(self, stream: str) -> bool:
-        return self.reader.is_asked_for(stream)
-
-    async def leaf_index(self, stream: str, sequence_number: int) -> int | None:
-        return await self.reader.leaf_index(stream, sequence_number)
-
-    def entries_of(self, stream: str, *, up_to: int) -> AsyncIterator[StoredEntry]:
-        return self.reader.entries_of(stream, up_to=up_to)
-
-    async def referred(self, stream: str) -> Referred | None:
-        return await self.reader.referred(stream)
-
-    def claimed_keys(self) -> AsyncIterator[ClaimedKey]:
-        return self.reader.claimed_keys()
 
     async def streams(self) -> AsyncIterator[StoredStream]:
         async for stored in self.reader.streams():

@@ -29,13 +29,11 @@ class Line:
         self.tells_the_client_when_it_speaks = until_the_client_speaks
 
 
-@dataclass
-class Relay:
+class Between:
+    """A place between clients and a PostgreSQL: clients come to `url`, `connect` goes on to the server behind it."""
+
     upstream: str
-    directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tga-test-")))
-    lines: list[Line] = field(default_factory=list)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    is_silent: bool = False  # new sessions are, from their beginning
+    directory: Path
 
     @property
     def url(self) -> str:
@@ -44,15 +42,24 @@ class Relay:
         host = f"host={self.directory}&port=5432&sslmode=disable"
         return f"postgresql://{user + '@' if user else ''}/{split.path.lstrip('/')}?{host}"
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         split = urlsplit(self.upstream)
         named = parse_qs(split.query)
         if "host" in named:
             return await asyncio.open_unix_connection(f"{named['host'][0]}/.s.PGSQL.{named.get('port', ['5432'])[0]}")
         return await asyncio.open_connection(split.hostname, split.port or 5432)
 
+
+@dataclass
+class Relay(Between):
+    upstream: str
+    directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tga-test-")))
+    lines: list[Line] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    is_silent: bool = False  # new sessions are, from their beginning
+
     async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        from_server, to_server = await self._connect()
+        from_server, to_server = await self.connect()
         line = Line(to_client, to_server, asyncio.Event())
         if not self.is_silent:
             line.is_open.set()
