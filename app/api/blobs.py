@@ -205,7 +205,7 @@ def _stated_bytes(scope: Scope) -> int | None:
 
 
 def _headers(sha256: Digest) -> dict[str, str]:
-    """What a browser does not take for a page, and what nobody keeps."""
+    """Headers with which a browser neither shows the bytes as a page nor keeps them."""
     return {
         "Content-Type": _MEDIA_TYPE,
         "Content-Disposition": "attachment",

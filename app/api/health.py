@@ -1,4 +1,4 @@
-"""Is it alive, and can it work? For whoever starts, watches and routes to it; no authentication."""
+"""Is it alive, and can it work? For supervisors, monitors and load balancers; no authentication."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READY_EXAMPLE: Final[dict[str, Any]] = {
 
 
 def _servers_missing(services: Services) -> list[dict[str, str]]:
-    """Of all tenants, and in the gateway's own words: whoever asks has not said who they are."""
+    """Of all tenants, and in the gateway's own words: the client has not authenticated."""
     missing = []
     for server in services.registry.servers():
         status = server.status

@@ -95,7 +95,7 @@ class ToolCalls:
         except (SequenceGap, ConcurrentExecution) as error:
             if body.trace_id is None or error.stream not in (None, TRACE.stream(body.trace_id)):
                 raise
-            # Whose it is, and how far it is, is nobody's business but its owner's.
+            # Tell only its owner whose it is and how far it has come.
             raise ConcurrentExecution(
                 "a trace with this trace_id exists", remedy="Leave trace_id out, or choose a new one.", is_lasting=True
             ) from None

@@ -28,7 +28,7 @@ class VerifiedBlobs(Protocol):
 
 
 class UncheckedBlobs:
-    """Counts references, so that nobody takes silence for a verdict."""
+    """Counts references, so that a reader does not take silence for a verdict."""
 
     def __init__(self) -> None:
         self.report = BlobReport()

@@ -67,7 +67,7 @@ def parse_arguments(pairs: list[str], text: str | None) -> dict[str, Any]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            # Not shown whole: whoever forgot the sign may have written a secret.
+            # Not shown whole: an argument without its sign may be a secret.
             raise InputMalformed("an argument is not name=value", remedy="Write -a name=value.")
         try:
             arguments[name] = parse_json(value)

@@ -242,7 +242,7 @@ async def _waiting_request(client: GatewayClient, trace_id: str) -> tuple[dict[s
         raise TraceErased("its request cannot be shown", stream=stream)
     request: dict[str, Any] = trace["artifacts"]["action_request"]
     found = digest_of(request)
-    if found != trace["action_request_digest"]:  # nobody decides on what is not what was asked
+    if found != trace["action_request_digest"]:  # a person must not decide on another request than the recorded one
         raise ChecksumMismatch(
             "the request is not the one that waits", expected=trace["action_request_digest"], found=found, stream=stream
         )

@@ -116,7 +116,7 @@ async def export_command(
     """Write a bundle of the ledger into `folder`; with `resume`, finish an interrupted one, up to its own tree.
 
     False when payloads are missing from it and the head that it goes up to does not cover their erasure, or when blobs
-    are missing: the bundle is written, and whoever verifies it is told that they are missing.
+    are missing: the bundle is written, and its verifier is told that they are missing.
     """
     with _files_explained(folder):
         wanted, size, with_blobs = _begin(folder, wanted or Filter(), with_blobs=with_blobs, resume=resume)

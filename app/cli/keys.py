@@ -1,6 +1,6 @@
 """`tga keys`: API keys, which let people in, and keys that sign and seal.
 
-Directly on the database and the files, so that whoever has the machine can always let people in.
+Directly on the database and the files, so that an operator on the machine can always let people in.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ async def register_key(gateway: Gateway, settings: Settings, principal: str, pub
     """From here on, decisions of this principal that are signed with this key count."""
     raw = load_public_key(public_key)
     named = Principal.made(principal_id=principal, tenant=tenant)
-    # Only what the database says: a stream for a tenant that nobody made would be nobody's.
+    # Only tenants that the database knows: the stream of another one would belong to no tenant.
     if not await PostgresAccess(gateway.sessions, "").has_tenant(named.tenant):
         raise AccessNotFound(f"there is no tenant {named.tenant}", remedy="See `tga tenants list`.")
     decision_signer = SystemDecisionSigner(gateway.system, Keyring.open(settings.keys), gateway.clock)

@@ -63,7 +63,7 @@ def mcp_command(context: typer.Context, server: Server = None) -> None:
 
 
 def _lines_of_stdin(loop: asyncio.AbstractEventLoop) -> asyncio.Queue[bytes | None]:
-    """Lines as they come, then None. Read by a thread that nobody waits for: stdin may be anything, also a terminal."""
+    """Lines as they come, then None. Read by a daemon thread: stdin may be anything, also a terminal."""
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def read() -> None:

@@ -36,7 +36,7 @@ def forgive_closed_pipes() -> None:
 
 
 def reader_is_gone() -> bool:
-    """Whether nobody reads standard output any more: what would follow something for ever can stop."""
+    """Whether the reader of standard output is gone: a command that follows something for ever can stop."""
     buffer = getattr(sys.stdout, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return isinstance(raw, _Pipe) and raw.reader_is_gone

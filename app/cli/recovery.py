@@ -39,7 +39,7 @@ def recover_command(
     """Continue traces whose executor is gone; exit 1 if any could not be recovered.
 
     Traces that runs wait for are among them. Runs themselves go on by their workers, and any gateway does what is due
-    for them: `tga doctor` counts those that need somebody, `tga run show ID` says what to do.
+    for them: `tga doctor` counts those that need a person, `tga run show ID` says what to do.
     """
     if (trace_id is None) != everything:
         refuse("name one trace, or say --all")

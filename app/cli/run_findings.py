@@ -1,4 +1,4 @@
-"""What `tga doctor` finds about runs: who needs somebody, and whether the scheduler sees them as they stand."""
+"""What `tga doctor` finds about runs: which need a person, and whether the scheduler sees them as they stand."""
 
 from __future__ import annotations
 

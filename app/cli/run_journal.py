@@ -36,7 +36,7 @@ class Try:
     logs: list[dict[str, str]] = field(default_factory=list)
     source: str | None = None
     resume: str = "snapshot"
-    level: int = 0  # how often others were told that nobody has answered
+    level: int = 0  # how often its escalations were sent
 
 
 @dataclass(slots=True)

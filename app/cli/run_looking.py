@@ -23,7 +23,7 @@ from app.core.errors import GatewayUnreachable, ShuttingDown, StoreUnavailable
 
 _AGAIN_S: Final = 0.2  # what comes together is read together
 _PATIENCE_S: Final = 60.0  # how long a watcher waits for a gateway that is being restarted
-_MAY_REST: Final = ("run_end", "run_suspension", "run_answer")  # after these a run may wait for somebody
+_MAY_REST: Final = ("run_end", "run_suspension", "run_answer")  # after these a run may wait for a person or a signal
 _ENDED: Final = ("COMPLETED", "CANCELLED", "FAILED", "PARKED", "DIVERGED")
 
 
@@ -64,7 +64,7 @@ def status_cell(status: str, waiting: str | None) -> Text:
 
 
 async def show_run(client: GatewayClient, run_id: str, *, limit: int, as_json: bool) -> bool:
-    """The run's head, its journal as a timeline, and what to do next if somebody has to act."""
+    """The run's head, its journal as a timeline, and what to do next if a person has to act."""
     run = await client.get(path_to("v1", "runs", run_id), steps=None if as_json else 0)
     after = run["sequence_number"] - limit
     items = [item async for item in read_journal(client, run_id, after=after)]
@@ -140,7 +140,7 @@ async def _await_news(client: GatewayClient, run_id: str, after: int) -> None:
 
 
 def rests(run: dict[str, Any], *, to_end: bool = False) -> bool:
-    """Whether nothing happens until somebody acts: it has ended, or waits for a person or a signal."""
+    """Whether nothing happens until a person acts: it has ended, or waits for a person or a signal."""
     return run["state"] in _ENDED or (not to_end and run["waiting"] in ("person", "signal"))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MISSED: Final = ("skip", "one", "all")
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SAID: Final = ("procedure", "version", "input", "spec", "missed")  # what whoever makes a schedule says of it
+_SAID: Final = ("procedure", "version", "input", "spec", "missed")  # the fields that the creator of a schedule gives
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule, as `tga schedules list` shows it.")]
 

@@ -70,7 +70,7 @@ def serve_command(
             await own.close()
 
     if process is not None and channel is not None:
-        # The supervisor's: whoever sends it to all processes by their name means that one.
+        # A signal that is sent to all processes by their name is meant for the supervisor.
         signal.signal(signal.SIGHUP, lambda *_: None)
         run(cancelled_by_signals(one_of_several(process, channel)))
     run(cancelled_by_signals(work() if settings.processes == 1 else supervised()))

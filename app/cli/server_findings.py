@@ -1,8 +1,8 @@
 """What `tga doctor` finds of the tool servers, as the running gateway sees them: the gateway has tried them, and says
 why one cannot be called. Those of other tenants are known from /readyz alone, without what they complained of.
 
-Of MCP servers it names the writes for which nobody has chosen what happens when the outcome is unknown. Most of these
-servers ignore the idempotency key, and the default sends again.
+Of MCP servers it names the writes for which no operator has chosen what happens when the outcome is unknown. Most of
+these servers ignore the idempotency key, and the default sends again.
 """
 
 from __future__ import annotations

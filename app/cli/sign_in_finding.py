@@ -8,7 +8,7 @@ from app.core.errors import TgaError
 
 
 async def sign_in_finding(config: Config) -> Finding:
-    """Asks for the discovery document and the keys; nobody is signed in, and the client secret is not shown to it."""
+    """Asks for the discovery document and the keys; it signs no person in, and the client secret is not shown to it."""
     from app.gateway.identity_provider import provider_of
 
     async def any_tenant(_: str) -> bool:

@@ -162,7 +162,7 @@ def _counted(count: int, name: str) -> str:
 
 
 def show_epoch(epoch: Epoch) -> None:
-    """A break of the log, for auditors: it is no finding, and nobody who relies on the log may miss it."""
+    """A break of the log, for auditors: it is no finding, and every reader who relies on the log must see it."""
     said = epoch.document
     output.print(f"[bold yellow]![/] The log began anew: epoch {epoch.epoch}, {said['recorded_at']}")
     lines = (
@@ -217,7 +217,7 @@ class _Words:
                 output.print(f"  - {printable(sentence)}", markup=False)
 
     def _tell_after_head(self, after: AfterHead, calls: BundledCalls) -> None:
-        """Apart from the verdict: whoever handed the bundle over may have written these entries."""
+        """Apart from the verdict: the exporter of the bundle may have written these entries."""
         entries = counted(after.entries, "entry", "entries")
         output.print(f"After the signed head: {entries} that no signature covers.", markup=False)
         for error in after.findings:

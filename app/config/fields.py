@@ -86,7 +86,7 @@ def _url_with_query(written: str) -> str:
 def _keys_url(written: str) -> str:
     _url_with_query(written)
     url = URL(written)
-    # Whoever can answer in the key server's place can sign tokens for anybody.
+    # An attacker who answers in the key server's place can sign tokens for every principal.
     if url.scheme == "http" and not _is_this_machine(url.host or ""):
         raise unfit("https://, or http:// to this machine")
     return written

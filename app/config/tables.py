@@ -78,7 +78,7 @@ DEFAULT_TENANT: Final = "default"
 def qualify(tenant: str, server_id: str) -> str:
     """The server's id among all tenants': as it is for the default tenant, `tenant/server` for the others.
 
-    Two different pairs never give the same id: no tenant has a `/` in its name, and a `/` in what somebody sent as a
+    Two different pairs never give the same id: no tenant has a `/` in its name, and a `/` in what a caller sent as a
     server id does not lead into another tenant.
     """
     if tenant == DEFAULT_TENANT and "/" not in server_id:

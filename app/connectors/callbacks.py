@@ -1,9 +1,9 @@
 """Tells the URL that a question names itself of it: `Human.approve{callback = ...}`, `ctx.approve(callback=...)`.
 
 As webhooks are told (signed, from the outbox, repeated until a 2xx or until the question is closed), one POST for each
-question, with a `webhook-id` that is the question's own. The URL is the program's, which nobody need trust: it leads
-nowhere but to the hosts that the operator allows (`[callbacks]`, none by default), which is looked at when the run asks
-and again here; no redirect is followed, and nothing of the answer but its status is read or told.
+question, with a `webhook-id` that is the question's own. The URL is the program's, which the operator need not trust:
+it leads nowhere but to the hosts that the operator allows (`[callbacks]`, none by default), which is looked at when the
+run asks and again here; no redirect is followed, and nothing of the answer but its status is read or told.
 """
 
 from __future__ import annotations

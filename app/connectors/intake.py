@@ -39,7 +39,7 @@ class Intake:
         """Wait for a turn of INTAKE_TURN_MS."""
         async with self._first:
             now = self.clock()
-            # Never less than a look at the loop's other work, however long nobody has wanted a turn.
+            # Never less than a look at the loop's other work, however long no server has wanted a turn.
             await asyncio.sleep(max(0.0, self._next_turn_at - now))
             self._next_turn_at = max(now, self._next_turn_at) + _TURN_S / INTAKE_SHARE
 

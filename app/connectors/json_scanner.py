@@ -67,7 +67,8 @@ _WORDS: Final[Mapping[str, Any]] = {
 # It cannot fail after a long match: what follows it is looked at afterwards. So no text costs quadratic time.
 _IN_STRING: Final = re.compile(r'(?:[^"\\\x00-\x1f]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
 _ESCAPE_CHARS_MAX: Final = 6
-# Members that nobody wants are told in runs, by the standard library: where the last comma stands that ends one.
+# Members that no caller asks for are passed over in runs, read by the standard library: up to the last comma that
+# ends one.
 _RUN_ENDS: Final = (",", "],", "},")
 _RUN_TRIES_MAX: Final = 6  # in one text: what is not told by then is looked at sign by sign
 _RUN_REST_CHARS_MAX: Final = 4_096

@@ -182,7 +182,7 @@ class Registry:
     def resolve_for(self, tenant: str, server_id: str, tool_name: str) -> Tool:
         """The tool of the tenant's own server, or ToolNotFound naming what the tenant has instead.
 
-        What another tenant has is answered exactly as what nobody has.
+        A tool of another tenant is answered exactly as one that does not exist.
         """
         qualified = qualify(tenant, server_id)
         tool = self._tools.get((qualified, tool_name))
@@ -232,7 +232,7 @@ class Registry:
             await self._web.close()
 
     def _replace(self, server_id: str, tools: Sequence[Tool]) -> None:
-        """All tools of the server, at once: nobody sees half of them."""
+        """All tools of the server, at once: no caller sees half of them."""
         kept = {key: tool for key, tool in self._tools.items() if key[0] != server_id}
         self._tools = kept | {(tool.server_id, tool.tool_name): tool for tool in tools}
         made = {(tool.server_id, tool.tool_name): _check(tool) for tool in tools}
@@ -244,7 +244,7 @@ class Registry:
         async def publish(discovery: Discovery) -> Sequence[str]:
             self._replace(server_id, discovery.tools)
             if self.on_discovery is not None:
-                # Without the store nothing is called either; a tool nobody has seen is pinned before its first call.
+                # Without the store nothing is called either; a new tool is pinned before its first call.
                 with contextlib.suppress(TgaError):
                     return await self.on_discovery(discovery.tools)
             return ()

@@ -34,7 +34,7 @@ class Health:
 class ServerSlots:
     """A connector that lets at most `concurrency` dispatches of the one within be under way, first come, first served.
 
-    Whoever waits has sent nothing, and waiting takes nothing of `timeout_ms`. A place is given back however the
+    A call that waits has sent nothing, and waiting takes nothing of `timeout_ms`. A place is given back however the
     dispatch ends. It sends nothing of its own, and nothing twice.
     """
 

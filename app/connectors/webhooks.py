@@ -104,7 +104,7 @@ class Webhooks:
         self._public_url = public_url
         self._callbacks = callbacks
         self._names = [*self._urls, *([CALLBACK] if callbacks is not None else [])]
-        # A connection for each POST: on a kept one, an answer that nobody asked for would pass for this one's.
+        # A connection for each POST: on a kept one, a stray answer would pass for this one's.
         self._pool = HttpPool(keeps_alive=False, connections_per_server=WEBHOOKS_MAX * WEBHOOK_POSTS_AT_ONCE_MAX)
 
     async def run(self) -> None:

@@ -104,7 +104,7 @@ def json_view(
 
 
 # Time: relative with the absolute time in `title`; `at` shows the absolute one outright. All of it is written in UTC;
-# `data-at` tells the script of the pages which form to write it in where somebody has chosen local time.
+# `data-at` tells the script of the pages which form to write it in where the visitor has chosen local time.
 def moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 

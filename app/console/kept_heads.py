@@ -1,4 +1,4 @@
-"""Heads that somebody kept elsewhere, compared with the log as this gateway has it: signatures verified and consistency
+"""Heads that were kept elsewhere, compared with the log as this gateway has it: signatures verified and consistency
 proofs recomputed here, from what the API sends.
 
 A kept head that fits shows that nothing before it was changed since it was kept. One that does not fit shows that the

@@ -33,7 +33,7 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# What is somebody else's text or bytes: opened on its own it can do nothing at all.
+# Text or bytes of a caller, program or tool server: opened on its own it can do nothing at all.
 SANDBOX: Final = {**HEADERS, "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'"}
 
 

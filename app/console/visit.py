@@ -1,4 +1,4 @@
-"""One request of somebody who is signed in: who it is, the API as that person, and answers."""
+"""One request of a person who is signed in: who it is, the API as that person, and answers."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def theme_of(request: Request) -> str | None:
 
 
 def times_of(request: Request) -> str:
-    """Whether somebody has chosen local time. What is sent is in UTC either way: only a browser knows its zone."""
+    """Whether the visitor has chosen local time. What is sent is in UTC either way: only a browser knows its zone."""
     return "local" if request.cookies.get(TIMES_COOKIE) == "local" else "utc"
 
 
@@ -157,7 +157,7 @@ def here_of(request: Request) -> str:
 
 
 def own_path(text: str | None) -> str:
-    """An address inside the console that a form named, or the overview: nobody is sent elsewhere."""
+    """An address inside the console that a form named, or the overview: no visitor is sent elsewhere."""
     if not text or not text.startswith(f"{PATH}/") or any(one in text for one in "\\\r\n"):
         return f"{PATH}/"
     parts = urlsplit(text)

@@ -126,7 +126,7 @@ def _read_usual(raw: bytes) -> JsonValue:
     orjson keeps the last of repeated keys: then its value has fewer colons than the text, where no escape stands for
     one. What else it reads in another way (doubles, large integers) is not plain.
     """
-    if len(raw) > _QUICK_BYTES_MAX:  # orjson takes more memory for many lists, and nobody waits for a long document
+    if len(raw) > _QUICK_BYTES_MAX:  # orjson takes more memory for many lists, and speed matters for short documents
         return None
     colons = raw.count(b":")
     if colons > KEYS_MAX or (_BACKSLASH in raw and b"\\u" in raw):
@@ -235,7 +235,7 @@ def canonical_members(
     """RFC 8785 bytes of an object with ASCII keys whose members are text, safe integers, booleans, None, `embedded`
     values, lists of these, or what `unfold` makes such an object of. None: `canonical_bytes` must say what is wrong.
 
-    Nothing is walked through here, so whoever calls answers for the members: typed fields, that is.
+    Nothing is walked through here, so the caller answers for the members: typed fields, that is.
     """
     try:
         written = orjson.dumps(members, default=unfold, option=orjson.OPT_SORT_KEYS)

@@ -13,7 +13,7 @@ PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 
 # The points of small order, without their sign bit, canonical or not. Under such a "key" one signature fits many
-# messages, so that whoever registers it could disown what they signed. OpenSSL takes them; we do not.
+# messages, so that the person who registers it could disown what they signed. OpenSSL takes them; we do not.
 _SMALL_ORDER: Final = frozenset(
     bytes.fromhex(point)
     for point in (

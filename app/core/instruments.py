@@ -1,6 +1,6 @@
 """Every metric of the gateway, in one table: docs/metrics.md is written from it.
 
-Whoever counts is given an `Instruments`; gauges are read off when somebody asks (app/edge/metrics.py).
+Each part that counts is given an `Instruments`; gauges are read off when /metrics is asked (app/edge/metrics.py).
 """
 
 from __future__ import annotations

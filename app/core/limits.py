@@ -482,8 +482,8 @@ BLOB_TRANSFERS_MAX: Final = 16  # uploads and downloads at the same time, in one
 BLOB_SEND_WAIT_MS: Final = 30_000  # without the client taking anything
 BLOB_BODY_BYTES_MIN: Final = 262_144  # of an upload within BODY_WAIT_MS: slower ones hold a place for nothing
 BLOB_GOING_WAIT_MS: Final = 2_000  # for collection to end, before an upload is told to come back
-# Collection. What nobody has touched for a day and no entry refers to goes. A deletion that was begun and not ended is
-# begun again after a while: much later than any request to the object store can still be under way.
+# Collection. A blob that was not touched for a day and that no entry refers to is deleted. A deletion that was begun
+# and not ended is begun again after a while: much later than any request to the object store can still be under way.
 BLOB_IDLE_MS: Final = 86_400_000
 BLOB_RETRY_MS: Final = 900_000
 BLOB_DELETE_WITHIN_MS: Final = 300_000
@@ -498,7 +498,7 @@ CONSOLE_SESSIONS_KNOWN_MAX: Final = 4_096
 CONSOLE_SESSION_CHARS_MAX: Final = 4_096
 CONSOLE_FORM_BYTES_MAX: Final = 262_144
 CONSOLE_JSON_CHARS_MAX: Final = 4_096  # of one value, before "all of it"
-CONSOLE_VALUE_CHARS_MAX: Final = 2_000  # of one text that somebody else wrote
+CONSOLE_VALUE_CHARS_MAX: Final = 2_000  # of one text that a caller, program or tool server wrote
 CONSOLE_DEPTH_MAX: Final = 24
 CONSOLE_ROWS_MAX: Final = 50
 CONSOLE_BEAT_MS: Final = 2_000  # a live page notices within a few seconds that the gateway is gone

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms, and the text that Prometheus reads (exposition format 0.0.4).
 
 Small on purpose: counting costs a look into a dict and an addition, a quarter of what the usual client takes, because
-one thread counts and nothing is locked. Numbers are of this process; whoever runs several adds them up.
+one thread counts and nothing is locked. Numbers are of this process; those of several are added up by their reader.
 
 What strangers choose (names of servers and tools) is bounded: of labels that are `open` at most `series_max`
 combinations are kept, and all others are counted under `other`.
@@ -100,7 +100,7 @@ class Counter(Metric):
 
 
 class Gauge(Metric):
-    """What is so at the moment: set by whoever reads it off, just before it is shown."""
+    """A value of the moment: set just before it is shown."""
 
     kind: Kind = "gauge"
 
@@ -134,7 +134,7 @@ class Gauge(Metric):
 
 
 class ReadCounter(Gauge):
-    """A counter that somebody else keeps, and that is read off."""
+    """A counter that another component keeps, and that is read off."""
 
     kind: Kind = "counter"
 
@@ -168,8 +168,8 @@ class Histogram(Metric):
         counts[-1] += value
 
     def row(self, labels: Labels) -> list[float]:
-        """What is counted under these labels, for whoever observes often: `row[bisect_left(bounds, value)] += 1` and
-        `row[-1] += value` are what `observe` does."""
+        """What is counted under these labels, for callers that observe often: `row[bisect_left(bounds, value)] += 1`
+        and `row[-1] += value` are what `observe` does."""
         return self.values.setdefault(self._admitted(labels), [0.0] * (len(self.bounds) + 2))
 
     def samples(self) -> Iterator[tuple[str, str, float]]:

@@ -1,7 +1,7 @@
 """The Merkle tree of RFC 6962 (section 2.1; RFC 9162 says the same): hashes, roots, proofs, and their verification.
 
 A *node* is a complete subtree: `Node(level, index)` covers the leaves from `index * 2**level` on, `2**level` of them.
-Whoever keeps the tree keeps nodes; a proof is a list of *ranges*, each folded from the nodes that make it up.
+The store keeps the tree's nodes; a proof is a list of *ranges*, each folded from the nodes that make it up.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Frontier:
         return completed
 
     def grow(self, leaf: Hash) -> None:
-        """As `append`, for whoever keeps no nodes."""
+        """As `append`, for callers that keep no nodes."""
         hashes, index = self.hashes, self.size
         while index & 1:
             leaf = node_hash(hashes.pop(), leaf)

@@ -70,7 +70,7 @@ class TreeHead:
 
     @classmethod
     def from_text(cls, text: str) -> TreeHead:
-        """The head in a note's text; extension lines, which nobody here writes, are refused."""
+        """The head in a note's text; extension lines, which no gateway writes, are refused."""
         lines = text.split("\n")
         if len(lines) != 4 or lines[3] or not lines[0]:
             raise NoteInvalid("that is no tree head", expected="origin, size and root, a line each")
@@ -89,7 +89,7 @@ def sign_note(text: str, key: VerifierKey, sign: Sign) -> str:
 def open_note(note: str | bytes, keys: Sequence[VerifierKey], verify: Verify) -> str:
     """The note's text, if one of `keys` has signed it; else NoteInvalid.
 
-    Signatures of keys that nobody here knows are passed over; a wrong one under a known key spoils the whole note.
+    Signatures of unknown keys are passed over; a wrong one under a known key spoils the whole note.
     """
     text, signatures = _split_note(note)
     known: Mapping[tuple[str, bytes], VerifierKey] = {(key.name, key.key_id): key for key in keys}

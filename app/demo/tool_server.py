@@ -170,7 +170,7 @@ class Bank:
         self._executing.add((tool, key))
         try:
             await self._prepare(tool, key, arguments)
-            # No await between here and the durable line: nobody can see the key half executed.
+            # No await between here and the durable line: no request can see the key half executed.
             return self._book.execute(tool, key, call_id, arguments, self._writes[tool](arguments))
         finally:
             self._executing.discard((tool, key))

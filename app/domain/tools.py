@@ -26,7 +26,7 @@ class Tool:
     tool_class: ToolClass
     definition_digest: Digest
     on_unknown_outcome: OnUnknownOutcome = "redispatch"
-    is_outcome_chosen: bool = False  # whether an operator has chosen the line above, or nobody has
+    is_outcome_chosen: bool = False  # whether an operator has chosen the line above, or it is the default
     reconcile_tool: str | None = None
     tags: frozenset[str] = frozenset()
     timeout_ms: int = 30_000

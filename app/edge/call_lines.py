@@ -68,7 +68,8 @@ class LineWriter:
             self._thread.start()
 
     def close(self) -> None:
-        """Write what is left, if that does not take long: whoever does not read must not hold the gateway."""
+        """Write what is left, if that does not take long: a reader of stderr that does not read must not hold the
+        gateway."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_WAIT_S)
@@ -86,7 +87,7 @@ class LineWriter:
             lines.append("")
             try:
                 self._write("\n".join(lines).encode("utf-8", "replace"))
-            except OSError:  # nobody reads any more
+            except OSError:  # the reader is gone
                 self._instruments.lines_dropped.add(amount=len(lines) - 1)
 
 
@@ -176,7 +177,7 @@ class Lines:
 
 
 def on_one_line(written: str) -> str:
-    """JSON for whoever splits lines as Unicode does: what ends one there is escaped."""
+    """JSON for readers that split lines as Unicode does: what ends one there is escaped."""
     return written if written.isascii() else written.translate(_LINE_ENDS)
 
 

@@ -92,7 +92,7 @@ class Calls:
             return answer_of(await self._services.traces.load_trace(trace_id))
 
     async def followed(self, answer: Answer, deadline: float) -> Answer:
-        """Until the trace is over, or the deadline. Whoever decides or recovers it may be another gateway."""
+        """Until the trace is over, or the deadline. Another gateway may decide or recover it."""
         loop, pause_ms = asyncio.get_running_loop(), FOLLOW_POLL_MS
         while loop.time() < deadline:
             await asyncio.sleep(min(pause_ms / 1000, max(0.0, deadline - loop.time())))

@@ -1,4 +1,4 @@
-"""Opaque cursors: where a list or the feed goes on. Whoever holds one can do nothing with it but send it back.
+"""Opaque cursors: where a list or the feed goes on. A client can do nothing with one but send it back.
 
 Each kind of list has its own, so that none is taken for another's. Not signed: a made-up one only starts a page
 elsewhere in what its sender may see anyway.

@@ -1,4 +1,4 @@
-"""Entries as they are sent: the stored bytes themselves, so that whoever receives them can hash them again."""
+"""Entries as they are sent: the stored bytes themselves, so that a client can hash them again."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the command line explains without a gateway, and loads none
 
 @dataclass(frozen=True, slots=True)
 class SupposedCall:
-    """A call that nobody makes. `procedure` and `version`: as a run of this procedure would make it."""
+    """A call that is only asked about. `procedure` and `version`: as a run of this procedure would make it."""
 
     server_id: str
     tool_name: str

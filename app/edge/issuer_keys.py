@@ -134,7 +134,7 @@ class JwksFile:
 class JwksUrl:
     """Keys at a URL. Fetched when first needed, when a token names a key that is not known, and when they are old.
 
-    At most one fetch in JWKS_REFRESH_EVERY_MS, whoever asks: strangers cannot make the gateway press the issuer, and a
+    At most one fetch in JWKS_REFRESH_EVERY_MS: strangers cannot make the gateway press the issuer, and a
     new key may have to wait that long. A fetch that fails leaves the keys as they were, however old: an issuer that is
     down locks nobody out, and a key that it has withdrawn meanwhile still counts until it can be reached again.
     """
@@ -212,7 +212,7 @@ async def ask_issuer(
 
 
 def safe_url(url: str, what: str = "jwks_url is not a safe place for keys") -> URL:
-    """The address, or SettingInvalid: whoever can answer in the issuer's place can be every principal."""
+    """The address, or SettingInvalid: an attacker who answers in the issuer's place can be every principal."""
     try:
         parsed = URL(url)
         host = parsed.host or ""

@@ -1,8 +1,9 @@
 """The whole log verified on request: one verification of a tenant at a time, on whichever gateway was asked.
 
 How far each has come is kept in the store, so that every gateway can be asked. The gateway that works on one writes
-there every second; one that has been silent for long is gone, and whoever looks at its verification next takes it over,
-from the first entry on. A gateway that was only slow notices with its next word that it was overtaken, and leaves it.
+there every second; one that has been silent for long is gone, and the gateway that looks at its verification next takes
+it over, from the first entry on. A gateway that was only slow notices with its next word that it was overtaken, and
+leaves it.
 """
 
 from __future__ import annotations

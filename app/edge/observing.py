@@ -51,7 +51,7 @@ class CallObserver:
         instruments: Instruments,
     ) -> None:
         self._instruments = instruments
-        # Set by who serves, while it does: commands that open a gateway count and tell nobody.
+        # Set by the server, while it serves: commands that open a gateway count, and write no lines.
         self.lines: CallLines | None = None
         self.spans: CallSpans | None = None
         self._has_failed = False

@@ -341,5 +341,5 @@ def _parsed(raw: bytes, bytes_max: int) -> dict[str, Any]:
 
 
 def _plain(text: object) -> str:
-    """A few printable characters of what somebody else said."""
+    """A few printable characters of what the provider or a browser said."""
     return "".join(sign if " " <= sign <= "~" else "?" for sign in str(text)[:100])

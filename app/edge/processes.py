@@ -1,6 +1,6 @@
 """The processes that serve one port, as one of them knows them; and their metrics, shown together.
 
-Whoever asks a port is answered by any of its processes. So each names itself where that matters, and `/metrics` shows
+A request to a port is answered by any of its processes. So each names itself where that matters, and `/metrics` shows
 all of them, each series with the label `process`: added up they are the gateway's, and one that was started anew is a
 counter that began anew, which Prometheus understands.
 """

@@ -1,7 +1,7 @@
 """HTTP/1.1 as uvicorn speaks it, with bounds on what a client may send before anyone looks at it.
 
 Bounded: bytes of request line and headers, time until they and the body are there, requests sent ahead of their
-answers, trailers, what is read of a body that nobody wants. Whatever is refused here is answered as a problem too,
+answers, trailers, what is read of a body that no route wants. Whatever is refused here is answered as a problem too,
 after the answers to what came before it on the same connection.
 """
 
@@ -295,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         if self._is_answering() and self.cycle.more_body and not self._is_over:
-            self._refuse(ShuttingDown("the gateway is stopping"))  # nobody waits for the rest of a request then
+            self._refuse(ShuttingDown("the gateway is stopping"))  # the rest of its request is not waited for
         else:
             super().shutdown()
 

@@ -64,7 +64,7 @@ async def load_statistics(
     server_id: str | None = None,
     tool_name: str | None = None,
 ) -> dict[str, Any]:
-    """Of the principal's whole tenant: whoever calls this has seen that it may read that. Tools with the most calls
+    """Of the principal's whole tenant: the caller has verified that it may read that. Tools with the most calls
     come first; of more than STATS_TOOLS_MAX the rest is counted in the totals and named by number."""
     tenant = principal.tenant
     counted = await load_counts(

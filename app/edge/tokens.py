@@ -25,7 +25,8 @@ class TokenRefused(Exception):
 
 
 class IssuerSettings(Protocol):
-    """What every issuer of tokens is configured with: whose tokens, and which claims say who somebody is."""
+    """What every issuer of tokens is configured with: whose tokens, and which claims name the principal and its
+    roles."""
 
     @property
     def issuer(self) -> str: ...

@@ -101,7 +101,7 @@ class Verification:
 
 
 async def verify_one(services: Services, stream: str) -> Verification:
-    """Recompute one stream. Whoever calls this has seen that its reader may see it."""
+    """Recompute one stream. The caller has verified that its reader may see it."""
     report, findings, left_out = Report(), list[Finding](), 0
     outcomes: dict[CheckName, Outcome] = dict.fromkeys(_CHECKED, "sound")
 

@@ -54,7 +54,8 @@ class Channel:
     """One end. `ended` is set when the other side has closed it or is gone.
 
     What cannot be sent at once waits here, in order; `has_room` says whether anything waits. Files are the channel's
-    from the moment that they are given to it: it closes them when they are sent, or when there is nobody to send to.
+    from the moment that they are given to it: it closes them when they are sent, or when there is no process to send
+    to.
     """
 
     def __init__(self, end: socket.socket, on_message: OnMessage) -> None:

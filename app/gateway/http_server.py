@@ -131,7 +131,7 @@ class Router:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, in a loop that is ours: signals are for whoever runs the process."""
+    """uvicorn's, in a loop that is ours: signals are handled by the process's own code."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -249,11 +249,11 @@ async def _hand_over(
             return
         await asyncio.sleep(_POLL_S)
     if process.is_told_to_stop:
-        protocol.take_over = None  # there is nobody to go on with them
+        protocol.take_over = None  # no other process is there to go on with them
 
 
 async def _drain(services: Services, grace_ms: int) -> None:
-    """Until nothing is in flight; meanwhile whoever comes is told to come back later. Streams of events end by
+    """Until nothing is in flight; meanwhile new clients are told to come back later. Streams of events end by
     themselves."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_ms / 1000

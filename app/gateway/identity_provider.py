@@ -13,7 +13,8 @@ _SECRET = "client_secret"  # noqa: S105 - the name of the field
 
 
 def provider_of(config: Config, *, has_tenant: Callable[[str], Awaitable[bool]]) -> OidcProvider:
-    """Asks nothing of it yet: an issuer that is down keeps nobody with a key out. SettingInvalid without its secret."""
+    """Asks nothing of it yet: an issuer that is down keeps no one with an API key out. SettingInvalid without its
+    secret."""
     settings = config.auth.oidc
     if settings is None or config.public_url is None:
         raise SettingInvalid("there is no [auth.oidc], or no public_url")

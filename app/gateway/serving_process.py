@@ -30,7 +30,8 @@ class Share:
 
 
 class ServingProcess:
-    """`leaving` is set when it is to leave; `is_told_to_stop` then says whether nobody takes its connections."""
+    """`leaving` is set when it is to leave; `is_told_to_stop` then says whether no other process takes its
+    connections."""
 
     def __init__(self, end: socket.socket, share: Share) -> None:
         # Set here for good.

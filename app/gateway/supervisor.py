@@ -146,7 +146,7 @@ class Doorway:
 
 
 class Slot:
-    """The place of one process. `lock`: held by whoever starts the next process in it."""
+    """The place of one process. `lock`: held by the task that starts the next process in it."""
 
     def __init__(self, number: int, current: SupervisedProcess) -> None:
         self.number = number
@@ -240,7 +240,7 @@ class Supervisor:
         asking.answer(question, {number: file for number, file in zip(others, shown, strict=True) if file is not None})
 
     async def _keep(self, slot: Slot) -> None:
-        """When the process ends that nobody told to, start another: at once, or after a pause if it ends again and
+        """When the process ends without being told to, start another: at once, or after a pause if it ends again and
         again. It is never given up: the others serve meanwhile."""
         failures = 0
         while True:
@@ -322,7 +322,7 @@ class Supervisor:
             await asyncio.gather(task, stop, return_exceptions=True)
 
     async def _end_all(self) -> None:
-        """As long as one of them finishes its work, whoever connects is told that the gateway is stopping."""
+        """As long as one of them finishes its work, clients that connect are told that the gateway is stopping."""
         self._stop.set()
         leaving = list(self._alive)
         for process in leaving:

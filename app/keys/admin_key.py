@@ -13,7 +13,7 @@ _READ_BYTES_MAX = 512
 
 
 def read_key_file(path: Path) -> str | None:
-    """What the file says, or None if there is none. Whoever else could read it cannot any more, where that is ours
+    """What the file says, or None if there is none. Other users who could read it cannot any more, where that is ours
     to decide."""
     try:
         with path.open("rb") as file:

@@ -112,7 +112,7 @@ def read_key(file: Path) -> bytes | None:
 def read_private(file: Path, *, bytes_max: int) -> bytes | None:
     """What a file of ours holds, its first bytes if it is longer; None when there is no such file."""
     try:
-        # Not waiting for whoever writes to a pipe that someone put here.
+        # Without waiting for a writer: an attacker may have put a pipe here.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None

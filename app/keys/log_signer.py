@@ -8,7 +8,7 @@
 
 The memory is what keeps the key from signing two histories: the last head that was signed, in the folder of the keys
 and not in the database. It is durable before its head is shown to anyone, and nothing is signed that does not follow
-from it. Whoever puts back an old database but not the folder is found out here; so keep the two apart, and never
+from it. An old database that was put back without the folder is found out here; so keep the two apart, and never
 restore the folder from a backup together with the database.
 """
 

@@ -77,7 +77,7 @@ def _enter_empty_root() -> bool:
 
 
 def _become_stranger() -> bool:
-    """A user and group of this process alone: nobody else's files, and no other process of the same user."""
+    """A user and group of this process alone: no other user's files, and no other process of the same user."""
     with contextlib.suppress(OSError):
         os.setgroups([])
     for number in (_FIRST_USER + os.getpid() % 65_536, _NOBODY):

@@ -128,7 +128,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         return answer
 
     def close_state(self, number: int) -> None:
-        """Nobody waits for it: what is asked of the child next comes after it."""
+        """Not waited for: what is asked of the child next comes after it."""
         if self._memory.pop(number, None) is not None:
             with contextlib.suppress(ChildLost):
                 self.send(Frame(frames.CLOSE, number))
@@ -166,7 +166,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._kill(_Verdict("OUTPUT", str(refused), is_heads=True))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        # It ends, and its status will say why. One that only closed its pipe would work where nobody hears it.
+        # It ends, and its status will say why. One that only closed its pipe would work on, unheard by the host.
         self._loop.call_later(_PIPE_GRACE_S, self._kill, _Verdict("DIED", "it closed its pipe", is_heads=True))
 
     def process_exited(self) -> None:
@@ -180,7 +180,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             if not answer.done():
                 is_guilty = is_head and verdict.is_heads
                 answer.set_exception(ChildLost(verdict.reason, is_guilty=is_guilty, detail=verdict.detail))
-                answer.exception()  # nobody is told twice where the caller went away
+                answer.exception()  # retrieved, so that asyncio does not log it where the caller went away
             is_head = False
         self._memory.clear()
         if self._pidfd is not None:
@@ -191,7 +191,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._transport.close()
 
     def _judge(self, status: int | None) -> _Verdict:
-        """Why it ended by itself. A kill from outside, and memory that all states filled, are nobody's fault."""
+        """Why it ended by itself. A kill from outside, and memory that all states filled, are no single program's
+        fault."""
         if status in (-signal.SIGPROF, -signal.SIGXCPU):
             return _Verdict("CPU", f"more than {self.limits.kill_cpu_s:g} s of CPU in one slice", is_heads=True)
         if status == _EXIT_MEMORY:

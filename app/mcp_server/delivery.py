@@ -77,7 +77,7 @@ class Delivery:
         return True
 
     def _unacknowledged(self) -> int | None:
-        """Bytes that the other side has not acknowledged; None when nobody knows."""
+        """Bytes that the client has not acknowledged; None where the system does not tell."""
         if self._socket is None:
             return None
         try:

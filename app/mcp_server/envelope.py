@@ -36,7 +36,7 @@ SERVER_INFO_KEY: Final = f"{_PREFIX}serverInfo"
 SUBSCRIPTION_KEY: Final = f"{_PREFIX}subscriptionId"
 RELATED_TASK_KEY: Final = f"{_PREFIX}related-task"
 
-# What a header repeats of the body, so that whoever routes by headers routes what is executed.
+# What a header repeats of the body, so that a proxy that routes by headers routes what is executed.
 _NAMED: Final = {
     "tools/call": "name",
     "prompts/get": "name",

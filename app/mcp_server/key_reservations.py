@@ -73,7 +73,7 @@ class Intent:
     async def conclude(self, delivery: Delivery | None) -> None:
         """`delivery`: of the answer that ends the call; None when there was none."""
         with contextlib.suppress(asyncio.CancelledError):
-            # Whoever waits here may be cancelled; what was learned is recorded all the same.
+            # The request that waits here may be cancelled; what was learned is recorded all the same.
             await asyncio.shield(asyncio.create_task(self._concluded(delivery)))
 
     async def _concluded(self, delivery: Delivery | None) -> None:

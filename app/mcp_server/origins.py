@@ -23,7 +23,7 @@ class Origins:
         self._origins = frozenset(origin.lower() for origin in origins)
 
     def verify(self, headers: Mapping[str, str]) -> None:
-        """Raise Forbidden for a request that a page has made in somebody else's name."""
+        """Raise Forbidden for a request that a web page has made in its visitor's name."""
         host = headers.get("host", "")
         name = _host_in(f"//{host}")
         if name is None or (name not in self._hosts and not _is_address(name)):

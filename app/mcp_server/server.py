@@ -267,7 +267,7 @@ class McpEndpoint:
             fresh = await self._services.authenticator.authenticate(header_of(request.scope, b"authorization"))
         except Unauthenticated:
             return False
-        except TgaError:  # nobody can tell now: the next event asks again
+        except TgaError:  # it cannot be told now: the next event asks again
             return True
         return fresh == principal
 
@@ -330,7 +330,7 @@ class _Exchange:
             answering.cancel()
             ended, _ = await asyncio.gather(answering, gone, return_exceptions=True)
             if called is None and isinstance(ended, Called) and ended.intent is not None:
-                await ended.intent.conclude(None)  # it came when nobody waited any more
+                await ended.intent.conclude(None)  # it came when the client did not wait any more
 
     async def _wait(self, answering: asyncio.Future[Called], gone: asyncio.Task[None]) -> None:
         pause_s = MCP_STREAM_AFTER_MS / 1000

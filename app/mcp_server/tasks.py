@@ -57,7 +57,7 @@ async def created_task(services: Services, trace_id: TraceId, client: Client) ->
 
 
 class Tasks:
-    """Each principal sees its own calls as tasks, and nobody else's."""
+    """Each principal sees its own calls as tasks, and no others."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -83,7 +83,7 @@ class Tasks:
             raise RpcError(INVALID_PARAMS, "the task is over; it cannot be cancelled")
         is_told = False
         if stored.waiting == "supervisor":
-            # If somebody was faster, what became of it is what the task says.
+            # If a person was faster, what became of it is what the task says.
             with contextlib.suppress(AlreadyDecided, ApprovalExpired, ConcurrentExecution):
                 await self._services.runtime.withdraw(
                     trace_id, principal, rationale="cancelled by its caller over MCP", wait_ms=CALL_WAIT_MS

@@ -228,7 +228,7 @@ class PostgresAccess(Closing):
         return await answer
 
     async def _look(self) -> None:
-        """One query after the other until nobody waits. Strangers can make us ask, not ask often: however many keys
+        """One query after the other until no request waits. Strangers can make us ask, not ask often: however many keys
         they make up, a key that exists waits for one query, and the ledger's sessions stay free."""
         while self._wanted:
             asked = list(itertools.islice(self._wanted, ACCESS_LOOKUP_KEYS_MAX))

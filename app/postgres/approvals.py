@@ -176,7 +176,7 @@ def _call(row: asyncpg.Record) -> WaitingCall:
 def _verified_request(raw: bytes | None, digest: bytes) -> dict[str, JsonValue]:
     if raw is None:
         raise RecoveryFailed("the request's payload is missing")
-    if digest_of_bytes(raw) != digest.hex():  # I5: nobody decides on what was not asked
+    if digest_of_bytes(raw) != digest.hex():  # I5: a person must not decide on what was not asked
         raise ChecksumMismatch("the stored request is not the one that the log commits to")
     return parse_object(raw, bytes_max=ARTIFACT_BYTES_MAX)
 

@@ -1,7 +1,7 @@
 """Compare what stands in the database with what the migrations make, and say what to do about each difference.
 
 `expected_schema.json` is generated (`make generate`) by migrating an empty database and reading its inventory. What a
-promise rests on refuses a start. What only costs time, or lets somebody read, is told and does not.
+promise rests on refuses a start. What only costs time, or lets another role read, is told and does not.
 """
 
 from __future__ import annotations

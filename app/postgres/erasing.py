@@ -157,7 +157,7 @@ async def _load_finished(
     sessions: Sessions, stream: str, kind: ErasableKind, tenant: str
 ) -> tuple[Head, dict[str, Any], Claim | None]:
     """The stream's head, what the erasure says of its payloads, and its claim; all of it verified: after the erasure
-    nobody can compare them any more."""
+    they cannot be compared any more."""
     name = kind.documents.kind.name
     rows = await sessions.fetch(_STREAM, stream, tenant)
     if not rows:

@@ -1,4 +1,4 @@
-"""Every entry of every stream in the order of the ledger, for whoever follows it."""
+"""Every entry of every stream in the order of the ledger, for its followers."""
 
 from __future__ import annotations
 

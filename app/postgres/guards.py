@@ -26,7 +26,7 @@ _UNSAFE: Final = {
 async def find_problems(url: str) -> list[Problem]:
     """Everything about the server and the schema that would let a promise be broken; empty when it is fit.
 
-    Read at one moment, by whoever the URL names: a superuser can change it again the moment after.
+    Read at one moment, as the role that the URL names: a superuser can change it again the moment after.
     """
     session = await connect(url)
     try:

@@ -288,6 +288,6 @@ def _time_in(trace_id: str) -> str | None:
     try:
         milliseconds = int(trace_id[:8] + trace_id[9:13], 16)
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
-    except (ValueError, OverflowError):  # whoever names a trace chooses its time: it may lie beyond every calendar
+    except (ValueError, OverflowError):  # the time of a trace that its caller named: beyond every calendar
         return None
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{milliseconds % 1000:03}Z"

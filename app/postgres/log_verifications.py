@@ -63,7 +63,7 @@ class LogVerificationStore:
     async def save(
         self, verification_id: str, attempt: int, told: dict[str, Any], *, is_over: bool, is_conclusive: bool
     ) -> bool | None:
-        """Whether somebody wants it stopped; None when it is this attempt's no more."""
+        """Whether a caller wants it stopped; None when it is this attempt's no more."""
         statement = "SELECT tga.save_log_verification($1, $2, $3, $4, $5) AS is_to_stop"
         (row,) = await self._sessions.commit(statement, verification_id, attempt, _text(told), is_over, is_conclusive)
         is_to_stop: bool | None = row["is_to_stop"]
@@ -101,5 +101,5 @@ def _kept(row: asyncpg.Record) -> KeptVerification:
 
 
 def _text(told: dict[str, Any]) -> str:
-    """In ASCII: what was found in a database that somebody changed may be any text."""
+    """In ASCII: what was found in a database that was tampered with may be any text."""
     return json.dumps(told)

@@ -41,7 +41,7 @@ class PostgresIntents:
         """Unless it is `busy`, `leave` or `settle` must follow."""
         lock = self._beginning.setdefault(fingerprint, asyncio.Lock())
         try:
-            # One at a time: what is held here must be known to whoever asks next.
+            # One at a time: what is held here must be known to the next request.
             async with lock:
                 holder = self._executor_id()
                 (row,) = await self._sessions.commit(
@@ -71,7 +71,7 @@ class PostgresIntents:
                 await event.wait()
 
     async def leave(self, fingerprint: bytes, begun: Begun) -> None:
-        """The answer is still owed; whoever comes back gets it."""
+        """The answer is still owed; the client that comes back gets it."""
         try:
             await self._sessions.commit("SELECT tga.mcp_leave($1, $2, $3::uuid)", fingerprint, begun.key, begun.holder)
         finally:

@@ -1,8 +1,8 @@
 """Who executes which stream (I6), without a lease clock.
 
 An executor holds one session-level advisory lock on its own id, on a session kept for that alone. A stream's head
-names its owner. Whoever wants the stream asks PostgreSQL whether the owner's lock is still held: a dead process has
-lost its session, and its streams are free at once; a living one is never robbed.
+names its owner. An executor that wants the stream asks PostgreSQL whether the owner's lock is still held: a dead
+process has lost its session, and its streams are free at once; a living one is never robbed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Executor(Closing):
         self._session = session
         self._backend_pid = backend_pid
         self._cut = _cut_detector(session)
-        self._is_closing = False  # set by whoever closes it: then the session's end is no loss
+        self._is_closing = False  # set by `close`: then the session's end is no loss
         # Questions to the server whether the lock is held: the one under way, since when, and the one after it.
         self._asking: asyncio.Task[str | None] | None = None
         self._asked_at = math.inf
@@ -87,8 +87,8 @@ class Executor(Closing):
     async def verify(self) -> None:
         """Raise StoreUnavailable unless the session lives, is the same backend, and still holds its lock.
 
-        Then it has held it without a break since it was opened, and nobody has taken a stream of this executor's. If
-        not, or if the server does not answer at all, the session is given up, and the id with it.
+        Then it has held it without a break since it was opened, and no other executor has taken a stream of this one's.
+        If not, or if the server does not answer at all, the session is given up, and the id with it.
         """
         found = await asyncio.shield(self._question())
         if found is not None:

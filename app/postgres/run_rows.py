@@ -64,7 +64,7 @@ SELECT count(*) FILTER (WHERE r.stream_no IS NULL) AS without_row,
 
 
 class RunStanding(NamedTuple):
-    """Of the runs that are open: how many need somebody, and how many the scheduler does not see as they stand."""
+    """Of the runs that are open: how many need a person, and how many the scheduler does not see as they stand."""
 
     without_row: int
     elsewhere: int

@@ -1,7 +1,7 @@
 """The sequencer: entries become leaves in the order of their commits, and the tree's heads are signed and published.
 
 One at a time across gateways: the one whose session holds a lock. All that it writes goes through that very session, so
-that whoever has lost the lock has lost its hands too. Others stand by, and follow the published heads.
+that a sequencer that has lost the lock can write nothing more. Others stand by, and follow the published heads.
 
 A round is: places for new entries (committed), hashes of the subtrees that they complete (committed), the head signed
 and remembered beside the key (durable), the head published (committed). A crash between any two of them is finished by
@@ -174,7 +174,7 @@ class Sequencer:
 
     @property
     def condition(self) -> LogCondition:
-        """How the log is kept here, in words for whoever may ask; where and by whom is for the gateway's own log."""
+        """How the log is kept here, in words for /readyz; where and by whom is for the gateway's own log."""
         if self._failure is not None:
             return LogCondition("failing", self._failure.what)
         if self._is_held_up:
@@ -275,7 +275,7 @@ class Sequencer:
             if told not in self._failures_told:
                 self._failures_told.add(told)
                 logger.error("the log waits, and this gateway signs nothing: %s", error)
-        self._failure = error.with_traceback(None)  # which would keep the frames of whoever failed
+        self._failure = error.with_traceback(None)  # which would keep the frames of what failed
 
     def _note_success(self) -> None:
         if self._fault is not None:

@@ -195,7 +195,7 @@ class Sessions(Closing):
                 connection.terminate()  # it would be handed out again, and fail again
             self._release_later(connection)
             raise
-        # Whoever waits for one waits at the pool.
+        # A task that waits for one waits at the pool.
         if self._waiting or self._is_closing or len(self._at_hand) >= _AT_HAND_MAX:
             await self._release(connection)
         else:

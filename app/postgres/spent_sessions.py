@@ -28,7 +28,7 @@ class PostgresSpentSessions:
         self._changes = 0
 
     async def spend(self, value: str, *, until: str) -> bool:
-        """Whether nobody has spent it before; durable when this returns."""
+        """Whether it was not spent before; durable when this returns."""
         digest = _digest(value)
         (row,) = await self._sessions.commit(
             "SELECT tga.spend_session($1, $2) AS is_first", digest, datetime.fromisoformat(until)

@@ -76,7 +76,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Counted:
-    """By when calls were asked for, and by qualified server and tool. By time nobody asks who decided, by which rules,
+    """By when calls were asked for, and by qualified server and tool. By time no page asks who decided, by which rules,
     or with which errors: those are in `total` and `by_tool`."""
 
     total: Tally

@@ -6,7 +6,7 @@ and answers repeats, but is in no tree and in no export. Nothing else can leave 
 cursor had ended when the cursor came by, and its leaf was committed together with the cursor.
 
 After dump and restore the numbers of two clusters stand side by side. Until the sequencer has walked through the
-restored ledger once, nobody can tell, so nothing is judged.
+restored ledger once, it cannot be told, so nothing is judged.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Body:
             return decode(made.value, self.type, None if made.blob is None else made.blob.data, where=where)
 
     def _shown(self, following: Operation | None) -> Sequence[Sent]:
-        """The intent of the step that comes next; not of a worker that leaves: nobody would run it."""
+        """The intent of the step that comes next; not of a worker that leaves: it would not run it."""
         frame, attempt = self.frame, self.attempt
         if following is None or attempt.host.is_draining:
             return ()
@@ -151,7 +151,7 @@ class Body:
         return decode(made.value, self.type, None if made.blob is None else made.blob.data, where=str(self.operation))
 
     async def interrupt(self) -> Any:
-        """It had begun and may not run twice: nobody knows how far it came, and the program is told."""
+        """It had begun and may not run twice: how far it came is not known, and the program is told."""
         said = {
             "type": "INTERRUPTED",
             "message": f"{self.operation.name} had begun when its worker was lost; whether it happened is not known",
@@ -302,7 +302,7 @@ def own(value: Any) -> Any:
 
 
 def log_failure(attempt: Attempt, path: str, operation: Operation, error: Exception | None) -> None:
-    """For whoever looks into the worker's log: the journal, and so the program, has class and message alone."""
+    """For readers of the worker's log: the journal, and so the program, has class and message alone."""
     if not isinstance(error, OperationError):
         attempt.log.warning("run %s at %s: %s failed", attempt.run_id, path, operation, exc_info=error)
 

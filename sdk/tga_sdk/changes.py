@@ -2,7 +2,7 @@
 
 A change is recorded as the worker protocol wants it (`{op, at, to}`), and made by edits of single lists and objects.
 Recorded changes that are applied are made by the same edits, so a list or an object that is the same one after a change
-was made is the same one after it was applied: whoever holds on to it sees the same in a replay. A list that is
+was made is the same one after it was applied: a program that holds on to it sees the same in a replay. A list that is
 rearranged, and stays the same list, is recorded as set to [] and then to its items; one that is replaced is set once.
 """
 
@@ -146,7 +146,7 @@ class Mark:
 
 
 class Follower(Protocol):
-    """Whoever keeps a copy of a document in another place, as a Lua program does of its state."""
+    """The keeper of a copy of a document in another place, as a Lua program's of its state."""
 
     def made(self, change: Mapping[str, Any], edits: Edits) -> None:
         """The change was just made."""
@@ -208,7 +208,7 @@ class Document:
         if self._defaults and key not in holder:
             made = self.default_of(holder, key)
             if type(made) is type(to) and made == to:
-                return SetMember(holder, key, made)  # whoever has read the default goes on with what stands here
+                return SetMember(holder, key, made)  # a program that has read the default goes on with what stands here
         return SetMember(holder, key, to)
 
     def remove(self, holder: Any, key: Any) -> Edit:

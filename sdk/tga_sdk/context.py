@@ -60,7 +60,7 @@ class Context(Questions, Generic[S]):
     Guaranteed of every operation: once it is recorded it is not executed again, whatever crashes, and the program gets
     the same result in every attempt. Tools are called at most once for each try, under a key that is theirs alone. Not
     guaranteed: that the body of a step that was under way in a crash is not executed again (`at_most_once=True`
-    guarantees that, and then nobody knows whether it happened: `Interrupted`).
+    guarantees that, and then it is not known whether it happened: `Interrupted`).
 
     Operations of one body come one after the other; what should happen at the same time goes into `gather`.
     """
@@ -105,8 +105,8 @@ class Context(Questions, Generic[S]):
         intent: str | None = None,
         type: Any = None,  # noqa: A002
     ) -> Any:
-        """Call a tool through the gateway, as whoever started the run; its output, read as `type` where that is given.
-        What is no JSON comes as `bytes`, and of a tool that answers nothing None.
+        """Call a tool through the gateway, as the caller who started the run; its output, read as `type` where that is
+        given. What is no JSON comes as `bytes`, and of a tool that answers nothing None.
 
         The call is made once: a repeat, by this worker or the next, has the same key. `retry` is for calls that failed
         for certain; each of them is a new call with a key of its own (`/r2`), because one key has one effect. An
@@ -243,9 +243,9 @@ class Context(Questions, Generic[S]):
         """What steps, sub-procedures, an agent's turns and predictions are made of: a body, and a record of its end.
 
         `given` is what the operation is given, for its identity. `shown`: that it has begun is recorded, too, so that
-        whoever looks sees it in progress. `then_shows`: the name of the step, given nothing, that certainly comes next
-        and is shown: that it begins is recorded together with the end of this one. `tool_call`: of an agent's Python
-        tool, the id and arguments of the model's call, for its span.
+        readers of the run see it in progress. `then_shows`: the name of the step, given nothing, that certainly comes
+        next and is shown: that it begins is recorded together with the end of this one. `tool_call`: of an agent's
+        Python tool, the id and arguments of the model's call, for its span.
         """
         frame, attempt = self._begin()
         verify_tier(tier, resume, where=f"{kind} {name}")
@@ -292,7 +292,7 @@ class Context(Questions, Generic[S]):
         return time_of(said)
 
     async def emit(self, value: Any, *, name: str = "emit") -> None:
-        """Show a value to whoever follows the run. It is recorded as an event; the program has nothing of it."""
+        """Show a value to followers of the run. It is recorded as an event; the program has nothing of it."""
         shown = encode(value, tier="event", where=f"event {name}").value
         frame, _ = self._begin()
         operation, path, source, found = await self._enter(frame, "emit", name, None)
@@ -404,7 +404,7 @@ class Context(Questions, Generic[S]):
         return frame.draws.uuid(frame.scope.performed + 1)
 
     def log(self, text: str, *, level: Level = "info") -> None:
-        """A line for whoever looks at the run; it stands with the next operation that is recorded."""
+        """A line for readers of the run; it stands with the next operation that is recorded."""
         frame, attempt = self._begin()
         if len(frame.logs) < LOG_LINES_MAX:
             frame.logs.append(log_line(level, text))

@@ -1,4 +1,4 @@
-"""Defaults that are made anew each time, as an id or a time: whoever reads a value with them gets another one."""
+"""Defaults that are made anew each time, as an id or a time: each reading of a value with them gives another one."""
 
 from __future__ import annotations
 

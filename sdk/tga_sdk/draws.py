@@ -80,7 +80,7 @@ class Drawers:
             path = scope.rpartition(":")[0] if scope.rpartition(":")[2].isdigit() and ":" in scope else scope
 
     def salt_at(self, scope: str, position: int) -> bytes | None:
-        """What to draw from before the operation at this place; None: nobody has been there before this run."""
+        """What to draw from before the operation at this place; None: no run has been there before this one."""
         for run_id, reached in self._reached.items():
             if _is_reached(reached, scope, position):
                 return self._salts[run_id]

@@ -14,7 +14,7 @@ LONGEST_S: Final = 1_000 * YEAR_S  # times are written with four digits of the y
 
 
 def verify_seconds(said: Any, where: str, *, longest: int = LONGEST_S) -> float:
-    """A number of seconds that can be waited: ProcedureInvalid where it is no number, ValueInvalid where nobody can
+    """A number of seconds that can be waited: ProcedureInvalid where it is no number, ValueInvalid where no run can
     wait so long, or for less than no time."""
     if isinstance(said, bool) or not isinstance(said, int | float):
         raise ProcedureInvalid(f"{where}: expected a number of seconds, found {said!r}")

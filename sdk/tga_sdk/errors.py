@@ -412,13 +412,13 @@ class ChildError(OperationError):
 
 
 class TimedOut(OperationError):
-    """Nobody answered in time, or a body took longer than it was given."""
+    """No answer came in time, or a body took longer than it was given."""
 
     code = "TIMED_OUT"
 
 
 class Interrupted(OperationError):
-    """A step that runs at most once had begun when its worker was lost. Nobody knows whether it happened."""
+    """A step that runs at most once had begun when its worker was lost. Whether it happened is not known."""
 
     code = "INTERRUPTED"
 

@@ -12,7 +12,7 @@ What is watched, and how a call is seen:
    Names that the procedure's module took from there before (`from time import time`) are replaced in its globals.
 2. `os.environ` is watched in its class, so `from os import environ` changes nothing.
 3. `datetime` and `date`, and the module `datetime`, are replaced in the procedure's globals alone: C types cannot be
-   changed, and nobody else gets another class. What they make are genuine datetimes.
+   changed, and no other code gets another class. What they make are genuine datetimes.
 4. Files, sockets and processes are seen by an audit hook of the interpreter, also when a library opens them for the
    procedure.
 
@@ -180,7 +180,7 @@ def _look_far(call: str, fix: str, frame: FrameType | None) -> None:
             watch.report(frame, call, fix)
             return
         if name.partition(".")[0] in _OWN_BUSINESS or (name == "asyncio.events" and frame.f_code.co_name == "_run"):
-            return  # the latter: from here on it is whoever runs the event loop, and not who called
+            return  # the latter: from here on the frames are the event loop's, and not the caller's
         frame = frame.f_back
         left -= 1
 

@@ -39,7 +39,7 @@ def key_for(*parts: Any) -> str:
 
 
 def new_key() -> str:
-    """A key for a call that nobody will repeat but the client itself."""
+    """A key for a call that only the client itself repeats."""
     return f"call-{uuid4()}"
 
 

@@ -103,7 +103,7 @@ class Pipe:
             for one in [*batch, *self._waiting]:
                 if not one.answered.done():
                     one.answered.set_exception(error)
-                    one.answered.exception()  # nobody may be waiting for it
+                    one.answered.exception()  # the operation that waited for it may be gone
             self._waiting.clear()
             if isinstance(error, asyncio.CancelledError):
                 raise

@@ -154,7 +154,7 @@ def procedure(
     `version` and the function's digest are pinned to a run when it starts; a worker goes on with runs of the same
     digest, and with those of the versions in `accepts`. `timeout_ms` is for the whole run, `checkpoint_timeout_ms` for
     the time without a word of progress, after which another attempt is made. `retry` is for errors of the body itself:
-    what an operation has recorded as failed stays failed until somebody retries the run.
+    what an operation has recorded as failed stays failed until a person retries the run.
     """
     policy = Policy(timeout_ms, checkpoint_timeout_ms, Retry.of(retry), park_after, retention)
 

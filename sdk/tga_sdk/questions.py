@@ -17,7 +17,7 @@ from tga_sdk.wrappers import Artifact, Secret
 
 
 class Review(BaseModel):
-    """What somebody who was asked for a review has said. `edited` is what is to be used instead, where it was given."""
+    """What a person who was asked for a review has said. `edited` is what is to be used instead, where it was given."""
 
     decision: Literal["approve", "revise", "reject"]
     feedback: str | None = None
@@ -26,8 +26,8 @@ class Review(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """Nobody has answered after so many seconds: these webhooks are told, all if none is named. The question stays
-    open, and whoever looks at the approvals sees that it has been raised."""
+    """No person has answered after so many seconds: these webhooks are told, all if none is named. The question stays
+    open, and the list of approvals shows that it has been raised."""
 
     after: float
     webhooks: Sequence[str] = ()

@@ -172,7 +172,7 @@ def _cached(type_: Any) -> Shape:
 
 def defaults_of(shape: Shape) -> dict[str, Any]:
     """The JSON of a record's fields that have defaults. One that does not fit its own type is left out: pydantic does
-    not check them either, and whoever reads it gets it."""
+    not check them either, and each reader gets it as it is."""
     made = {}
     for field in shape.fields.by_name.values():
         if not field.is_required and not field.is_written_by_record:

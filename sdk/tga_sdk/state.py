@@ -12,8 +12,8 @@ change inside, which costs what they look at, and they cannot change what they l
 until it is first set.
 
 A procedure that is called inline and declares a state has one of its own. While it runs, that stands in the run's state
-as the member `@call:{path}`, beside what the caller keeps, so whoever looks sees both; it goes when the call has ended.
-Each of the two applies of recorded changes what is its own.
+as the member `@call:{path}`, beside what the caller keeps, so readers of the run see both; it goes when the call has
+ended. Each of the two applies of recorded changes what is its own.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class State:
         return mark
 
     def release(self, mark: Mark) -> None:
-        """Nobody rolls back to this mark any more."""
+        """This mark is not rolled back to any more."""
         self._document.release(mark)
         self._left_at.pop(mark, None)
 

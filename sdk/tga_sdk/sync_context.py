@@ -108,7 +108,7 @@ class SyncContext(Generic[S]):
         return self._do(self._ctx.now())
 
     def emit(self, value: Any, *, name: str = "emit") -> None:
-        """Show a value to whoever follows the run; see `Context.emit`."""
+        """Show a value to followers of the run; see `Context.emit`."""
         self._do(self._ctx.emit(value, name=name))
 
     def patched(self, name: str) -> bool:
@@ -164,5 +164,5 @@ class SyncContext(Generic[S]):
         return self._ctx.uuid()
 
     def log(self, text: str, *, level: Level = "info") -> None:
-        """A line for whoever looks at the run; see `Context.log`."""
+        """A line for readers of the run; see `Context.log`."""
         self._ctx.log(text, level=level)

@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
 
 
 def verify_tier(tier: str, resume: str, *, where: str) -> None:
-    """TierInvalid unless a value can be kept so. Whoever skips an operation in a replay needs its value."""
+    """TierInvalid unless a value can be kept so: a replay that skips an operation needs its value."""
     if tier not in TIERS:
         raise TierInvalid(f"{where}: tier={tier!r} is unknown; expected one of {', '.join(sorted(TIERS))}")
     if resume not in ("snapshot", "recompute"):

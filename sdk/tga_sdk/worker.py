@@ -174,7 +174,7 @@ class Worker:
                     del asking[answered]
                     for leased in answered.result():
                         self._begin(host, leased)
-        finally:  # also when this worker is cancelled: a run that it leased then would be nobody's
+        finally:  # also when this worker is cancelled: a run that it leased then would have no worker
             stopping.cancel()
             for task in asking:
                 task.cancel()

@@ -12,7 +12,7 @@ When the other end of the lifeline is closed, by the gateway or by its death, th
 little later all descendants are killed. When the command has ended, what it left behind is killed, and the guards end
 with its code.
 
-Not ended: what runs in somebody else's name (setuid), and what the command had another service start for it (a
+Not ended: what runs as another user (setuid), and what the command had another service start for it (a
 container, a unit of systemd). Where there are no subreapers, only the command's process group is ended
 (`ends_all_descendants`); and if both guards are killed at once, only the command itself.
 """
@@ -35,7 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # How often it is looked whether all are gone, and for how long if nothing changes: what cannot be killed, because it is
-# somebody else's or sits in the kernel, is then left to the signal that it was sent.
+# another user's or sits in the kernel, is then left to the signal that it was sent.
 _LOOK_FIRST_S = 0.0005
 _LOOK_MAX_S = 0.5
 _NO_CHANGE_MAX_S = 10.0
@@ -142,7 +142,7 @@ def _reap(child: int) -> int | None:
 
 
 def _end_descendants(child: int) -> int:
-    """Kill all that there are until there are none, also if they fork all the time: whoever was killed forks no more,
+    """Kill all that there are until there are none, also if they fork all the time: a killed process forks no more,
     and its children are children of this process then. The code of `child`, if it ends here."""
     code, look_s, changed_at = 0, _LOOK_FIRST_S, time.monotonic()
     seen: set[int] = set()

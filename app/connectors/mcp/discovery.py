@@ -92,7 +92,7 @@ def discover(server_id: str, server: ServerConfig, listing: Listing) -> Discover
         name = listed.get("name")
         try:
             tool = _tool(server_id, server, listed)
-        except Exception as error:  # of what libraries raise over what a server wrote, nobody has a list
+        except Exception as error:  # libraries document no list of what they raise over a server's text
             problems.append(plain(f"tool {shown(name)} is left out: {_said(error)}", 512))
             continue
         if tool.tool_name in tools:

@@ -1,6 +1,7 @@
 """One MCP tool server: kept connected, its tools known, its calls sent once.
 
-A server that cannot be reached stops nobody: it is tried again, more and more rarely, and calls to it are not sent.
+A server that cannot be reached holds up no other: it is tried again, more and more rarely, and calls to it are not
+sent.
 """
 
 from __future__ import annotations
@@ -334,7 +335,7 @@ class McpServer:
                 return "the server does not know the session"
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 2, MCP_BACKOFF_MAX_MS)
-            self._tools_changed.set()  # while nobody listened, anything may have changed
+            self._tools_changed.set()  # the tools may have changed while this gateway did not listen
 
     async def _refresh(self, session: Session) -> None:
         listing = await session.list_tools()
@@ -345,7 +346,7 @@ class McpServer:
         self._tell([*discovery.problems, *unpinned])
 
     def _tell(self, problems: Sequence[str]) -> None:
-        """What is wrong with its tools: for whoever asks, and in the log what was not wrong before."""
+        """What is wrong with its tools: kept for `tga servers`, and logged where it was not wrong before."""
         told = bounded_problems(problems)
         for problem in told:
             if problem not in self._known.problems:

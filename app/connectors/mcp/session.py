@@ -161,7 +161,7 @@ async def open_session(link: Link, *, pinned_version: str | None, timeout_ms: in
     """Agree with the server on a version, the newest first unless one is pinned. Raises NoAgreement.
 
     A server that is still starting answers late, and in order. So the second question is asked only when the first was
-    answered: whoever asks both at once may get the answer to the wrong one.
+    answered: a client that asks both at once may get the answer to the wrong one.
     """
     deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
     if pinned_version is None or pinned_version == MODERN_VERSION:

@@ -57,7 +57,7 @@ class TooMuchUnasked(Exception):
 async def events(answer: Answer, unasked: Unasked) -> AsyncIterator[Event]:
     """The events, to the end of the stream or to the first that does not end. What breaks the source is raised.
 
-    Whoever reads notes in `unasked` which events were not asked for; comments and the like are noted here. Raises
+    The caller notes in `unasked` which events were not asked for; comments and the like are noted here. Raises
     TooMuchUnasked.
     """
     reader = EventReader()

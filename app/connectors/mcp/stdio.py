@@ -172,7 +172,7 @@ class StdioLink:
             self._lose(type(error).__name__)
 
     def _take(self, line: bytes | Large, lines: Lines) -> bool:
-        """Whether it was asked for: an answer that somebody waits for."""
+        """Whether it was asked for: an answer that a request waits for."""
         try:
             if isinstance(line, Large):
                 return self._take_large(line, lines.edges)

@@ -188,7 +188,8 @@ class Link(Protocol):
     """A way to one MCP server. It writes each request once, whatever happens, and raises for nothing it does."""
 
     async def request(self, outgoing: Outgoing, *, timeout_s: float | None) -> Heard:
-        """CancelledError passes through, and then nothing is known; the server is told that nobody waits."""
+        """CancelledError passes through, and then nothing is known; the server is told that the caller does not
+        wait."""
         ...
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...

@@ -68,7 +68,7 @@ async def _metrics(
     try:
         stats = await visit.api.find("/v1/stats", since=since, server_id=server_id, tool_name=tool_name)
     except ApiProblem:
-        return None  # a tool that nobody knows: the list says so
+        return None  # an unknown tool: the list says so
     if stats is None:
         return None
     first, step_ms = moment(stats["since"]), stats["span_s"] * 1000

@@ -46,7 +46,7 @@ class Report:
     erased_streams: int = 0
     signatures: int = 0
     signatures_by_retired_keys: int = 0
-    seals_unopened: int = 0  # there, but without their key nobody can tell whether they are the right ones
+    seals_unopened: int = 0  # there, but without their key it cannot be told whether they are the right ones
     payloads_erased: int = 0
     payloads_withheld: int = 0
     references_unknown: int = 0  # to streams that a part of the ledger does not hold

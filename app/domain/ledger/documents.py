@@ -82,7 +82,7 @@ class Part(BaseModel):
             fields = {**defaults, **fields}
         made = object.__new__(cls)
         _SET_DICT(made, fields)
-        _SET_FIELDS_SET(made, fields_set)  # shared: nobody changes it
+        _SET_FIELDS_SET(made, fields_set)  # shared, and never changed
         _SET_EXTRA(made, None)
         _SET_PRIVATE(made, None)
         _KEEP(made, None)

@@ -157,7 +157,8 @@ class Executions(Generic[X, R]):
             poll_ms = min(poll_ms * 2, FOLLOW_POLL_MAX_MS)
 
     async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncGenerator[Recovery[R], None]:
-        """Every stream that nobody executes and that waits for nobody, oldest first, a bounded number at a time.
+        """Every stream that no executor works on and that waits for no person, oldest first, a bounded number at a
+        time.
 
         One that cannot be recovered is reported, and does not stop the others.
         """

@@ -71,13 +71,13 @@ class StreamOwner(Protocol):
         ...
 
     async def list_recoverable(self, kind: str, *, after: str | None, limit: int) -> list[str]:
-        """Streams of this kind that are not finished, wait for nobody and have no living owner but this one; oldest
+        """Streams of this kind that are not finished, wait for no person and have no living owner but this one; oldest
         first."""
         ...
 
 
 class NoOwner:
-    """The StreamOwner of streams that nobody owns. Every gateway appends to them; the head that a plan was made on
+    """The StreamOwner of streams without an owner. Every gateway appends to them; the head that a plan was made on
     decides whose plan comes first (I1, I5). Acquiring one takes no lock, so a commit that is thought lost may still
     happen later: committing the same plan again is refused then, and settled."""
 

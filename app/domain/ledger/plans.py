@@ -139,7 +139,7 @@ class PlanGroup(NamedTuple):
     needs: Sequence[int | None] = ()
 
     def verify(self, plans_max: int) -> None:
-        """ValueError when it can be no group: whoever made it has made a mistake."""
+        """ValueError when it can be no group: the caller has made a mistake."""
         if not 0 < len(self.plans) <= plans_max:
             raise ValueError(f"a group is 1 to {plans_max} plans, this one has {len(self.plans)}")
         if len({plan.stream for plan in self.plans}) < len(self.plans):

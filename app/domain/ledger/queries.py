@@ -1,7 +1,7 @@
 """The ports of reading: what is asked of streams of any kind, and of the ledger as a whole, by those who show it.
 
 A stream is asked for by its name. What a kind lists of its own (a trace's tool, what waits for a person) stands with
-that kind. Nothing is verified here: whoever shows an entry compares its digest.
+that kind. Nothing is verified here: the caller that shows an entry compares its digest.
 """
 
 from __future__ import annotations

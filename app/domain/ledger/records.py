@@ -85,7 +85,7 @@ class StreamDocuments(Generic[E, A]):
         return Record(entry, artifact)
 
     def _read_usual(self, raw: bytes, digest: Digest) -> E | None:
-        """An entry that is spelled as `plan` writes them, which all are that nobody has changed. None says nothing of
+        """An entry that is spelled as `plan` writes them, which all are that were not changed. None says nothing of
         the bytes: the model must. It admits whatever is admitted here (tests compare them), ten times slower."""
         usual = self._usual.fullmatch(raw)
         if usual is None:

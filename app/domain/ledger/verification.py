@@ -13,8 +13,8 @@ Theory, before the steps:
 4. A database holds each stream whole, with more beside it: head, claim, checkpoints. So there the walk goes on after a
    finding, from what the row claims to be: one wrong entry is one finding, and a second wrong one is found too. A
    bundle holds all streams through one another, and what follows a wrong entry proves nothing: that stream has ended.
-5. A payload that is not there was erased, or withheld from another tenant's bundle, or somebody removed it. A database
-   says beforehand whether the stream was erased; in a bundle that is known when all covered entries were seen.
+5. A payload that is not there was erased, or withheld from another tenant's bundle, or removed by an attacker. A
+   database says beforehand whether the stream was erased; in a bundle that is known when all covered entries were seen.
 
 The steps. Of each row, in `follow`; the first check that fails is the row's finding:
 
@@ -78,7 +78,7 @@ ORIGINS_DEPTH_MAX: Final = 100  # forks of forks
 
 
 class Walk:
-    """Steps 1 to 11, stream by stream. Whoever feeds it brings the rows of each stream in their order."""
+    """Steps 1 to 11, stream by stream. The caller brings the rows of each stream in their order."""
 
     goes_on_after_findings: ClassVar[bool] = True
     tenant: str | None = None  # what is walked is the bundle of this tenant

@@ -59,7 +59,7 @@ class TimeLimit:
             self._timer = self._loop.call_later(max(0.0, self._seconds), self._end)
 
     def stop(self, raised: type[BaseException] | None) -> bool:
-        """Whether `raised`, which ends the limited part, is this limit's doing and nobody else's."""
+        """Whether `raised`, which ends the limited part, is this limit's doing and not another cancellation's."""
         if self._timer is not None:
             self._timer.cancel()
         if not self._is_over or self._task is None:

@@ -1,4 +1,4 @@
-"""How a gateway keeps the log, for whoever watches it."""
+"""How a gateway keeps the log, for /readyz, metrics and operators."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The tree is rebuilt from the entries' own bytes. Every signed head that anyone kept (a client, the signer, the database
 itself) is a place where it must have exactly one root; up to the last one that fits, the log can be trusted, and from
-the first one that does not, it cannot. What is in between nobody can tell.
+the first one that does not, it cannot. What is in between cannot be told.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whether the rules fit the tools that there are: what Cedar passes over in silence, because it can never match.
 
-A rule on a tool that nobody has forbids nothing. Neither does one that compares a secret argument with a value: rules
-see a commitment in its place. Both may be meant (one file for several gateways), so they are warnings, not mistakes.
+A rule on a tool that does not exist forbids nothing. Neither does one that compares a secret argument with a value:
+rules see a commitment in its place. Both may be meant (one file for several gateways), so they are warnings, not
+mistakes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Path = tuple[str, ...]
 
 
 def find_misfits(rules: Iterable[Rule], tools: Iterable[Tool], *, undiscovered: Collection[str] = ()) -> list[str]:
-    """What to tell whoever wrote the rules, with the line and what to write instead.
+    """What to tell the author of the rules, with the line and what to write instead.
 
     `undiscovered`: ids of servers that have told nothing, or not all, of their tools; any tool may be theirs.
     Only the head of a rule narrows the tools that it is about: one that narrows them in its condition may be told of

@@ -145,7 +145,7 @@ class RunStart(RunDocument):
 
     @property
     def is_strict(self) -> bool:
-        """Whether whoever started it wanted what a replay would not repeat to stop it."""
+        """Whether its caller wanted it stopped by what a replay would not repeat."""
         return self.strict_determinism is True
 
     def _members(self) -> dict[str, Any]:
@@ -423,7 +423,7 @@ class Resolved(Part):
 
 
 class RunResumption(RunDocument):
-    """`frontier_digest`: of the frontier after `reopens`, so that whoever verifies computes the same one."""
+    """`frontier_digest`: of the frontier after `reopens`, so that a verifier computes the same one."""
 
     artifact_type: ClassVar[RunArtifactType] = "run_resumption"
     schema_id: Literal["tga/v1/run_resumption"] = "tga/v1/run_resumption"

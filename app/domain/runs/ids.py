@@ -1,4 +1,4 @@
-"""Ids that follow from others, so that whoever repeats a request names the same thing: leases, traces and children."""
+"""Ids that follow from others, so that a repeated request names the same thing: leases, traces and children."""
 
 from __future__ import annotations
 

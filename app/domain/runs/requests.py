@@ -25,7 +25,7 @@ class _Request(Part):
 
 
 class StepRequest(_Request):
-    """A step that is performed at most once: after a crash nobody performs it again."""
+    """A step that is performed at most once: after a crash no worker performs it again."""
 
 
 class _LeavesOut(_Request):
@@ -68,7 +68,7 @@ class ToolRequest(_LeavesOut):
 
 
 class Escalation(Part):
-    """Nobody has answered by then: these webhooks are told, all if none is named, and the question stays open."""
+    """No person has answered by then: these webhooks are told, all if none is named, and the question stays open."""
 
     at: Time
     webhooks: Annotated[list[Name], Field(max_length=16)]

@@ -97,8 +97,8 @@ def _over_at(run: Run, path: str, now: str) -> str | None:
     if begun is None:
         return now
     if begun.kind in ("tool", "child"):
-        # Whoever ends it tells the run. If that one died in between, looking finds it: the longer it takes, the less
-        # often, so that waiting costs nothing.
+        # The gateway that ends it tells the run. If that one died in between, looking finds it: the longer it takes,
+        # the less often, so that waiting costs nothing.
         waited = elapsed_ms(run.updated_at, now)
         looked_at = later(now, min(max(RUN_RECHECK_MS, waited), RUN_RECHECK_MAX_MS))
         return min(looked_at, begun.due_at or looked_at)

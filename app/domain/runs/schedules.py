@@ -116,7 +116,7 @@ def decide_firing(schedule: Schedule, *, next_at: str, now: str) -> Firing:
 
 
 def run_of_schedule(name: str, time: str) -> str:
-    """The id of the run that the schedule starts for this time: whoever starts it, it is the same run."""
+    """The id of the run that the schedule starts for this time: whichever gateway starts it, it is the same run."""
     return f"{name}:{time}"
 
 

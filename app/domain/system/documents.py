@@ -120,7 +120,8 @@ class PolicySet(SystemDocument):
 
 
 class ErasedClaim(Part):
-    """What the claim of an erased stream is: whoever frees its key, renames it or changes what it stood for is found.
+    """What the claim of an erased stream is: a change that frees its key, renames it or alters what it stood for is
+    found.
 
     `key_digest` is of the key alone, so that a second call with that key shows in an export too. The payload digest is
     of arguments that may be guessed: only a commitment to it stands here, and its salt stays in the database.

@@ -188,7 +188,7 @@ def blobs_of(document: SystemDocument, sequence_number: int) -> list[BlobUse]:
 
 
 def plan_system(state: SystemState, documents: list[SystemDocument], *, executor_id: str, recorded_at: str) -> Plan:
-    """One plan that appends these documents where the stream stands now; owned by nobody, before and after."""
+    """One plan that appends these documents where the stream stands now; without an owner, before and after."""
     planned, head = [], state.head
     for document in documents:
         entry, head, _ = SYSTEM_DOCUMENTS.plan(

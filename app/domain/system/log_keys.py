@@ -1,4 +1,4 @@
-"""The log's key on the record: whoever reads the system stream learns which keys sign heads, and since when."""
+"""The log's key on the record: readers of the system stream learn which keys sign heads, and since when."""
 
 from __future__ import annotations
 

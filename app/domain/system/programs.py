@@ -65,7 +65,7 @@ class KnownSchedule:
 
 
 def digest_said(document: ProcedureRegistration | Schedule) -> Digest:
-    """Of what is said of the program or schedule, whoever recorded it and whenever."""
+    """Of what is said of the program or schedule; by whom and when it was recorded does not count."""
     return digest_of({name: value for name, value in document.to_json().items() if name not in _OF_THE_RECORD})
 
 

@@ -1,4 +1,4 @@
-"""What must hold of a trace before its payloads are erased: afterwards nobody can compare them any more."""
+"""What must hold of a trace before its payloads are erased: afterwards they cannot be compared any more."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class TgaRuntime:
             return await patience.wait(execution, task)
 
     async def expire(self, trace_id: TraceId) -> Answer:
-        """Record that nobody decided in time; ApprovalNotExpired when, by the store's clock, there is still time."""
+        """Record that no person decided in time; ApprovalNotExpired when, by the store's clock, there is still time."""
         async with self._executions.taken(TRACE.stream(trace_id)) as execution:
             self._executor.advance(execution, self._supervision.expire(execution))
             execution.begin_anew()
@@ -255,7 +255,7 @@ class TgaRuntime:
             return await patience.wait(execution, task)
 
     async def recover_all(self, *, at_once: int = RECOVERIES_AT_ONCE_MAX) -> AsyncGenerator[Recovered, None]:
-        """Every trace that nobody executes and that waits for nobody, oldest first, a bounded number at a time.
+        """Every trace that no executor works on and that waits for no person, oldest first, a bounded number at a time.
 
         One that cannot be recovered is reported, and does not stop the others.
         """

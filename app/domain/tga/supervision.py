@@ -88,7 +88,8 @@ class Supervision:
         return self._signed(self._executor.decision(execution, "DENY", by, None, rationale=rationale))
 
     def expire(self, execution: TraceExecution) -> SupervisorDecision:
-        """Nobody decided in time. When this is appended, the store judges by its own clock whether the time is over."""
+        """No person decided in time. When this is appended, the store judges by its own clock whether the time is
+        over."""
         _verify_waiting(execution)
         by = DecidedBy(type="expiry", id="expiry")
         return self._executor.decision(

@@ -9,7 +9,7 @@ Theory, before the table:
 2. A transition is an appended artifact. No state changes without a document that says why, and each document is
    admitted in exactly one state: four documents, four places.
 3. Where an artifact leads is said by one field of it, its verdict: `decision` of a supervisor_decision, `outcome` of a
-   tool_effect. Whoever reads the log can compute the state; no state is ever written down that does not follow.
+   tool_effect. A reader of the log can compute the state; no state is ever written down that does not follow.
 4. Each artifact names the digest of the one before it (`binds_field`): a decision is about one exact request, a call
    carries out one exact decision, an effect is of one exact call. An approval cannot be moved to another request.
 5. The intent is durable before the world is touched. EXECUTING means that a call may have been sent, or not: after a

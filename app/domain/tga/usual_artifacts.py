@@ -1,4 +1,4 @@
-"""Read the artifacts of usual traces at once, for whoever reads many: a tenth of what their models take.
+"""Read the artifacts of usual traces at once, for callers that read many: a tenth of what their models take.
 
 An artifact is accepted if its bytes are a skeleton of literal text (the names of its fields, in the order of RFC 8785)
 with members in between, each of which is matched by a pattern, or is canonical JSON by itself (arguments, an answer).
@@ -229,7 +229,7 @@ def _read_request(raw: bytes, digest: Digest) -> UsualArtifact | None:
 
 
 def _read_decision(raw: bytes, digest: Digest, bound: bytes) -> UsualArtifact | None:
-    """A decision of the policy, which nobody has signed."""
+    """A decision of the policy, which has no signature."""
     said = DECISION.fullmatch(raw)
     if said is None or said["bound"] != bound:
         return None

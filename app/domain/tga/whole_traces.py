@@ -1,4 +1,4 @@
-"""Read a usual trace from its request to its end at once, for whoever has all its rows at hand.
+"""Read a usual trace from its request to its end at once, for callers that have all its rows at hand.
 
 Nearly all rows of a ledger are those of traces that the policy allowed and a tool server answered: four rows, or two if
 the policy denied them. Each row must be what `read_usual` (usual_artifacts.py) accepts after the one before; together

@@ -13,7 +13,7 @@ from app.postgres.embedded.binaries import Account, make_directory
 
 
 def verify_ours(path: Path) -> None:
-    """As root we write and change owners in there: nobody else may put something in its place."""
+    """As root we write and change owners in there: no other user may put something in its place."""
     facts = path.lstat()
     writable_by_others = not stat.S_ISLNK(facts.st_mode) and facts.st_mode & 0o022
     if facts.st_uid != os.geteuid() or writable_by_others:

@@ -38,7 +38,7 @@ class ServerKeeper(Closing):
         self._server = server
         self._fault: TgaError | None = None
         self._ends_in_a_row = 0
-        # Runs in a thread, which cannot be cancelled: whoever closes waits for it.
+        # Runs in a thread, which cannot be cancelled: `close` waits for it.
         self._starting: asyncio.Future[None] | None = None
         self._keeping = asyncio.create_task(self._keep(), name="embedded PostgreSQL")
 

@@ -63,7 +63,7 @@ def clear_way(lock_files: Sequence[Path], data_dir: Path, account: Account | Non
 
 
 def standing_of(pid: int, data_dir: Path, account: Account | None) -> Standing:
-    """A server works in its data directory, and so does every child of it; nobody else does."""
+    """A server works in its data directory, and so does every child of it; no other process does."""
     process = Path("/proc") / str(pid)
     try:
         if not Path("/proc/self/stat").exists():

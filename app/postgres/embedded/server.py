@@ -167,14 +167,14 @@ class EmbeddedPostgres:
                     raise
 
     def stop(self) -> None:
-        """Stop using the server, and stop it if nobody else uses it: a clean shutdown, waited for."""
+        """Stop using the server, and stop it if no other process uses it: a clean shutdown, waited for."""
         if self._users_descriptor is None:
             return
         with self._failures_explained("stop"):
             deadline = time.monotonic() + self._timeout_s
             try:
                 with self._alone(deadline):
-                    # Ours becomes exclusive only if nobody else holds one; start.lock keeps new ones out.
+                    # Ours becomes exclusive only if no other process holds one; start.lock keeps new ones out.
                     if try_exclusive(self._users_descriptor):
                         self._shut_down(deadline)
             finally:
@@ -325,7 +325,7 @@ class EmbeddedPostgres:
             )
 
     def _launch(self, bin_dir: Path, account: Account | None, lock: int) -> int:
-        """Start the server as nobody's child; returns how long the log was before."""
+        """Start the server detached from this process; returns how long the log was before."""
         if self.log_file.exists() and self.log_file.stat().st_size > LOG_BYTES_MAX:
             os.replace(self.log_file, self.log_file.with_name("server.log.1"))
         # The setting is a list, in which a quoted name may hold anything.

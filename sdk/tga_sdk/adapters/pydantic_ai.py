@@ -27,7 +27,7 @@ class GatewayToolset(AbstractToolset[Any]):
     Guaranteed: a tool call of the model is executed once, also when the agent is run again with the same history and
     conversation (`conversation_id`): its key is made of these ids. Wrong arguments go back to the model as a retry;
     denials, failures and calls that wait for a person as a failed result. What a model cannot act on (no gateway, no
-    right to call) is raised to whoever runs the agent.
+    right to call) is raised to the caller of the agent.
 
     `only`: servers, or `server/tool`. `wait`: as for `Client.call`; 0 tells the model that a person has to decide.
     The list of tools is asked for once; `refresh()` asks again.

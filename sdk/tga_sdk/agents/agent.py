@@ -157,7 +157,7 @@ def durable(
 
     `tools` are tools of the gateway (`server.tool`, or `server.*`) that the agent gets besides its own; each of its own
     is a step. `approve` names tools, of either sort, that a person approves first. `retry` and `timeout` (seconds) are
-    of one request to the provider. `stream`: show text as it comes to whoever follows the run.
+    of one request to the provider. `stream`: show text as it comes to followers of the run.
     """
     called = name or agent.name
     if not called:

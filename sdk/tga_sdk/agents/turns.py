@@ -159,7 +159,7 @@ class Turns:
 
 @dataclass
 class Tokens:
-    """Text as it comes, shown to whoever follows the run. It is no value of the journal: the turn's answer is.
+    """Text as it comes, shown to followers of the run. It is no value of the journal: the turn's answer is.
 
     What an earlier attempt of the same turn has shown stands, because the journal only grows; the new attempt's text
     begins anew after it, with `attempt` and `request` saying whose it is.
@@ -190,7 +190,7 @@ class Tokens:
             shown = {"agent": self.name, "attempt": self.ctx.attempt, "request": self._request, "text": self._text}
             self._text, self._shown_at = "", time.monotonic()
             await self.ctx.emit(shown, name=f"{self.name}.tokens")
-            self.ctx._attempt.pipe.start()  # under way now, not with the turn's end; nobody waits for it
+            self.ctx._attempt.pipe.start()  # under way now, not with the turn's end; not waited for
 
     async def _pass_what_was_shown(self) -> None:
         """Step over the events that an attempt before this one has recorded inside the same turn."""

@@ -132,7 +132,7 @@ class Tool(Answered):
 
     @property
     def is_quarantined(self) -> bool:
-        """Its definition has changed and nobody has accepted that: calls are refused."""
+        """Its definition has changed and no operator has accepted that: calls are refused."""
         return (self.pin or {}).get("status") == "quarantined"
 
 

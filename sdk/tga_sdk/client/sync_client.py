@@ -264,7 +264,7 @@ class Client(Connection):
 
         `until="rest"`: to where nothing happens any more unless a person has it go on, which is also when it has
         failed, is parked or has diverged. `until="end"`: to where nothing can happen any more: it is completed or
-        cancelled; a run that failed is followed on, for as long as it takes somebody to retry or cancel it.
+        cancelled; a run that failed is followed on, for as long as it takes a person to retry or cancel it.
         """
         if until == "rest":
             run = self.status(run_id)

@@ -90,7 +90,7 @@ class Facts:
                 yield function
 
     def is_passed_on(self, names: set[str], scope: Scope) -> bool:
-        """Whether one of these names is awaited, returned, or given to somebody who may await it."""
+        """Whether one of these names is awaited, returned, or given to code that may await it."""
         for node, _ in self.module.nodes(scope.node) if scope.node is not None else ():
             if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
                 parent = self.module.parents.get(id(node))

@@ -5,8 +5,8 @@ Every kind of model has one class; `specification({...})` reads a plain dict. Tw
 
 **Trust.** Some formats are programs: who loads such a file executes what is in it. They are loaded only when the
 specification states the file's SHA-256, so that a file that was exchanged on disk is refused; the author of the
-specification vouches for the bytes, nobody else does. `runs_code` says whether a specification is of this sort: a host
-that runs programs of strangers refuses those.
+specification vouches for the bytes, and nothing else does. `runs_code` says whether a specification is of this sort: a
+host that runs programs of strangers refuses those.
 
 | file | loading it | needs |
 |---|---|---|

@@ -140,7 +140,7 @@ class Answering(Calling):
         return False
 
     def tell_relatives(self, run: MemoryRun) -> None:
-        """A run has ended: its parent has its answer, its children have nobody who waits for them."""
+        """A run has ended: its parent has its answer, its children have no parent that waits for them."""
         self.tell_parent(run)
         if run.state in TERMINAL:
             for child in list(self.runs.values()):

@@ -69,7 +69,7 @@ class Calling(Putting):
                 parent={"run_id": run_id, "path": then.path, "intent_digest": begun.artifact_digest},
             )
         elif found is not None:
-            self.tell_parent(found)  # it may have ended while nobody waited for it
+            self.tell_parent(found)  # it may have ended while no parent waited for it
         return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
 
     def _verify_descent(self, run: MemoryRun) -> None:

@@ -52,7 +52,7 @@ class CrashFound(AssertionError):
 
 
 class RunStuck(AssertionError):
-    """The run waits for what nobody will do."""
+    """The run waits for an answer that no one gives."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ class Faults:
         return self._fault(number, faults)
 
     def lease(self) -> str | None:
-        """A lease whose answer does not come: the worker dies, and nobody knows of the run."""
+        """A lease whose answer does not come: the worker dies, and no worker knows of the run."""
         number, self.requests = self.requests, self.requests + 1
         self.passed.append(Boundary("after", number, "the lease of the run"))
         return self._fault(number, ("after",))

@@ -36,7 +36,7 @@ class _Waiter:
         self._event = asyncio.Event()
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # its loop is closed: no task waits any more
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> None:
@@ -147,7 +147,7 @@ class MemoryGateway:
         self.close()
 
     def notify(self) -> None:
-        """Something has changed: whoever waits looks again."""
+        """Something has changed: all who wait look again."""
         for waiter in list(self._waiters):
             waiter.wake()
 
@@ -241,7 +241,7 @@ class MemoryGateway:
             await self._wait(waiter, ends_s, seen or Seen(0))
 
     def begin(self, call: Call) -> None:
-        """Have the function called, if nobody has it called already."""
+        """Have the function called, unless it is being called already."""
         with self.lock:
             if call.state == "AUTHORIZED":
                 call.state = "EXECUTING"

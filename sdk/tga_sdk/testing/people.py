@@ -128,7 +128,7 @@ class ScriptedPeople:
         try:
             gateway.engine.signal(run.run_id, body, self.name)
         except Problem:
-            return  # it has ended meanwhile: nobody waits for it
+            return  # it has ended meanwhile: it waits for no answer
 
     def _hear_call(self, gateway: MemoryGateway, call: Call) -> None:
         name = f"{call.server_id}.{call.tool_name}"

@@ -167,7 +167,7 @@ class Putting(Leasing):
         request: dict[str, Any] = {}
         if isinstance(put, m.AskPut):
             request = put.request.to_json()
-            if request["callback"] is None:  # nobody calls it here; it is recorded all the same
+            if request["callback"] is None:  # it is not called here, and recorded all the same
                 del request["callback"]
             verify_size(request["context"], put.path)
             verify_size(request["default"], put.path)

@@ -203,7 +203,7 @@ def _restored(gateway: MemoryGateway, procedure: Any, golden: Mapping[str, Any])
 
 
 def _ended_child(name: str, start: Mapping[str, Any], ended: dict[str, Any]) -> MemoryRun:
-    """Of a child only its end is known; whoever reads its answer needs no more."""
+    """Of a child only its end is known; its parent reads no more than its answer."""
     child = MemoryRun(name)
     said = {key: value for key, value in start.items() if key not in ("artifact_type", "recorded_at")}
     child.add("run_start", {**said, "run_id": name}, at=start["recorded_at"])

@@ -208,7 +208,7 @@ class Store:
             self.commit(run, [made])
 
     def _escalate(self, run: MemoryRun, intent: Record, now: str) -> None:
-        """Nobody has answered a question by the time that it says: that is recorded, and the question stays open."""
+        """No person has answered a question by the time that it says: that is recorded, and the question stays open."""
         path = intent.said["path"]
         for level, one in enumerate(intent.said["request"].get("escalations", ()), 1):
             if level > run.levels[path] and one["at"] <= now:

@@ -31,7 +31,7 @@ _current: contextvars.ContextVar[Call] = contextvars.ContextVar("tga_tool_call")
 class ToolFailed(Exception):
     """Raised by a tool: it failed. Unless `unknown`, it failed for certain, and may be tried again under a new key.
 
-    `unknown=True`: nobody knows whether it happened (a connection that broke); it is never tried under another key.
+    `unknown=True`: it is not known whether it happened (a connection that broke); it is never tried under another key.
     `output`: what it said all the same, as JSON.
     """
 
@@ -214,7 +214,7 @@ class Tools:
                 "ARGUMENTS_INVALID", f"the arguments do not fit {call.server_id}.{call.tool_name}", expected=found
             )
         why = tool.why_denied(call)
-        if call.key is not None and why is None:  # what the policy refuses leaves its key to whoever asks again
+        if call.key is not None and why is None:  # a call that the policy refuses leaves its key to the next one
             self.by_key[f"{call.server_id}.{call.tool_name}", call.key] = call
         self.by_trace[call.trace_id] = call
         if why is not None:

@@ -15,8 +15,8 @@ from app.domain.runs.schedule import AT_WORK
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedQuestion:
-    """It holds neither message nor context: they may be sensitive, and whoever answers reads them under their own
-    name."""
+    """It holds neither message nor context: they may be sensitive, and the person who answers reads them under their
+    own name."""
 
     path: str
     name: str

@@ -88,7 +88,7 @@ class Answering:
     async def _is_repeat(
         self, work: Work, path: str, value: Value, principal: Principal, intent_digest: str | None
     ) -> bool:
-        """Whether this very answer was recorded lately: whoever gave it did not hear that it counted."""
+        """Whether this very answer was recorded lately: the client that gave it did not hear that it counted."""
         found = await self._last(work, RunAnswer, lambda said: said.path == path)
         if found is None or intent_digest not in (None, found.intent_digest):
             return False
@@ -105,7 +105,7 @@ class Answering:
         return found
 
     async def signal(self, run_id: str, name: str, signal_id: str, value: Value, principal: Principal) -> str:
-        """Send a signal, once for its id; whoever waits for it gets it. The state it leaves.
+        """Send a signal, once for its id; the operation that waits for it gets it. The state it leaves.
 
         SignalIdReused: one of the last RUN_SIGNAL_IDS_KEPT signals has this id, and another name or value.
         """
@@ -136,7 +136,7 @@ class Answering:
                 for path, begun in run.frontier.begun.items()
                 if (begun.kind, begun.name) == ("signal", name)
             }
-            if waiting:  # whoever waited first: a signal that came before would have been received before
+            if waiting:  # the operation that waited first: a signal that came before would have been received before
                 path = waiting[min(waiting)]
                 work.add(answer_of(run, path, by="signal", by_id=signal_id, at=now, value=value))
             return run.head.state

@@ -289,15 +289,15 @@ class Leasing:
                     waiter.given.append(run_id)
                     break
             else:
-                left_over.append(run_id)  # whoever it was for has got another meanwhile, or is gone
+                left_over.append(run_id)  # the worker that it was for has got another meanwhile, or is gone
         await self._free(left_over)
-        for waiter in waiters:  # whoever gets nothing waits on, or leaves when its time is over
+        for waiter in waiters:  # a worker that gets nothing waits on, or leaves when its time is over
             if waiter.given or waiter.is_impatient:
                 waiter.woken.set()
         return next_ms
 
     async def _free(self, run_ids: Sequence[str]) -> None:
-        """Nobody is there for these after all: they are others'."""
+        """No worker is there for these after all: other gateways may lease them."""
         if run_ids:
             await self._ports.runs.unhold_ready(run_ids)
             self.kick()

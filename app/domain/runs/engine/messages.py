@@ -49,7 +49,7 @@ Retries = Annotated[int, Field(ge=0, le=1_000)]
 
 
 class SecretSaid(Part):
-    """A value that nobody but workers of the run may read: the gateway seals it before it is recorded."""
+    """A value that only workers of the run may read: the gateway seals it before it is recorded."""
 
     tier: Literal["secret"]
     value: Any
@@ -82,7 +82,7 @@ class CheckpointPut(Part):
 
 
 class AskedOfAPerson(Part):
-    """A question. Without `expires_at` it stays open until somebody answers; `default` is the answer after that.
+    """A question. Without `expires_at` it stays open until a person answers; `default` is the answer after that.
     `escalations`: when others are told that nobody has answered yet, the earliest first, all before it expires.
     `callback`: a URL that is told of it, at a host that the gateway allows."""
 

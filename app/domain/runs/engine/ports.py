@@ -26,7 +26,7 @@ from app.domain.tga.runtime import CheckedCall
 
 @dataclass(slots=True)
 class LoadedRun:
-    """A run, read and verified. `run` is changed by whoever adds to it; what was read is then gone."""
+    """A run, read and verified. `run` is changed by the task that adds to it; what was read is then gone."""
 
     run: Run
     start: RunStart
@@ -196,7 +196,7 @@ class ValueStore(Protocol):
 
 
 class Secrets(Protocol):
-    """Values that nobody but workers of their run may read."""
+    """Values that only workers of their run may read."""
 
     async def seal(self, tenant: str, run_id: str, path: str, value: Any) -> SecretValue:
         """Store it sealed; what the journal says of it."""
@@ -228,7 +228,7 @@ def refuse_callback(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunPorts:
-    """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs that nobody owns.
+    """Everything that the engine asks of the world. `executor_id`: in whose name it appends to runs without an owner.
     `new_lease`: a secret, between a worker and the gateways. `incarnation`: of the database; a restore makes another.
 
     `lease_ms`: how long a worker may be silent before its runs are taken from it. `stopping`: set when the gateway

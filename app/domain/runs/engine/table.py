@@ -63,7 +63,7 @@ class RunTable:
         self._ports = ports
         self._changed = changed  # told of every change that was stored here
         # Runs as they stood after their last change here, the longest unused first: `_put_by` and `_take_out` write it
-        # for whoever holds the run's lock.
+        # for the task that holds the run's lock.
         self._kept: OrderedDict[str, LoadedRun] = OrderedDict()
         self._kept_bytes = 0  # of their states
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # with how many wait for it or have it
@@ -85,7 +85,7 @@ class RunTable:
         return await self._change(run_id, decide, first=first, is_birth=False)
 
     async def peek(self, run_id: str) -> LoadedRun:
-        """The run as it was when somebody here last looked. For what is compared again when something is stored."""
+        """The run as it was when this gateway last looked. For what is compared again when something is stored."""
         async with self._locked(run_id):
             kept = self._kept.get(run_id)
             if kept is None:

@@ -65,7 +65,7 @@ class StepView:
 
 @dataclass(slots=True)
 class RunView:
-    """`awaits`: what it waits for. `notice`: what somebody should do, where that is known. `steps_left_out`: there
+    """`awaits`: what it waits for. `notice`: what a person should do, where that is known. `steps_left_out`: there
     are others than `steps`."""
 
     loaded: LoadedRun
@@ -251,7 +251,7 @@ async def _notice(ports: RunPorts, run: Run, start: RunStart) -> str | None:
 
 
 def notice_of(state: str, procedure: str, version: str, *, has_worker: bool) -> str | None:
-    """What somebody should do about a run in this state, where that is known."""
+    """What a person should do about a run in this state, where that is known."""
     if state == "SCHEDULED" and not has_worker:
         return f"no worker for {procedure} {version}: start one, or one that accepts this version"
     if state == "PARKED":
