@@ -111,7 +111,8 @@ async def run_gateway() -> None:
         await serve(gateway, settings, on_listening=listening)
 
 
-def main() -> None:
+def run_role() -> None:
+    """This process is the gateway, or the tool server behind it."""
     parser = argparse.ArgumentParser(prog="python -m bench.served")
     parser.add_argument("role", choices=("gateway", "tool"))
     role = parser.parse_args().role
@@ -120,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_role()
