@@ -59,6 +59,7 @@ def addresses(ask: Callable[[str], Any], ids: dict[str, str], long: int, places:
         "long run, at": f"/console/runs/{ids['long']}?at={long * 3 // 4}",
         "long run, first": f"/console/runs/{ids['long']}?at=1",
         "ledger": "/console/ledger",
+        "what people did": "/console/acts",
         "servers": "/console/servers",
         "policy": "/console/policy",
     }
@@ -80,6 +81,7 @@ def addresses(ask: Callable[[str], Any], ids: dict[str, str], long: int, places:
         "heads": "/v1/log/heads",
         "verification": f"/v1/traces/{ids['done']}/verification",
         "keys": "/v1/keys",
+        "acts": "/v1/acts?limit=200",
         "policy sets": "/v1/policy/sets",
         "procedures": "/v1/procedures",
         "metrics": "/metrics",

@@ -166,6 +166,8 @@ async def take_up(session: Any, say: Callable[[str], None]) -> None:
         looked_at, leaf = await session.fetchrow("SELECT * FROM tga.fold_calls(5000)", timeout=3600)
         if leaf % 100_000 < 20_000:
             say(f"  folded up to leaf {leaf:,}")
+    while await session.fetchval("SELECT tga.fold_acts(5000)", timeout=3600):
+        pass
 
 
 def _now_ms() -> int:

@@ -19,6 +19,7 @@ EMPTY: Final[Scenes] = {
     "empty-calls": ("auditor", "/calls"),
     "empty-runs": ("operator", "/runs"),
     "empty-ledger": ("auditor", "/ledger"),
+    "empty-acts": ("auditor", "/acts"),
     "empty-servers": ("operator", "/servers"),
     "empty-policy": ("auditor", "/policy"),
 }
@@ -72,6 +73,8 @@ OF_RUNS: Final[Scenes] = {
     "own-overview": ("agent", "/"),
     "own-policy": ("agent", "/policy"),
     "own-ledger": ("agent", "/ledger"),
+    "own-acts": ("agent", "/acts"),
+    "acts-many": ("auditor", "/acts"),
 }
 CHANGED: Final[Scenes] = {
     "changed-overview": ("operator", "/"),

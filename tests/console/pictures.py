@@ -53,6 +53,7 @@ EVERY_PAGE: Final[Scenes] = {
     "runs": ("operator", "/runs"),
     "run-failed": ("operator", "/runs/failing-1"),
     "ledger": ("auditor", "/ledger"),
+    "acts": ("auditor", "/acts"),
     "servers": ("operator", "/servers"),
     "policy": ("auditor", "/policy?tool=bank/charge&arguments=%7B%22amount%22%3A+13%7D"),
     "find": ("auditor", "/find?q=nothing-like-it"),

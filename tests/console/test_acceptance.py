@@ -48,6 +48,8 @@ SHOWN_BY = {
         "console/test_runs.py::test_both_pages_are_readable_narrow_and_wide",
         "console/test_trust.py::test_the_pages_are_readable_narrow_and_wide",
         "console/test_signing_in.py::test_the_door_is_fit_for_everyone",
+        "console/test_what_people_did.py::test_the_page_is_fit_for_everyone",
+        "console/test_calls.py::test_the_longest_key_stays_inside_of_a_narrow_page",
     ],
     4: ["console/test_approvals.py::test_approving_by_keyboard_alone_runs_it_once_and_it_is_seen_without_reload"],
     5: [
@@ -61,6 +63,7 @@ SHOWN_BY = {
         "console/test_hostile_content.py::test_a_tool_server_speaks_as_it_likes_and_is_read_as_text",
         "console/test_hostile_content.py::test_what_an_agent_sends_is_refused_or_shown_as_text",
         "console/test_hostile_content.py::test_a_definition_that_changed_into_something_hostile_is_compared_as_text",
+        "console/test_what_people_did.py::test_a_page_of_hostile_reasons_is_text_and_stays_small",
         "console/test_hostile_content.py::test_a_run_of_two_hundred_hostile_operations_that_asks",
     ],
     8: [
@@ -86,6 +89,7 @@ SHOWN_BY = {
         "console/test_calls.py::test_ending_a_hold_is_an_operators",
         "console/test_runs.py::test_who_lacks_the_role_sees_no_button_and_gets_no_effect",
         "console/test_attacks.py::test_a_role_without_the_right_posts_in_vain",
+        "console/test_what_people_did.py::test_who_sees_only_its_own_sees_no_acts_and_is_told_which_role_does",
     ],
     15: [
         "console/test_signing_in.py::test_a_key_becomes_a_session_that_no_script_reads_and_the_key_is_nowhere",

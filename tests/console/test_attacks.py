@@ -218,10 +218,11 @@ def test_hostile_text_is_text_wherever_it_can_be_written(desk: Desk) -> None:
     output = {"said": HOSTILE, HOSTILE: "B" * 60_000, "list": [HOSTILE] * 200}
     body = {"action": "succeeded", "tool_call_digest": sent, "rationale": HOSTILE, "output": output}
     assert desk.ask("operator", f"/v1/traces/{held}/resolve", body)[0] == 200
+    wait_for(lambda: len(desk.ask("admin", "/v1/acts")[1]["items"]) >= 2)  # folded about a second behind
     in_address = urllib.parse.quote(HOSTILE.replace("\u0007", ""))
     with desk.as_("admin") as page:
         for path in (
-            *("/", "/approvals", "/calls", "/runs", "/servers?server=bank", "/ledger", "/policy"),
+            *("/", "/acts", "/approvals", "/calls", "/runs", "/servers?server=bank", "/ledger", "/policy"),
             *(f"/calls/{one}" for one in (held, denied, withdrawn)),
             *(f"/approvals/{one}" for one in (denied, withdrawn)),
             *(f"/calls?principal_id={in_address}", f"/find?q={in_address}", f"/runs?prefix={in_address}"),

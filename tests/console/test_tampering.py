@@ -20,7 +20,7 @@ from tests.patience import HANG_S
 pytestmark = pytest.mark.one_in(2, of="file")
 
 expect.set_options(timeout=HANG_S * 1000)
-PAGES = ("/", "/approvals", "/calls", "/runs", "/ledger", "/servers", "/policy")
+PAGES = ("/", "/acts", "/approvals", "/calls", "/runs", "/ledger", "/servers", "/policy")
 ENTRY = 3
 
 

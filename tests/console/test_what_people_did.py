@@ -155,3 +155,29 @@ def test_the_page_is_fit_for_everyone(desk: Desk, theme: str) -> None:
             assert serious_findings(page) == [], size
             assert overflow(page) == 0, size
     desk.verify_quiet()
+
+
+def test_a_page_of_hostile_reasons_is_text_and_stays_small(desk: Desk) -> None:
+    before = len(_acts(desk))
+    for number in range(51):
+        trace_id = desk.call("refund", {"amount": 5}, f"hostile-{number}")
+        digest = desk.ask("admin", f"/v1/traces/{trace_id}")[1]["action_request_digest"]
+        why = f"{number} <script>window.ran=1</script>" + '"<&\u202e' * 400
+        said = {"decision": "DENY", "action_request_digest": digest, "rationale": why}
+        _ok(desk.ask("supervisor", f"/v1/traces/{trace_id}/decision", said))
+    wait_for(lambda: len(_acts(desk)) == before + 51)
+    with desk.as_("auditor") as page:
+        desk.go(page, "/acts")
+        expect(page.locator("#acts tbody tr")).to_have_count(50)
+        html = page.content()
+        assert len(html.encode()) < 200_000
+        assert "\u202e" not in html
+        assert page.evaluate("window.ran ?? null") is None
+        first = page.locator("#acts tbody tr").first
+        expect(first).to_contain_text("50 <script>window.ran=1</script>")
+        expect(first).to_contain_text("characters")  # how much of the reason is shown
+        page.get_by_role("link", name="Older").click()
+        expect(page.locator("#acts")).to_contain_text("0 <script>")
+        page.get_by_role("link", name="Newest").click()
+        expect(page.locator("#acts tbody tr")).to_have_count(50)
+    desk.verify_quiet()
