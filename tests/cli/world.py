@@ -116,6 +116,15 @@ class World:
         assert not self.gateway_is_gone(), self.told.read_text()
         self.url = self.told.read_text().split("Listening on ")[1].split()[0]
 
+    @contextmanager
+    def bank_stands_still(self) -> Iterator[None]:
+        """The tool server takes requests and does nothing with them until this is left."""
+        self._bank.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._bank.send_signal(signal.SIGCONT)
+
     def gateway_is_gone(self) -> bool:
         return self.gateway is None or self.gateway.poll() is not None
 

@@ -178,6 +178,6 @@ def test_a_page_of_hostile_reasons_is_text_and_stays_small(desk: Desk) -> None:
         expect(first).to_contain_text("characters")  # how much of the reason is shown
         page.get_by_role("link", name="Older").click()
         expect(page.locator("#acts")).to_contain_text("0 <script>")
-        page.get_by_role("link", name="Newest").click()
+        page.get_by_role("link", name="Newest", exact=True).click()
         expect(page.locator("#acts tbody tr")).to_have_count(50)
     desk.verify_quiet()
