@@ -55,15 +55,15 @@ _QUICK_BYTES_MAX = 65_536
 class _Strict:
     """The hooks of one parse: they count keys and refuse what the standard library would let through."""
 
-    __slots__ = ("keys_left",)
+    __slots__ = ("keys_left", "keys_max")
 
-    def __init__(self) -> None:
-        self.keys_left = KEYS_MAX
+    def __init__(self, keys_max: int) -> None:
+        self.keys_left = self.keys_max = keys_max
 
     def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self.keys_left -= len(pairs)
         if self.keys_left < 0:
-            raise _too_many_keys()
+            raise _too_many_keys(self.keys_max)
         members = dict(pairs)
         if len(members) != len(pairs):
             seen: set[str] = set()
@@ -91,7 +91,7 @@ class _Strict:
         raise InputMalformed("not a JSON number", found=text)
 
 
-def parse_json(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> JsonValue:
+def parse_json(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX, keys_max: int = KEYS_MAX) -> JsonValue:
     """The value of a strict JSON text, or InputMalformed or InputTooLarge; nothing else escapes.
 
     Takes memory proportional to `bytes_max`, whatever is sent.
@@ -102,7 +102,7 @@ def parse_json(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> Json
         return usual
     text = _decoded(raw, bytes_max)
     _refuse_depth(text)
-    hooks = _Strict()
+    hooks = _Strict(keys_max)
     try:
         value: JsonValue = json.loads(
             text,
@@ -140,9 +140,11 @@ def _read_usual(raw: bytes) -> JsonValue:
     return value
 
 
-def parse_object(raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> dict[str, JsonValue]:
+def parse_object(
+    raw: bytes | str, *, bytes_max: int = DOCUMENT_BYTES_MAX, keys_max: int = KEYS_MAX
+) -> dict[str, JsonValue]:
     """As `parse_json`, for documents, which are always objects."""
-    value = parse_json(raw, bytes_max=bytes_max)
+    value = parse_json(raw, bytes_max=bytes_max, keys_max=keys_max)
     if not isinstance(value, dict):
         raise InputMalformed("not a JSON object", found=type(value).__name__)
     return value
@@ -210,6 +212,11 @@ def canonical_bytes(
     if _may_have_too_many_keys(written, keys_max) and _count_keys(value) > keys_max:
         raise _too_many_keys(keys_max)
     return written
+
+
+def measure_bytes(value: JsonValue) -> int:
+    """How many bytes it takes, about, whatever its size and the number of its keys. For what was accepted in parts."""
+    return len(orjson.dumps(value))
 
 
 def canonical_enclosed(value: JsonValue, *, bytes_max: int = ENCLOSED_BYTES_MAX) -> bytes:

@@ -396,6 +396,7 @@ RUN_SIGNAL_IDS_KEPT: Final = 256
 RUN_CHECKPOINT_EVERY_ENTRIES: Final = 100
 RUN_CHECKPOINT_LATEST_ENTRIES: Final = 1_000  # after which one is written however large it is
 RUN_CHECKPOINT_BYTES_MAX: Final = 8_388_608  # the state, what has begun, signals that wait
+RUN_CHECKPOINT_KEYS_MAX: Final = 2_000_000  # as many as can stand in so many bytes
 
 # Procedures. A name leaves room for what makes it the id of a run: a colon, and the digest of an event's id.
 PROCEDURE_NAME_CHARS_MAX: Final = 63

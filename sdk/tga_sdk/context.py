@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from tga_sdk.annotations import result_type
 from tga_sdk.bodies import LOG_LINES_MAX, Body, gathered
 from tga_sdk.durations import YEAR_S, verify_recordable, verify_seconds
-from tga_sdk.errors import ProcedureInvalid
+from tga_sdk.errors import ProcedureInvalid, ValueInvalid
 from tga_sdk.frames import caller, log_line
 from tga_sdk.given import to_json
 from tga_sdk.journal import Begun, Ended
@@ -40,6 +40,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 Level = Literal["debug", "info", "warning", "error"]
 WAIT_FOR_TOOL_MS: Final = 30_000
+BRANCHES_MAX: Final = 1_000  # of one gather, as the gateway admits them
 
 
 class StepOptions(TypedDict, total=False):
@@ -376,9 +377,14 @@ class Context(Questions, Generic[S]):
         branches, and of what several have set the last one's counts. Changes that would hit another place than a branch
         meant, as when one removes items of a list and another changes items of it, are refused: StepError of type
         RUN_MERGE_CONFLICT, which names both. All branches are waited for; then, if some failed, the error of the first
-        of them is raised.
+        of them is raised. There are at most 1,000 of them.
         """
         frame, attempt = self._begin()
+        if len(branches) > BRANCHES_MAX:
+            for branch in branches:
+                if inspect.iscoroutine(branch):
+                    branch.close()
+            raise ValueInvalid(f"{name}: expected at most {BRANCHES_MAX} branches, found {len(branches)}", where=name)
         types = [result_type(branch) if callable(branch) else None for branch in branches]
         operation, path, source, found = await self._enter(frame, "gather", name, len(branches))
         if isinstance(found, Ended):

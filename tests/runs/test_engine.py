@@ -25,6 +25,7 @@ from app.core.errors import (
     RunPositionTaken,
     RunTierInvalid,
     RunValueTooLarge,
+    SchemaViolation,
     SecretMissing,
     SignalIdReused,
 )
@@ -40,7 +41,7 @@ from app.domain.runs.engine.viewing import view
 from app.domain.runs.procedures import ProcedureSaid
 from app.domain.runs.replay import RunRecord
 from app.domain.runs.requests import ChildRequest
-from app.domain.runs.state import SetAt
+from app.domain.runs.state import Change, SetAt
 from app.domain.runs.values import InlineValue, SecretValue
 from app.postgres.database import Database
 from app.postgres.runs import PostgresRuns
@@ -950,3 +951,59 @@ async def test_a_worker_that_is_gone_while_it_waits_gets_no_run(engine: Engine) 
     assert (await engine.start("r")).state == "SCHEDULED"  # not leased to it with its start
     assert await waiting == []
     assert (await again(engine)).run_id == "r"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "keys", "branches"])
+async def test_a_run_with_all_that_its_limits_admit_goes_on_past_its_checkpoints(
+    database: Database, tmp_path: Path, sessions: Sessions, kind: str
+) -> None:
+    """A state of nearly 1 MiB, one of many small members, and a thousand branches that wait: on the gateway that has
+    seen it grow, on another one, and where it is verified."""
+    async with open_engine(database.gateway_url, folder=tmp_path) as first:
+        run = await leased(first)
+        seq = run.sequence_number
+        for number in range(1, 35):
+            if kind == "branches":
+                at = range(30 * (number - 1) + 1, min(1_000, 30 * number) + 1)
+                puts = [sleep(f"1:{which}.1", "2090-01-01T00:00:00.000Z") for which in at]
+            else:
+                each = {"bytes": "x" * 30_000, "keys": {str(one): one for one in range(1_000)}}[kind]
+                change = {"op": "set", "at": f"/{number}", "to": each}
+                puts = [step(str(3 * number - 2)), step(str(3 * number - 1))]
+                puts.append(step(str(3 * number), state_change=[change]))
+            seq = (await first.put(run, seq, *puts)).sequence_number
+        await first.put(run, seq, then={"type": "release"})
+    async with open_engine(database.gateway_url, folder=tmp_path) as second:
+        run = await again(second)
+        if kind == "branches":
+            answer = await second.put(run, run.sequence_number, then=suspend("1:1000.1"))
+            assert answer.directive == "SUSPENDED"
+        else:
+            changed = step("103", state_change=[{"op": "set", "at": "/last", "to": 1}])
+            assert (await second.put(run, run.sequence_number, changed)).directive == "CONTINUE"
+    await verify_all(sessions)
+
+
+async def test_a_state_is_not_nested_more_deeply_than_a_checkpoint_can_hold(engine: Engine, sessions: Sessions) -> None:
+    """Level by level, in changes that are flat: the one that goes too far is refused, and the run goes on."""
+    run = await leased(engine)
+    levels = 0
+
+    async def nest() -> None:
+        nonlocal levels
+        for levels in range(1, 100):
+            change = {"op": "set", "at": "/a" * levels, "to": {}}
+            await engine.put(run, levels + 1, step(str(levels), state_change=[change]))
+
+    with pytest.raises(SchemaViolation, match="nests it too deeply"):
+        await nest()
+    assert levels > 60
+    for number in range(levels, 110):  # past the checkpoint
+        await engine.put(run, number + 1, step(str(number)))
+    engine.engine.table.forget("r")
+    deep: list[Change] = [SetAt(op="set", at="/a" * number, to={}) for number in range(levels, levels + 9)]
+    with pytest.raises(SchemaViolation, match="nests it too deeply"):
+        await engine.engine.starting.fork("r", at=None, principal=AGENT, run_id="deeper", state_change=deep)
+    await engine.engine.starting.fork("r", at=None, principal=AGENT, run_id="as-deep")
+    assert await engine.engine.answering.cancel("r", "olga") == "CANCELLED"
+    await verify_all(sessions)

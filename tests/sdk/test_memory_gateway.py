@@ -20,7 +20,7 @@ from tests.runs.worker import Client, Worker
 from tests.runs.world import new_id
 from tests.sdk.test_transcripts import bank
 from tests.sdk.transcripts import PRINCIPALS
-from tga_sdk import AsyncClient, ChildError, Context, procedure
+from tga_sdk import AsyncClient, ChildError, Context, ValueInvalid, procedure
 from tga_sdk import Client as BlockingClient
 from tga_sdk import Worker as SdkWorker
 from tga_sdk.testing import MemoryGateway, ScriptedPeople, ToolFailed, current_call, needs_approval
@@ -253,3 +253,30 @@ async def test_a_child_that_runs_is_waited_for_although_it_could_not_be_started_
     await put(leased[started["result"]["run_id"]], {"type": "complete", "output": child["input"], "positions": 0})
     records = (await client.ask("GET", "/v1/runs/r/checkpoints"))["items"]
     assert [one["outcome"] for one in records if one["artifact_type"] == "run_answer"] == ["OK"]
+
+
+@procedure(name="too-wide")
+async def too_wide(ctx: Context[None], input: int) -> str:
+    """It may catch that, and goes on at the same address."""
+    done: list[int] = []
+
+    async def branch() -> None:
+        done.append(1)
+
+    try:
+        await ctx.gather(*[branch] * input)
+    except ValueInvalid as error:
+        said = f"{len(done)} have run: {error.message}"
+        return await ctx.step("told", lambda: said)
+    return f"{len(done)} have run"
+
+
+async def test_a_gather_of_too_many_branches_is_refused_before_any_has_run() -> None:
+    gateway = MemoryGateway()
+    worker, task = await served(gateway, too_wide)
+    async with AsyncClient(gateway.url, gateway.key, transport=gateway.transport) as client:
+        for number, told in ((1_000, "1000 have run"), (1_001, "0 have run: gather: expected at most 1000 branches")):
+            await client.start("too-wide", number, run_id=f"wide-{number}")
+            assert (await client.result(f"wide-{number}")).startswith(told)
+    worker.stop()
+    await task

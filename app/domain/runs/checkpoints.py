@@ -16,6 +16,7 @@ from app.core.errors import ChecksumMismatch, RecoveryFailed, SequenceGap
 from app.core.limits import (
     RUN_CHECKPOINT_BYTES_MAX,
     RUN_CHECKPOINT_EVERY_ENTRIES,
+    RUN_CHECKPOINT_KEYS_MAX,
     RUN_CHECKPOINT_LATEST_ENTRIES,
 )
 from app.domain.ledger.plans import PlannedCheckpoint
@@ -58,13 +59,14 @@ def checkpoint_of(run: Run, *, created_at: str) -> PlannedCheckpoint:
 
 
 def _state_of(run: Run) -> bytes:
-    return canonical_bytes(run.to_json())
+    return canonical_bytes(run.to_json(), bytes_max=RUN_CHECKPOINT_BYTES_MAX, keys_max=RUN_CHECKPOINT_KEYS_MAX)
 
 
 def run_of(state: bytes) -> Run:
     """The run that a checkpoint's bytes hold; RecoveryFailed when they hold none."""
     try:
-        return Run.from_json(parse_object(state, bytes_max=RUN_CHECKPOINT_BYTES_MAX))
+        found = parse_object(state, bytes_max=RUN_CHECKPOINT_BYTES_MAX, keys_max=RUN_CHECKPOINT_KEYS_MAX)
+        return Run.from_json(found)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise RecoveryFailed("the checkpoint holds no run") from None
 

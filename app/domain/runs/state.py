@@ -12,10 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from app.core.errors import SchemaViolation
-from app.core.limits import RUN_STATE_CHANGES_MAX
+from app.core.canonical import canonical_bytes
+from app.core.errors import InputTooLarge, SchemaViolation
+from app.core.limits import DEPTH_MAX, RUN_STATE_CHANGES_MAX, SHOWN_CHARS_MAX
 from app.domain.ledger.documents import Part
 
+_STATE_LEVEL = 1  # at which the state stands in a checkpoint of its run
 Pointer = Annotated[str, StringConstraints(max_length=256, pattern=r"^(/[^/\x00-\x1f]*)*$")]
 
 
@@ -50,6 +52,21 @@ def apply_changes(state: dict[str, Any], changes: Iterable[Change]) -> None:
         for step in reversed(undo):
             step()
         raise
+
+
+def verify_levels(changes: Iterable[Change]) -> None:
+    """SchemaViolation where a change leaves the state nested more deeply than a document can be that holds it: the
+    checkpoint of the run. Each of many changes may be flat, and set something inside of what the last one has set."""
+    for change in changes:
+        levels = change.at.count("/") + _STATE_LEVEL
+        try:
+            canonical_bytes(change.to if isinstance(change, SetAt) else None, depth=min(levels, DEPTH_MAX))
+        except InputTooLarge:
+            raise SchemaViolation(
+                "a change of a run's state nests it too deeply",
+                expected=f"at most {DEPTH_MAX - _STATE_LEVEL} levels",
+                found=change.at[:SHOWN_CHARS_MAX],
+            ) from None
 
 
 def _apply(state: dict[str, Any], change: Change) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
-from app.core.canonical import canonical_bytes
+from app.core.canonical import measure_bytes
 from app.core.chain import Head
 from app.core.errors import (
     ChecksumMismatch,
@@ -185,7 +185,7 @@ class RunTable:
     def _put_by(self, run_id: str, loaded: LoadedRun) -> None:
         """Keep it, and of all no more than there is room for, in number and in bytes of state."""
         if loaded.state_bytes is None:
-            loaded.state_bytes = len(canonical_bytes(loaded.run.state)) if loaded.run.state else 0
+            loaded.state_bytes = measure_bytes(loaded.run.state) if loaded.run.state else 0
         self._take_out(run_id)
         self._kept[run_id] = loaded
         self._kept_bytes += loaded.state_bytes

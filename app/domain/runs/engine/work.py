@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from app.core.canonical import canonical_bytes
+from app.core.canonical import canonical_bytes, measure_bytes
 from app.core.chain import Head
 from app.core.digest import Digest
 from app.core.errors import InputTooLarge, InvalidTransition, RunCountMismatch
@@ -32,6 +32,7 @@ from app.domain.runs.engine.ports import LoadedRun
 from app.domain.runs.referring import blobs_of
 from app.domain.runs.replay import RUN_DOCUMENTS, Run, RunRecord, fold_next, fold_planned
 from app.domain.runs.schedule import schedule_of
+from app.domain.runs.state import verify_levels
 from app.domain.runs.transitions import RUN
 from app.domain.runs.values import ArtifactValue, SecretValue, Value
 from app.domain.runs.waiting import waiting_for
@@ -118,7 +119,10 @@ class Work:
                 raise InvalidTransition("a run begins with its start", found=artifact.artifact_type)
             self.loaded = LoadedRun(run, artifact, None)
         if isinstance(artifact, RunCheckpoint) and artifact.state_change:
+            verify_levels(artifact.state_change)
             self._verify_state_size(artifact)
+        elif isinstance(artifact, RunStart) and artifact.forked_from is not None:
+            verify_levels(artifact.forked_from.state_change)
         self._entries.append(planned)
         self.added.append(artifact)
         self.has_news_for_others |= isinstance(artifact, RunAnswer)
@@ -247,7 +251,7 @@ class Work:
         loaded = self.require()
         added = sum(len(canonical_bytes(change.to_json())) for change in checkpoint.state_change)
         if loaded.state_bytes is None or loaded.state_bytes + added > RUN_STATE_BYTES_MAX:
-            loaded.state_bytes = len(canonical_bytes(loaded.run.state))
+            loaded.state_bytes = measure_bytes(loaded.run.state)
         else:
             loaded.state_bytes += added
         if loaded.state_bytes > RUN_STATE_BYTES_MAX:
