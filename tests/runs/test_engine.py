@@ -890,13 +890,19 @@ async def test_state_at_every_position(engine: Engine) -> None:
     assert (await engine.engine.ports.runs.load_at("r", 2)).state == {}
 
 
-async def test_ten_slots_are_shared_by_procedures_in_turn_and_nobody_gets_a_run_twice(engine: Engine) -> None:
+async def test_ten_slots_are_shared_by_procedures_in_turn_and_nobody_gets_a_run_twice(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.postgres.runs.RUN_HOLD_MS", 3_600_000)  # no machine is so slow that it ends meanwhile
     await engine.procedures.register(ProcedureSaid(name="other", version="1", program_digest=PROGRAM), WORKER)
     for number in range(20):
         await engine.start(f"many-{number}")
     held, _ = await engine.engine.ports.runs.hold_ready("default", [("onboard", f"1@{PROGRAM}")], 5)
-    taken = await asyncio.gather(*(engine.lease(4, worker=f"worker-{n:04}", wait_ms=200) for n in range(5)))
-    ids = [run.run_id for runs in taken for run in runs]
+    ids: list[str] = []
+    async with asyncio.timeout(120):
+        while len(ids) < 15:
+            taken = await asyncio.gather(*(engine.lease(4, worker=f"worker-{n:04}", wait_ms=200) for n in range(5)))
+            ids += [run.run_id for runs in taken for run in runs]
     assert len(ids) == len(set(ids)) == 15
     assert not {run.run_id for run in held} & set(ids)
 
