@@ -26,6 +26,7 @@ from rich.console import Console
 
 from app.postgres.database import EMBEDDED_DATABASE
 from app.postgres.sessions import GATEWAY_ROLE
+from bench import http_runs
 from bench.baseline import Baseline
 from bench.comparison_report import (
     COUNTED_AT_ONCE,
@@ -34,6 +35,7 @@ from bench.comparison_report import (
     PGBENCH,
     RUN,
     RUN_IN_PROCESS,
+    RUN_OF_ONE_WORKER,
     WHATS,
     Counted,
     Measured,
@@ -67,6 +69,13 @@ from bench.runs import run_whole
 from bench.served import CONFIG, CallLoad, answering
 from bench.tool_call import run_calls, step_of_real_call
 
+# What is asked of ours over HTTP: the name of its line, and which table it is in.
+LINES: Final = {
+    "call": (OURS, "call"),
+    "repeat": (OURS, "repeat"),
+    http_runs.RUN: (RUN, "run"),
+    http_runs.RUN_BY_SLOTS: (RUN_OF_ONE_WORKER, "run"),
+}
 AFTER_STOP_S: Final = 1.0  # for what a process does first when it goes on: timers that are over, heartbeats
 DOCS: Final = Path(__file__).parents[1] / "docs"
 
@@ -106,10 +115,10 @@ def _our_gateway(home: Path, store: str) -> Iterator[Running]:
             keys: dict[str, str] = {}
 
             def measure(what: str, at_once: int, seconds: float) -> Any:
-                if what == "run":
+                if what in (http_runs.RUN, http_runs.RUN_BY_SLOTS):
                     if not keys:
                         keys.update(run_on_fast_loop(make_keys(store)))
-                    return run_on_fast_loop(measure_runs(port, keys, ARGUMENTS, at_once, seconds))
+                    return run_on_fast_loop(measure_runs(port, keys, ARGUMENTS, at_once, seconds, shape=what))
                 load = CallLoad(key, what, at_once)
                 return run_on_fast_loop(measure_http(load, port, at_once, seconds))
 
@@ -138,7 +147,7 @@ class Comparison:
                 self.say(f"round {number + 1} of {self.scale.rounds}, {at_once} at once")
                 await self._ours_in_process(number, at_once)
                 for name, running in list(self.running.items()):
-                    for what in WHATS if name == OURS else ("call", "repeat"):
+                    for what in LINES if name == OURS else ("call", "repeat"):
                         await self._ask(name, running, what, at_once)
         for name, running in list(self.running.items()):
             await self._count(name, running)
@@ -171,7 +180,8 @@ class Comparison:
             return
         if found is not None:
             warmed = found["steps"] / (found["steps"] + WARMUP_STEPS * at_once)  # the rest of the CPU is the warm-up's
-            measured = _measured(RUN if what == "run" else name, what, at_once, found, used * warmed)
+            line, table = LINES[what] if name == OURS else (name, what)
+            measured = _measured(line, table, at_once, found, used * warmed)
             self.rounds += [] if measured is None else [measured]
 
     async def _settle(self) -> None:

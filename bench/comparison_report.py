@@ -16,6 +16,7 @@ from bench.peer_processes import PEERS
 OURS, IN_PROCESS, PGBENCH = "tga over HTTP", "tga in process", "pgbench, bare inserts"
 
 RUN, RUN_IN_PROCESS = "tga, a run over HTTP", "tga, a run in process"
+RUN_OF_ONE_WORKER: Final = "tga, a run, one worker"  # over HTTP too, with one worker for all
 
 WHATS: Final = ("call", "repeat", "run")
 
@@ -56,9 +57,9 @@ def where_peers_are_better(medians: list[Measured], counted: list[Counted]) -> l
             continue
         ours = {"call": [OURS], "repeat": [OURS]}[one.what]
         if one.what == "call":
-            ours = [OURS, RUN, RUN_IN_PROCESS]
+            ours = [OURS, RUN, RUN_OF_ONE_WORKER, RUN_IN_PROCESS]
         for name in ours:
-            what = "run" if name in (RUN, RUN_IN_PROCESS) else one.what
+            what = "run" if name in (RUN, RUN_OF_ONE_WORKER, RUN_IN_PROCESS) else one.what
             mine = found.get((what, name, one.at_once))
             if mine is None:
                 continue

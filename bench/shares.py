@@ -2,7 +2,8 @@
 
 `tga serve` as users run it, its own PostgreSQL, a tool server in a process of its own, and a client in this one: the
 processor time of each for a fresh call and for a repeat of a finished one, from /proc, and the write-ahead log that
-they leave. Arguments have some 500 bytes, and the tool's schema ten rules. `--against` names the folder of another
+they leave. Arguments have some 500 bytes, and the tool's schema ten rules. `--of` names others: runs of one step, with
+a worker for each caller or with one for all (bench/http_runs.py). `--against` names the folder of another
 checkout with its own .venv: its gateway takes turns with this one's, round by round, so that a busy machine is unfair
 to both alike. What each gateway and its database spend while no caller asks is measured first and shown, and not taken
 off: work that waits for idle time is not done under load. `--profile` writes what py-spy sees of the gateway during
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,12 +30,16 @@ import asyncpg
 from rich.console import Console
 from rich.table import Table
 
+from app.postgres.database import EMBEDDED_DATABASE
 from app.postgres.embedded.server import EmbeddedPostgres
+from app.postgres.sessions import GATEWAY_ROLE
 from bench.http_roles import Connection, Load, cpu_s_of
+from bench.http_runs import RUN, RUN_BY_SLOTS, make_keys, measure_runs
 from bench.measure import WARMUP_STEPS, Server, arguments_of, measure_sync, own_folder, run_on_fast_loop
 from bench.served import answering
 
 FRESH, REPEAT = "fresh", "repeat"
+KINDS: Final = (FRESH, REPEAT, RUN, RUN_BY_SLOTS)
 REPEATED_KEYS: Final = 20  # of each connection, finished calls that are asked for again
 CONFIG: Final = """
 [servers.crm]
@@ -133,6 +138,7 @@ class Subject:
         self._key = (home / "admin.key").read_text("ascii").strip()
         self._server = Server(EmbeddedPostgres(home))
         self._runs = 0
+        self._keys: dict[str, str] = {}  # of caller and worker, for runs
 
     @property
     def data_dir(self) -> Path:
@@ -148,6 +154,8 @@ class Subject:
         return 1e3 * (after[0] - before[0]) / took, 1e3 * (after[1] - before[1]) / took
 
     async def measure(self, kind: str, at_once: int, seconds: float) -> Spent:
+        if kind in (RUN, RUN_BY_SLOTS):
+            return await self._measure_runs(kind, at_once, seconds)
         self._runs += 1
         load = _Calls(self._key, f"{kind}-{self._runs}", at_once, is_repeat=kind == REPEAT)
         loop = asyncio.get_running_loop()
@@ -169,8 +177,25 @@ class Subject:
         load.is_over = True
         for connection in connections:
             connection.close()
-        calls = len(load.latencies)
-        ordered = sorted(load.latencies)
+        return self._spent(load.latencies, took, before, after)
+
+    async def _measure_runs(self, kind: str, at_once: int, seconds: float) -> Spent:
+        if not self._keys:
+            self._keys = await make_keys(self._server.embedded.url(GATEWAY_ROLE, EMBEDDED_DATABASE))
+        counted: list[tuple[float, ...]] = []
+
+        async def count() -> None:
+            counted.append(await self._counters())
+
+        given = {"title": "ticket", "priority": 2, "text": "It does not work. " * 25}
+        found = await measure_runs(self._port, self._keys, given, at_once, seconds, shape=kind, on_border=count)
+        return self._spent(found["latencies_s"], found["seconds"], *counted)
+
+    def _spent(
+        self, latencies_s: list[float], took: float, before: tuple[float, ...], after: tuple[float, ...]
+    ) -> Spent:
+        calls = len(latencies_s)
+        ordered = sorted(latencies_s)
         gateway, database, tool, client, wal = (b - a for a, b in zip(before, after, strict=True))
         return Spent(
             calls,
@@ -219,7 +244,14 @@ def subject(name: str, folder: Path, python: str) -> Iterator[Subject]:
         yield Subject(name, home, url, pid, tool_pid)
 
 
-async def bench(subjects: list[Subject], scale: Scale, console: Console, profile: Path | None, profile_of: str) -> None:
+async def bench(
+    subjects: list[Subject],
+    scale: Scale,
+    console: Console,
+    profile: Path | None,
+    profile_of: str,
+    kinds: Sequence[str],
+) -> None:
     console.print(f"The disk alone, a write and fdatasync: {measure_sync(subjects[0].data_dir):.2f} ms")
     found: dict[tuple[str, int, str], list[Spent]] = {}
     for one in subjects:
@@ -227,7 +259,7 @@ async def bench(subjects: list[Subject], scale: Scale, console: Console, profile
         console.print(f"{one.name}, no calls: gateway {gateway_ms:.1f}, PostgreSQL {database_ms:.1f} ms a second")
     for _ in range(scale.rounds):
         for at_once in scale.at_once:
-            for kind in (FRESH, REPEAT):
+            for kind in kinds:
                 for one in subjects:
                     spent = await one.measure(kind, at_once, scale.seconds)
                     found.setdefault((kind, at_once, one.name), []).append(spent)
@@ -275,7 +307,8 @@ def main() -> None:
     parser.add_argument("--at-once", help="how many calls at once, 1,8,32 by default")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--profile", type=Path, help="where py-spy, which must be on PATH, writes what it saw")
-    parser.add_argument("--profile-of", choices=(FRESH, REPEAT), default=FRESH)
+    parser.add_argument("--profile-of", choices=KINDS, default=FRESH)
+    parser.add_argument("--of", action="append", choices=KINDS, help=f"what is measured: {FRESH} and {REPEAT}, else")
     given = parser.parse_args()
     scale = Scale.quick() if given.quick else Scale.full()
     at_once = tuple(map(int, given.at_once.split(","))) if given.at_once else scale.at_once
@@ -287,7 +320,8 @@ def main() -> None:
             other = given.against.resolve()
             subjects.insert(0, stack.enter_context(subject("that", other, str(other / ".venv/bin/python"))))
         console = Console(width=None if Console().is_terminal else 150)
-        run_on_fast_loop(bench(subjects, scale, console, given.profile, given.profile_of))
+        kinds = given.of or [FRESH, REPEAT]
+        run_on_fast_loop(bench(subjects, scale, console, given.profile, given.profile_of, kinds))
 
 
 if __name__ == "__main__":

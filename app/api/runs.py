@@ -166,9 +166,13 @@ def router(services: Services) -> APIRouter:
             if started.born is None:
                 document = await _shown(services, principal.tenant, started.run_id)
             else:
-                document = shown(await view_of_born(engine.ports, started.born), principal.tenant)
+                run, procedure = started.born.run, started.born.start.procedure
+                program = f"{run.version}@{run.program_digest}"
+                has_worker = engine.leasing.has_seen_worker(principal.tenant, procedure, program)
+                seen = await view_of_born(engine.ports, started.born, has_worker=has_worker)
+                document = shown(seen, principal.tenant)
             answer = json_answer({**document, "replayed": started.replayed})
-            answer.headers["traceresponse"] = traceparent_of(started.run_id)
+            answer.raw_headers.append((b"traceresponse", traceparent_of(started.run_id).encode("ascii")))
             return answer
 
     @routes.get(

@@ -38,7 +38,7 @@ from app.edge.permissions import require
 from app.edge.problems import documented
 from app.edge.runs import own_run_id, qualified, run_of_worker, run_read_by, shown_journal, shown_records
 from app.edge.services import Services
-from app.edge.streaming import gone_with
+from app.edge.streaming import GoneWith
 
 _OF_RUNS: Final = (
     errors.RunNotFound,
@@ -81,7 +81,7 @@ def router(services: Services) -> APIRouter:
             require(principal, "work")
             parameters(request)
             body = await read_body(request.scope, request.receive, LeaseRequest)
-            async with gone_with(request.receive) as gone:
+            with GoneWith(request) as gone:
                 leased = await services.runs.leasing.lease(body, principal, gone=gone)
             return json_answer({"runs": [_leased(run, services.runs.observer) for run in leased]})
 

@@ -456,6 +456,8 @@ RUN_SWEEP_RUNS_MAX: Final = 200
 RUN_READY_POLL_MS: Final = 5_000
 RUN_READY_AGAIN_MS: Final = 50  # after a look that found none, for workers that ask meanwhile
 RUN_HOLD_MS: Final = 5_000
+RUN_SALT_KEPT_MS: Final = 2_000  # in memory, of a run that was started here, until its worker asks for it
+RUN_SALTS_KEPT_MAX: Final = 1_000
 RUN_ANNOUNCE_TICK_MS: Final = 5
 
 # Telemetry. Series of one metric whose labels strangers choose; all others are counted under `other`.

@@ -138,38 +138,38 @@ class Admission:
         load = self._paid(principal)
         if load.subscribed >= self._limits.event_subscribers:
             raise TooManyInFlight("too many streams of events open", expected=self._limits.event_subscribers)
+        self.stay()
         load.subscribed += 1
         try:
-            with self.staying():
-                yield
+            yield
         finally:
             load.subscribed -= 1
+            self.stay_no_longer()
 
-    @contextmanager
-    def poll(self, principal: Principal) -> Iterator[None]:
-        """A worker that waits for runs: counted apart likewise, so that it takes no place from what it does then."""
+    def enter_poll(self, principal: Principal) -> _PrincipalLoad:
+        """A worker that waits for runs: counted apart likewise, so that it takes no place from what it does then.
+        `leave_poll` gives the place back."""
         load = self._paid(principal)
         if load.polling >= self._limits.waiting_workers:
             raise TooManyInFlight("too many workers wait for runs", expected=self._limits.waiting_workers)
+        self.stay()
         load.polling += 1
-        try:
-            with self.staying():
-                yield
-        finally:
-            load.polling -= 1
+        return load
 
-    @contextmanager
-    def staying(self) -> Iterator[None]:
-        """Among all who stay, instead of among requests."""
+    def leave_poll(self, load: _PrincipalLoad) -> None:
+        load.polling -= 1
+        self.stay_no_longer()
+
+    def stay(self) -> None:
+        """Count a request among all who stay, instead of among requests. `stay_no_longer` counts it there again."""
         if self._subscribed >= self._limits.in_flight:
             raise GatewayBusy("the gateway has as many streams of events and waiting workers as it takes")
         self._subscribed += 1
         self._in_flight -= 1
-        try:
-            yield
-        finally:
-            self._subscribed -= 1
-            self._in_flight += 1
+
+    def stay_no_longer(self) -> None:
+        self._subscribed -= 1
+        self._in_flight += 1
 
     def enter_server(self, server_id: str, in_flight_max: int, *, at_work: int = 0) -> None:
         """Count one call for a tool server; GatewayBusy when its load is full. `leave_server` gives the place back.

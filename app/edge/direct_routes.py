@@ -23,7 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from app.edge.protocol import ANSWER_WHOLE
 
-_OF_A_BODY: Final = (b"content-length", b"content-type")
+_OF_A_BODY: Final = frozenset({b"content-length", b"content-type"})
+# What is ours to the letter: any other header is looked at by the framework before it is written.
+_PLAIN: Final = _OF_A_BODY | {b"traceresponse"}
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -60,14 +62,13 @@ class DirectRoutes:
 
 
 def _is_whole(scope: Scope, response: Response) -> bool:
-    """Whether it is a body with its length and type, and nothing else: any further header is looked at by the framework
-    before it is written. Only what is posted: HEAD is answered like GET, and this scope does not tell which it was."""
+    """Whether it is a body with its length and type, and has no header that must be looked at. Only what is posted:
+    HEAD is answered like GET, and this scope does not tell which it was."""
     return (
         scope["method"] == "POST"
         and type(response) is Response
         and response.background is None
-        and len(response.raw_headers) == len(_OF_A_BODY)
-        and all(name in _OF_A_BODY for name, _ in response.raw_headers)
+        and _OF_A_BODY <= {name for name, _ in response.raw_headers} <= _PLAIN
     )
 
 

@@ -43,6 +43,7 @@ from app.edge.problems import problem
 _VERSIONS = ("1.1", "1.0")
 LONG_BODY: Final = "tga.long_body"  # in the scope, set by a route: its body may take longer, while it keeps coming
 ANSWER_WHOLE: Final = "tga.answer_whole"  # in the scope: for an answer whose status, headers and body are all there
+CONNECTION: Final = "tga.connection"  # in the scope: the BoundedProtocol, for code that is to be told when it is lost
 TRANSPORT: Final = "tga.transport"  # in the scope: for code that must know whether its answer arrived
 _HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
@@ -160,6 +161,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_over = False  # whatever still comes is not looked at
         self._goes_on = False  # set by `go_on`
         self._idle_since_s = math.inf  # since when the next request is waited for; not at all while it is infinite
+        self._is_lost = False  # set by `connection_lost`, which tells these
+        self._told_when_lost: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -180,8 +183,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
         super().connection_lost(exc)
+        self._is_lost = True
+        while self._told_when_lost:
+            self._told_when_lost.pop()()
         if self.on_lost is not None:
             self.on_lost()
+
+    def tell_when_lost(self, callback: Callable[[], None]) -> None:
+        """Call this when the client's connection is over, at once if it is; until `tell_no_more`. It may not raise."""
+        if self._is_lost:
+            callback()
+        else:
+            self._told_when_lost.add(callback)
+
+    def tell_no_more(self, callback: Callable[[], None]) -> None:
+        self._told_when_lost.discard(callback)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -208,6 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         self._is_arriving, self._has_headers = True, False
 
     def on_headers_complete(self) -> None:

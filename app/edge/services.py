@@ -159,17 +159,9 @@ class Services:
         with self.admission.subscription(principal):
             yield principal
 
-    @asynccontextmanager
-    async def polling(self, request: Scoped) -> AsyncIterator[Principal]:
+    def polling(self, request: Scoped) -> Polling:
         """As `subscribed`, for a worker that waits for runs."""
-        own: Principal | None = request.scope.get(IN_PROCESS)
-        if own is not None:
-            with self.admission.staying():
-                yield own
-            return
-        principal = await self.authenticator.authenticate(header_of(request.scope, b"authorization"))
-        with self.admission.poll(principal):
-            yield principal
+        return Polling(self, request.scope)
 
     async def passing(self, request: Scoped) -> Principal:
         """As `admitted`, for what is short and must get through while its principal has all its places taken."""
@@ -207,6 +199,34 @@ class Admitted:
     ) -> None:
         if self._load is not None:
             self._services.admission.leave(self._load)
+
+
+class Polling:
+    """A worker that waits for runs, counted among those who stay. A class: the loop keeps a book of generators."""
+
+    __slots__ = ("_load", "_scope", "_services")
+
+    def __init__(self, services: Services, scope: Scope) -> None:
+        self._services = services
+        self._scope = scope
+
+    async def __aenter__(self) -> Principal:
+        own: Principal | None = self._scope.get(IN_PROCESS)
+        if own is not None:
+            self._load = None
+            self._services.admission.stay()
+            return own
+        principal = await self._services.authenticator.authenticate(header_of(self._scope, b"authorization"))
+        self._load = self._services.admission.enter_poll(principal)
+        return principal
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._load is None:
+            self._services.admission.stay_no_longer()
+        else:
+            self._services.admission.leave_poll(self._load)
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:

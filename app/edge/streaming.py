@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, ClassVar, Final, TypeAlias
 
 import orjson
@@ -15,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 from app.core.errors import TgaError, Unauthenticated
 from app.core.limits import EVENTS_HEARTBEAT_MS, EVENTS_SEND_WAIT_MS
 from app.domain.identity import Principal
+from app.domain.runs.engine.leasing import Gone
 from app.edge.permissions import may, scope_of
 from app.edge.problems import document_of
-from app.edge.protocol import TRANSPORT
+from app.edge.protocol import CONNECTION, TRANSPORT, BoundedProtocol
 from app.edge.services import Services, header_of
 
 Events: TypeAlias = AsyncGenerator[bytes, None]
@@ -155,17 +155,33 @@ async def _is_gone(receive: Receive) -> None:
         pass
 
 
-@asynccontextmanager
-async def gone_with(receive: Receive) -> AsyncIterator[asyncio.Event]:
-    """An event that is set when the client has closed its connection; its body was read before."""
-    gone = asyncio.Event()
+class GoneWith:
+    """`with GoneWith(request) as gone:`: it is set when the client has closed its connection; its body was read before.
 
-    async def watch() -> None:
-        await _is_gone(receive)
-        gone.set()
+    The connection itself tells it. Only where there is none, in process, a task waits for the message that says so.
+    """
 
-    watching = asyncio.create_task(watch())
-    try:
-        yield gone
-    finally:
-        watching.cancel()
+    __slots__ = ("_connection", "_gone", "_receive", "_watching")
+
+    def __init__(self, request: Request) -> None:
+        self._connection: BoundedProtocol | None = request.scope.get(CONNECTION)
+        self._receive = request.receive
+        self._gone = Gone()
+        self._watching: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Gone:
+        if self._connection is not None:
+            self._connection.tell_when_lost(self._gone.set)
+        else:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        return self._gone
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.tell_no_more(self._gone.set)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        await _is_gone(self._receive)
+        self._gone.set()

@@ -185,23 +185,23 @@ class Sessions(Closing):
             except (*LOST, asyncpg.PostgresError) as error:
                 raise _refused(error) from error
 
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[Connection]:
-        connection = await self._take()
-        try:
-            yield connection
-        except BaseException as error:
-            if isinstance(error.__cause__, asyncpg.InternalClientError):
-                connection.terminate()  # it would be handed out again, and fail again
-            self._release_later(connection)
-            raise
-        # A task that waits for one waits at the pool.
+    def _session(self) -> _Session:
+        return _Session(self)
+
+    async def put_by(self, connection: _Pooled) -> None:
+        """Keep it at hand, or give it back: a task that waits for one waits at the pool."""
         if self._waiting or self._is_closing or len(self._at_hand) >= _AT_HAND_MAX:
             await self._release(connection)
         else:
             self._at_hand.append(connection)
 
-    async def _take(self) -> _Pooled:
+    def give_up(self, connection: _Pooled, error: BaseException | None) -> None:
+        """What was done with it has failed."""
+        if error is not None and isinstance(error.__cause__, asyncpg.InternalClientError):
+            connection.terminate()  # it would be handed out again, and fail again
+        self._release_later(connection)
+
+    async def take(self) -> _Pooled:
         while self._at_hand:
             connection = self._at_hand.pop()
             if not _is_lost(connection):
@@ -227,6 +227,27 @@ class Sessions(Closing):
             await self._pool.release(connection)
         except (*LOST, asyncpg.PostgresError):
             connection.terminate()
+
+
+class _Session:
+    """A session for one use. A class: the loop keeps a book of generators."""
+
+    __slots__ = ("_connection", "_sessions")
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def __aenter__(self) -> Connection:
+        self._connection = await self._sessions.take()
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self._sessions.put_by(self._connection)
+        else:
+            self._sessions.give_up(self._connection, error)
 
 
 def _is_lost(connection: _Pooled) -> bool:

@@ -183,6 +183,14 @@ async def test_a_posted_request_whose_answer_is_a_body_is_answered_whole() -> No
     assert told == []
 
 
+async def test_the_answer_to_a_start_is_answered_whole_with_its_trace() -> None:
+    response = Response(b"{}", media_type="application/json", headers={"traceresponse": "00-1-2-01"})
+    whole, told = await _answered("POST", response)
+    assert [(name, value) for _, headers, _ in whole for name, value in headers] == response.raw_headers
+    assert (b"traceresponse", b"00-1-2-01") in response.raw_headers
+    assert told == []
+
+
 @pytest.mark.parametrize(
     ("method", "response"),
     [

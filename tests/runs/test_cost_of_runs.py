@@ -10,19 +10,21 @@ import asyncio
 import time
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from app.api.runs import shown
+from app.clock import SystemClock
 from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_READY_AGAIN_MS
+from app.domain.ledger.plans import Ledger, Plan
 from app.domain.runs.engine import leasing
 from app.domain.runs.engine.calling import AnswerTold
-from app.domain.runs.engine.messages import PutRequest
+from app.domain.runs.engine.messages import LeaseRequest, PutRequest
 from app.domain.runs.engine.viewing import view, view_of_born
 from app.postgres.database import Database
 from app.postgres.sessions import Sessions
-from tests.runs.engines import Engine, open_engine, step
+from tests.runs.engines import PROGRAM, WORKER, Engine, open_engine, step
 from tests.runs.world import until
 
 RUNS = 12
@@ -190,6 +192,142 @@ async def test_what_a_start_answers_without_reading_is_what_reading_would_say(da
         assert (was["state"], was["sequence_number"], was["notice"]) == ("SCHEDULED", 1, None)
         again = await engine.start("ready", {"n": 1})
         assert (again.replayed, again.born) == (True, None)
+
+
+async def test_a_run_that_waits_for_a_known_worker_is_three_commits_and_reads_nothing(
+    database: Database, asked: Asked
+) -> None:
+    """Its worker is at work when it is started, and asks a moment later: as one does that has many runs at once."""
+    async with open_engine(database.gateway_url) as engine:
+        ports, leasing_here = engine.engine.ports, engine.engine.leasing
+        await perform(engine, "first")  # from here on worker and program are known
+        asked.clear()
+        started = await engine.start("ready")
+        assert started.state == "SCHEDULED"
+        assert started.born is not None
+        has_worker = leasing_here.has_seen_worker("default", "onboard", f"1@{PROGRAM}")
+        assert has_worker
+        told = shown(await view_of_born(ports, started.born, has_worker=has_worker), "default")
+        (run,) = await engine.lease()
+        answer = await engine.put(run, run.sequence_number, step("1"), then=COMPLETE)
+        assert answer.directive == "DONE"
+        found = asked.copy()
+        assert found.pop("append") == 3
+        assert set(found) <= {"look", "announcement"}
+        assert told["notice"] is None
+        kept = await ports.salts.load("ready")
+        assert (run.salt, run.draw_salt) == (kept.digests.hex(), kept.draws.hex())
+
+
+async def test_the_salt_of_a_run_that_no_worker_asks_for_is_not_kept_in_memory(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "RUN_SALT_KEPT_MS", 200)
+    async with open_engine(database.gateway_url) as engine:
+        await engine.start("first")
+        assert list(engine.engine.leasing._born) == ["first"]
+        await until(lambda: not engine.engine.leasing._born)
+        await engine.start("second")  # the timer of the first one is over
+        await until(lambda: not engine.engine.leasing._born)
+        found = await engine.lease(2)
+        for run in found:
+            assert run.salt == (await engine.engine.ports.salts.load(run.run_id)).digests.hex()
+        assert {run.run_id for run in found} == {"first", "second"}
+        monkeypatch.setattr(leasing, "RUN_SALTS_KEPT_MAX", 3)
+        monkeypatch.setattr(leasing, "RUN_SALT_KEPT_MS", 60_000)
+        for number in range(5):
+            await engine.start(f"many-{number}")
+        assert list(engine.engine.leasing._born) == ["many-2", "many-3", "many-4"]
+
+
+async def test_a_worker_is_taken_to_live_as_long_as_the_store_would_say_so(database: Database) -> None:
+    clock = Late()
+    async with open_engine(database.gateway_url, clock=clock) as engine:
+        leasing_here, program = engine.engine.leasing, f"1@{PROGRAM}"
+        assert not leasing_here.has_seen_worker("default", "onboard", program)
+        assert await engine.lease() == []
+        assert leasing_here.has_seen_worker("default", "onboard", program)
+        assert not leasing_here.has_seen_worker("acme", "onboard", program)
+        assert not leasing_here.has_seen_worker("default", "onboard", f"2@{PROGRAM}")
+        clock.late_ms = 30_000
+        assert not leasing_here.has_seen_worker("default", "onboard", program)
+        assert await engine.lease() == []
+        assert leasing_here.has_seen_worker("default", "onboard", program)
+        other = [{"name": "another", "version": "1", "program_digest": PROGRAM}]
+        request = {"worker": "worker-one", "name": "here", "procedures": other, "slots": 1, "wait_ms": 0}
+        assert await leasing_here.lease(LeaseRequest.made_of(request), WORKER) == []
+        assert not leasing_here.has_seen_worker("default", "onboard", program)  # it offers another one now
+
+
+class Late(SystemClock):
+    """Its monotonic time is ahead by what a test says."""
+
+    late_ms = 0
+
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self.late_ms
+
+
+class Gate:
+    """A ledger that stores nothing while it is closed."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.waiting = 0
+
+    def around(self, ledger: Ledger) -> Ledger:
+        gate = self
+
+        class Gated:
+            async def commit(self, plan: Plan) -> None:
+                gate.waiting += 1
+                await gate.opened.wait()
+                gate.waiting -= 1
+                await ledger.commit(plan)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(ledger, name)
+
+        return cast("Ledger", Gated())
+
+
+async def test_a_start_that_comes_while_its_workers_leases_are_recorded_is_one_commit(database: Database) -> None:
+    gate = Gate()
+    async with open_engine(database.gateway_url, wrap=gate.around) as engine:
+        await engine.start("before")
+        gate.opened.clear()
+        waiting = asyncio.create_task(engine.lease(2, wait_ms=60_000))
+        await until(lambda: gate.waiting == 1)  # the lease of what was ready
+        meanwhile = asyncio.create_task(engine.start("meanwhile"))
+        await until(lambda: gate.waiting == 2)
+        late = asyncio.create_task(engine.start("late"))  # for which it has no slot
+        await until(lambda: gate.waiting == 3)
+        gate.opened.set()
+        assert [run.run_id for run in await waiting] == ["before", "meanwhile"]
+        assert (await meanwhile).state == "RUNNING"
+        assert (await late).state == "SCHEDULED"
+
+
+async def test_a_workers_answer_does_not_wait_for_starts_that_come_when_its_leases_are_recorded(
+    database: Database,
+) -> None:
+    """Else it would never be answered where starts keep coming."""
+    gate = Gate()
+    async with open_engine(database.gateway_url, wrap=gate.around) as engine:
+        waiting = asyncio.create_task(engine.lease(3, wait_ms=60_000))
+        await until(lambda: bool(engine.engine.leasing.waiting))
+        gate.opened.clear()
+        slow = asyncio.create_task(engine.start("slow"))
+        await until(lambda: gate.waiting == 1)
+        (waiter,) = engine.engine.leasing._waiting
+        waiter.woken.set()  # as by a start that is stored before the other
+        await until(lambda: not waiter.takes_starts)
+        late = asyncio.create_task(engine.start("late"))
+        await until(lambda: gate.waiting == 2)
+        gate.opened.set()
+        assert [run.run_id for run in await waiting] == ["slow"]
+        assert ((await slow).state, (await late).state) == ("RUNNING", "SCHEDULED")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from app.domain.runs.checkpoints import SinceCheckpoint
 from app.domain.runs.documents import Accepted, Resolved, RunAnswer, RunCheckpoint, RunIntent, RunPolicy
 from app.domain.runs.engine import descent
 from app.domain.runs.engine.engine import RunEngine
+from app.domain.runs.engine.leasing import Gone
 from app.domain.runs.engine.messages import BeatRequest, LeasedRun, LeaseRequest, PutRequest
 from app.domain.runs.engine.viewing import view
 from app.domain.runs.procedures import ProcedureSaid
@@ -947,7 +948,7 @@ async def test_a_secret_is_sealed_and_a_repeat_of_it_is_the_same_put(engine: Eng
 
 
 async def test_a_worker_that_is_gone_while_it_waits_gets_no_run(engine: Engine) -> None:
-    gone, leasing = asyncio.Event(), engine.engine.leasing
+    gone, leasing = Gone(), engine.engine.leasing
     offered = [{"name": "onboard", "version": "1", "program_digest": PROGRAM}]
     asked = {"worker": "worker-two", "name": "here", "procedures": offered, "wait_ms": 60_000}
     waiting = asyncio.create_task(leasing.lease(LeaseRequest.made_of(asked), WORKER, gone=gone))

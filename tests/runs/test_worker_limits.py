@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from app.config import LimitsConfig
+from app.edge.streaming import GoneWith
 from app.postgres.database import Database
 from app.postgres.ledger import PostgresLedger
 from app.postgres.sessions import Sessions
@@ -67,6 +69,38 @@ async def test_a_heartbeat_gets_through_while_its_principal_has_every_place_take
         runs.front.services.stopping.set()
         async with asyncio.timeout(GUARD_S):
             assert (await held)["directive"] == "SUSPENDED", "nobody is held when the gateway stops"
+
+
+async def test_a_worker_that_closes_its_connection_gets_no_run_and_leaves_its_place(opened: Callable[[], Any]) -> None:
+    async with opened() as runs:
+        admission = runs.front.services.admission
+        poll = polling(runs, "worker-one")
+        await until_waiting(runs, 1)
+        poll.cancel()  # its client closes the connection of a request that is given up
+        await asyncio.wait([poll])
+        async with asyncio.timeout(GUARD_S):
+            while admission.subscribed:
+                await asyncio.sleep(0.01)
+        assert (await runs.start("r-1"))["state"] == "SCHEDULED"
+        assert [run["run_id"] for run in await runs.lease()] == ["r-1"]
+
+
+async def test_who_waits_in_process_is_told_by_its_messages_that_it_is_gone() -> None:
+    left = asyncio.Event()
+
+    async def receive() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    told = asyncio.Event()
+    with GoneWith(Request({"type": "http"}, receive)) as gone:
+        gone.on_set = told.set
+        await asyncio.sleep(0)
+        assert not gone.is_set()
+        left.set()
+        async with asyncio.timeout(GUARD_S):
+            await told.wait()
+        assert gone.is_set()
 
 
 async def test_a_gateway_that_stops_lets_waiting_workers_go_with_an_empty_answer(opened: Callable[[], Any]) -> None:

@@ -14,8 +14,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -25,6 +25,8 @@ from app.core.limits import (
     RUN_PAGE_RECORDS_MAX,
     RUN_READY_AGAIN_MS,
     RUN_READY_POLL_MS,
+    RUN_SALT_KEPT_MS,
+    RUN_SALTS_KEPT_MAX,
     RUN_WORKERS_KNOWN_MAX,
     STORE_ANSWER_MS,
 )
@@ -35,7 +37,7 @@ from app.domain.runs.engine.journal import first_seq
 from app.domain.runs.engine.losing import lose
 from app.domain.runs.engine.messages import Beat, BeatAnswer, BeatRequest, LeasedRun, LeaseRequest
 from app.domain.runs.engine.ports import HeadOfRun, LoadedRun, RunPorts, RunSalt
-from app.domain.runs.engine.table import RunTable, set_after
+from app.domain.runs.engine.table import RunTable
 from app.domain.runs.engine.work import Work
 from app.domain.runs.ids import elapsed_ms, owner_of
 from app.domain.runs.schedule import AT_WORK
@@ -47,15 +49,22 @@ _PASSING: Final = (LockAcquireFailed, OutcomeUnknown, StoreBusy, StoreUnavailabl
 _AGAIN_S: Final = 0.1
 
 
-@dataclass(slots=True)
-class Reservation:
-    """A place for a run that is about to start. `run_id` and `salt` are set when it has."""
+class Gone:
+    """Whether the worker that asks for runs has given up: set by the edge, which notices it; `on_set` is called then."""
 
-    lease: str
-    worker: str
-    name: WorkerName
-    run_id: str | None = None
-    salt: RunSalt | None = None
+    __slots__ = ("_is_set", "on_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self.on_set: Callable[[], None] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        if self.on_set is not None:
+            self.on_set()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,20 +77,47 @@ class _Waiter:
     slots: int
     worker: str
     name: WorkerName
-    gone: asyncio.Event  # it does not wait for an answer any more
+    gone: Gone  # it does not wait for an answer any more
     is_impatient: bool  # it wants to know at once, also that there is nothing
     note_life: Callable[[], Awaitable[None]]
     given: list[str] = field(default_factory=list)
     started: list[Reservation] = field(default_factory=list)
     reserved: int = 0  # starts that are on their way to it
-    is_here: bool = True
+    at_work: int = 0  # runs that are being leased to it
+    is_here: bool = True  # for what a look finds
+    takes_starts: bool = True
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def free(self) -> int:
-        if not self.is_here or self.gone.is_set():
+        """For how many runs that a look finds it has slots."""
+        return self._slots_left if self.is_here else 0
+
+    @property
+    def free_for_starts(self) -> int:
+        return self._slots_left if self.takes_starts else 0
+
+    @property
+    def _slots_left(self) -> int:
+        if self.gone.is_set():
             return 0
-        return max(0, self.slots - len(self.given) - len(self.started) - self.reserved)
+        return max(0, self.slots - len(self.given) - len(self.started) - self.reserved - self.at_work)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A place for a run that is about to start. `run_id` and `salt` are set when it has."""
+
+    lease: str
+    worker: str
+    name: WorkerName
+    waiter: _Waiter
+    run_id: str | None = None
+    salt: RunSalt | None = None
+
+    async def note_life(self) -> None:
+        with contextlib.suppress(TgaError):  # the store is away: the start says so
+            await self.waiter.note_life()
 
 
 class Leasing:
@@ -94,11 +130,16 @@ class Leasing:
         self._waiting: list[_Waiter] = []
         # When a worker was last noted to live, and what it said then; the longest unseen first.
         self._seen: dict[str, tuple[float, object]] = {}
+        # By tenant and program, when a worker that offers it was last noted; forgotten when one offers others.
+        self._offered: dict[tuple[str, str, str], float] = {}
+        # Of runs that were started here and wait for their worker: until when, and the salt, which needs not be read.
+        self._born: OrderedDict[str, tuple[float, RunSalt]] = OrderedDict()
         self._kicked = asyncio.Event()
         self._kicks = 0  # how often a run may have become ready
         # Of each tenant: programs of which the last look has left none that is ready, and when it was. `kick` forgets.
         self._none_left: dict[str, tuple[float, frozenset[tuple[str, str]]]] = {}
         self._looks_again: asyncio.TimerHandle | None = None
+        self._drops_salts: asyncio.TimerHandle | None = None
         self._serving: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -115,16 +156,14 @@ class Leasing:
             self._kicked.set()
 
     async def close(self) -> None:
-        if self._looks_again is not None:
-            self._looks_again.cancel()
+        for timer in filter(None, (self._looks_again, self._drops_salts)):
+            timer.cancel()
         for task in filter(None, (self._serving, self._stopping)):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def lease(
-        self, request: LeaseRequest, principal: Principal, *, gone: asyncio.Event | None = None
-    ) -> list[LeasedRun]:
+    async def lease(self, request: LeaseRequest, principal: Principal, *, gone: Gone | None = None) -> list[LeasedRun]:
         """Runs for this worker, as many as it has slots; [] when none is ready within `wait_ms`, or when it is `gone`
         before: a run that is given to who hears no answer waits until that is noticed."""
         ends_ms = self._clock.monotonic_ms() + request.wait_ms
@@ -136,7 +175,7 @@ class Leasing:
             request.slots,
             request.worker,
             WorkerName(principal_id=principal.principal_id, name=request.name),
-            gone or asyncio.Event(),
+            gone or Gone(),
             is_impatient=not request.wait_ms,
             note_life=partial(self._note_life, request, principal, programs),
         )
@@ -146,35 +185,41 @@ class Leasing:
             self._serving = loop.create_task(self._serve(), name="leases")
             self._stopping = self._stopping or loop.create_task(self._wake_when_stopping(), name="leases end")
         self._look_for(waiter, ends_ms)
-        leaving = None if gone is None else loop.create_task(set_after(gone, waiter.woken))
+        waiter.gone.on_set = waiter.woken.set
         try:
             while True:
-                with contextlib.suppress(TimeoutError):
-                    left_ms = max(0.0, ends_ms - self._clock.monotonic_ms())
-                    async with asyncio.timeout(STORE_ANSWER_MS / 1000 if waiter.is_impatient else left_ms / 1000):
-                        if not (self._ports.stopping.is_set() or waiter.gone.is_set()):
-                            await waiter.woken.wait()
+                if not (self._ports.stopping.is_set() or waiter.gone.is_set()):
+                    left_ms = STORE_ANSWER_MS if waiter.is_impatient else ends_ms - self._clock.monotonic_ms()
+                    timer = loop.call_later(max(0.0, left_ms) / 1000, waiter.woken.set)
+                    try:
+                        await waiter.woken.wait()
+                    finally:
+                        timer.cancel()
                 waiter.woken.clear()
-                waiter.is_here = False  # while its runs are leased it gets no others: it may be gone afterwards
+                waiter.is_here = False  # while its runs are leased no others are held: it may be gone afterwards
                 given, waiter.given = waiter.given, []
                 if waiter.gone.is_set():
                     await self._free(given)
                     return []
+                leased: list[LeasedRun] = []
                 if given:
+                    # A start that comes meanwhile is still its: that and its lease are one commit.
+                    waiter.at_work = len(given)
                     await waiter.note_life()
-                leased = await self._leased(given, request, principal)
-                while waiter.reserved:  # a start is on its way to it
+                    leased = await self._leased(given, request, principal)
+                    waiter.at_work = 0
+                waiter.takes_starts = False  # else it would wait for ever for starts that are on their way to it
+                while waiter.reserved:
                     await waiter.woken.wait()
                     waiter.woken.clear()
                 leased += [await self._told_of(started) for started in waiter.started]
                 waiter.started = []
                 if leased or self._clock.monotonic_ms() >= ends_ms or self._ports.stopping.is_set():
                     return leased
-                waiter.is_here = True
+                waiter.is_here = waiter.takes_starts = True
         finally:
-            if leaving is not None:
-                leaving.cancel()
-            waiter.is_here = False
+            waiter.gone.on_set = None
+            waiter.is_here = waiter.takes_starts = False
             self._waiting.remove(waiter)  # a run that is held for it by now is free again in a few seconds
 
     async def _wake_when_stopping(self) -> None:
@@ -211,32 +256,62 @@ class Leasing:
         self._seen[request.worker] = (now_ms, said)
         if len(self._seen) > RUN_WORKERS_KNOWN_MAX:
             del self._seen[next(iter(self._seen))]
+        if (known is not None and known != said) or len(self._offered) > RUN_WORKERS_KNOWN_MAX:
+            self._offered.clear()
+        for procedure, program in programs:
+            self._offered[principal.tenant, procedure, program] = now_ms
 
-    @contextlib.asynccontextmanager
-    async def reserved(self, tenant: str, procedure: str, program: str) -> AsyncIterator[Reservation | None]:
-        """A worker that waits here for just this program, if there is one: it gets the run with its start."""
-        waiter = next(
-            (
-                one
-                for one in self._waiting
-                if one.tenant == tenant and one.free and (procedure, program) in one.programs
-            ),
-            None,
-        )
-        if waiter is None:
-            yield None
-            return
-        reservation = Reservation(self._ports.new_lease(), waiter.worker, waiter.name)
-        waiter.reserved += 1
-        try:
-            with contextlib.suppress(TgaError):  # the store is away: the start says so
-                await waiter.note_life()
-            yield reservation
-        finally:
-            waiter.reserved -= 1
-            if reservation.run_id is not None:
-                waiter.started.append(reservation)
-            waiter.woken.set()
+    def has_seen_worker(self, tenant: str, procedure: str, program: str) -> bool:
+        """Whether a worker that offers this program is known here to live; the store knows it then, too. False: the
+        store may know of one."""
+        noted_ms = self._offered.get((tenant, procedure, program), -math.inf)
+        return self._clock.monotonic_ms() - noted_ms < self._ports.lease_ms
+
+    def keep_salt(self, run_id: str, salt: RunSalt) -> None:
+        """Of a run that was started here and that no worker has got with its start: as a rule one asks for it at
+        once. A salt is kept for as long as that takes, and no longer: an erasure counts on it to be gone."""
+        now_ms = self._clock.monotonic_ms()
+        self._born[run_id] = (now_ms + RUN_SALT_KEPT_MS, salt)
+        if len(self._born) > RUN_SALTS_KEPT_MAX:
+            self._born.popitem(last=False)
+        if self._drops_salts is None:
+            self._drop_salts()
+
+    def _drop_salts(self) -> None:
+        """Those whose time is over; again when the next one's is."""
+        now_ms, self._drops_salts = self._clock.monotonic_ms(), None
+        while self._born and (until_ms := next(iter(self._born.values()))[0]) <= now_ms:
+            self._born.popitem(last=False)
+        if self._born:
+            self._drops_salts = asyncio.get_running_loop().call_later((until_ms - now_ms) / 1000, self._drop_salts)
+
+    async def _salt_of(self, run_id: str) -> RunSalt:
+        _, kept = self._born.pop(run_id, (0, None))
+        return kept or await self._ports.salts.load(run_id)
+
+    def reserve(self, tenant: str, procedure: str, program: str) -> Reservation | None:
+        """A worker that waits here for just this program, if there is one: it gets the run with its start. `settle`
+        must follow, whatever becomes of the start: the worker's answer waits for it."""
+        wanted = (procedure, program)
+        for waiter in self._waiting:
+            # What most of them fail by, with many at work, is looked at first.
+            if (
+                waiter.reserved < waiter.slots
+                and waiter.tenant == tenant
+                and waiter.free_for_starts
+                and wanted in waiter.programs
+            ):
+                waiter.reserved += 1
+                return Reservation(self._ports.new_lease(), waiter.worker, waiter.name, waiter)
+        return None
+
+    def settle(self, place: Reservation) -> None:
+        """The start that this place was for is stored, then it says which run it is, or it is not."""
+        waiter = place.waiter
+        waiter.reserved -= 1
+        if place.run_id is not None:
+            waiter.started.append(place)
+        waiter.woken.set()
 
     async def _told_of(self, started: Reservation) -> LeasedRun:
         return await self.told(await self._table.peek(started.run_id or ""), started.lease, started.salt)
@@ -342,7 +417,7 @@ class Leasing:
     async def told(self, loaded: LoadedRun, lease: str, salt: RunSalt | None = None) -> LeasedRun:
         """What its worker is told of the run."""
         run, start = loaded.run, loaded.start
-        salt = salt or await self._ports.salts.load(run.run_id)
+        salt = salt or await self._salt_of(run.run_id)
         return LeasedRun(
             run_id=run.run_id,
             attempt=run.attempt,

@@ -128,22 +128,29 @@ class Starting:
     async def begin(self, start: RunStart) -> Started:
         """Store its start; a worker that waits here for it gets it in the same commit."""
         salt, tenant = self._ports.salts.new(), start.principal.tenant
-        async with self._leasing.reserved(tenant, start.procedure, f"{start.version}@{start.program_digest}") as place:
+        place = self._leasing.reserve(tenant, start.procedure, f"{start.version}@{start.program_digest}")
 
-            async def decide(work: Work) -> LoadedRun:
-                self.add_start(work, start, salt)
-                if place is not None:
-                    owner = owner_of(place.lease, self._ports.incarnation())
-                    work.lease(owner, place.worker, place.name, at=self._clock.now())
-                return replace(work.require(), run=replace(work.run))  # the other one is changed by its worker
+        async def decide(work: Work) -> LoadedRun:
+            self.add_start(work, start, salt)
+            if place is not None:
+                owner = owner_of(place.lease, self._ports.incarnation())
+                work.lease(owner, place.worker, place.name, at=self._clock.now())
+            return replace(work.require(), run=replace(work.run))  # the other one is changed by its worker
 
-            try:
-                born = await self._table.change(start.run_id, decide, is_birth=True)
-            except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
-                return await self._existing(start, error)
+        try:
+            if place is not None:
+                await place.note_life()
+            born = await self._table.change(start.run_id, decide, is_birth=True)
             if place is not None:
                 place.run_id, place.salt = start.run_id, salt
-            return Started(start.run_id, born.run.head.state, replayed=False, born=born)
+            else:
+                self._leasing.keep_salt(start.run_id, salt)
+        except (SequenceGap, InvalidTransition, ConcurrentExecution, OutcomeUnknown) as error:
+            return await self._existing(start, error)
+        finally:
+            if place is not None:
+                self._leasing.settle(place)
+        return Started(start.run_id, born.run.head.state, replayed=False, born=born)
 
     def add_start(self, work: Work, start: RunStart, salt: RunSalt, *, source: Run | None = None) -> None:
         work.add(start, source=source)

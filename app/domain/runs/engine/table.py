@@ -44,11 +44,6 @@ async def first_of(*events: asyncio.Event) -> None:
             wait.cancel()
 
 
-async def set_after(first: asyncio.Event, then: asyncio.Event) -> None:
-    await first.wait()
-    then.set()
-
-
 Decide = Callable[[Work], Awaitable[T]]
 
 # What the store says when the run is not where the change was decided on: by another owner, further, elsewhere.
@@ -198,21 +193,39 @@ class RunTable:
             self._kept_bytes -= loaded.state_bytes or 0
         return loaded
 
-    @asynccontextmanager
-    async def _locked(self, run_id: str) -> AsyncIterator[None]:
-        lock, users = self._locks.get(run_id, (None, 0))
-        if lock is None:
-            lock = asyncio.Lock()
-        self._locks[run_id] = (lock, users + 1)
+    def _locked(self, run_id: str) -> _Locked:
+        return _Locked(self._locks, run_id)
+
+
+class _Locked:
+    """The one task at a time that has the run. A class: the loop keeps a book of generators."""
+
+    __slots__ = ("_lock", "_locks", "_run_id")
+
+    def __init__(self, locks: dict[str, tuple[asyncio.Lock, int]], run_id: str) -> None:
+        self._locks = locks
+        self._run_id = run_id
+
+    async def __aenter__(self) -> None:
+        lock, users = self._locks.get(self._run_id, (None, 0))
+        self._lock = lock = lock or asyncio.Lock()
+        self._locks[self._run_id] = (lock, users + 1)
         try:
-            async with lock:
-                yield
-        finally:
-            _, users = self._locks[run_id]
-            if users == 1:
-                del self._locks[run_id]
-            else:
-                self._locks[run_id] = (lock, users - 1)
+            await lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        lock, users = self._locks[self._run_id]
+        if users == 1:
+            del self._locks[self._run_id]
+        else:
+            self._locks[self._run_id] = (lock, users - 1)
 
 
 class Watchers:

@@ -146,11 +146,12 @@ async def _newest_steps(
     return steps[-steps_max:], not is_all or len(steps) > steps_max
 
 
-async def view_of_born(ports: RunPorts, loaded: LoadedRun) -> RunView:
-    """As `view`, of a run that has just been started and is not read again: nothing was performed in it."""
+async def view_of_born(ports: RunPorts, loaded: LoadedRun, *, has_worker: bool = False) -> RunView:
+    """As `view`, of a run that has just been started and is not read again: nothing was performed in it. `has_worker`:
+    a worker for it is known to live; else the store is asked, where that matters."""
     run = loaded.run
     state, waiting = run.head.state, waiting_for(run)
-    notice = await _notice(ports, run, loaded.start)
+    notice = None if has_worker else await _notice(ports, run, loaded.start)
     return RunView(loaded, status_of(state, waiting), waiting, awaits=[], end=None, notice=notice)
 
 
