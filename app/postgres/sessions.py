@@ -188,20 +188,20 @@ class Sessions(Closing):
     def _session(self) -> _Session:
         return _Session(self)
 
-    async def put_by(self, connection: _Pooled) -> None:
+    async def _put_by(self, connection: _Pooled) -> None:
         """Keep it at hand, or give it back: a task that waits for one waits at the pool."""
         if self._waiting or self._is_closing or len(self._at_hand) >= _AT_HAND_MAX:
             await self._release(connection)
         else:
             self._at_hand.append(connection)
 
-    def give_up(self, connection: _Pooled, error: BaseException | None) -> None:
+    def _give_up(self, connection: _Pooled, error: BaseException | None) -> None:
         """What was done with it has failed."""
         if error is not None and isinstance(error.__cause__, asyncpg.InternalClientError):
             connection.terminate()  # it would be handed out again, and fail again
         self._release_later(connection)
 
-    async def take(self) -> _Pooled:
+    async def _take(self) -> _Pooled:
         while self._at_hand:
             connection = self._at_hand.pop()
             if not _is_lost(connection):
@@ -238,16 +238,16 @@ class _Session:
         self._sessions = sessions
 
     async def __aenter__(self) -> Connection:
-        self._connection = await self._sessions.take()
+        self._connection = await self._sessions._take()
         return self._connection
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            await self._sessions.put_by(self._connection)
+            await self._sessions._put_by(self._connection)
         else:
-            self._sessions.give_up(self._connection, error)
+            self._sessions._give_up(self._connection, error)
 
 
 def _is_lost(connection: _Pooled) -> bool:

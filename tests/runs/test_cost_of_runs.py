@@ -309,6 +309,25 @@ async def test_a_start_that_comes_while_its_workers_leases_are_recorded_is_one_c
         assert (await late).state == "SCHEDULED"
 
 
+async def test_a_start_is_rather_for_a_worker_that_waits_than_for_one_whose_leases_are_recorded(
+    database: Database,
+) -> None:
+    gate = Gate()
+    async with open_engine(database.gateway_url, wrap=gate.around) as engine:
+        await engine.start("before")
+        gate.opened.clear()
+        busy = asyncio.create_task(engine.lease(2, wait_ms=60_000))
+        await until(lambda: gate.waiting == 1)
+        idle = asyncio.create_task(engine.lease(2, "worker-two", wait_ms=60_000))
+        await until(lambda: engine.engine.leasing.waiting == 2)
+        meanwhile = asyncio.create_task(engine.start("meanwhile"))
+        await until(lambda: gate.waiting == 2)
+        gate.opened.set()
+        assert [run.run_id for run in await idle] == ["meanwhile"]
+        assert [run.run_id for run in await busy] == ["before"]
+        assert (await meanwhile).state == "RUNNING"
+
+
 async def test_a_workers_answer_does_not_wait_for_starts_that_come_when_its_leases_are_recorded(
     database: Database,
 ) -> None:

@@ -50,7 +50,7 @@ _AGAIN_S: Final = 0.1
 
 
 class Gone:
-    """Whether the worker that asks for runs has given up: set by the edge, which notices it; `on_set` is called then."""
+    """Whether the worker that asks for runs has given up; the edge notices it. `on_set` is called then."""
 
     __slots__ = ("_is_set", "on_set")
 
@@ -292,7 +292,7 @@ class Leasing:
     def reserve(self, tenant: str, procedure: str, program: str) -> Reservation | None:
         """A worker that waits here for just this program, if there is one: it gets the run with its start. `settle`
         must follow, whatever becomes of the start: the worker's answer waits for it."""
-        wanted = (procedure, program)
+        wanted, found = (procedure, program), None
         for waiter in self._waiting:
             # What most of them fail by, with many at work, is looked at first.
             if (
@@ -301,9 +301,14 @@ class Leasing:
                 and waiter.free_for_starts
                 and wanted in waiter.programs
             ):
-                waiter.reserved += 1
-                return Reservation(self._ports.new_lease(), waiter.worker, waiter.name, waiter)
-        return None
+                if waiter.is_here:
+                    found = waiter
+                    break
+                found = found or waiter  # it waits for its leases: rather one that waits for nothing else
+        if found is None:
+            return None
+        found.reserved += 1
+        return Reservation(self._ports.new_lease(), found.worker, found.name, found)
 
     def settle(self, place: Reservation) -> None:
         """The start that this place was for is stored, then it says which run it is, or it is not."""
