@@ -534,6 +534,34 @@ async def test_a_child_that_runs_is_waited_for_although_it_could_not_be_started_
     assert (resumed.run_id, [one["outcome"] for one in answers]) == ("r", ["OK"])
 
 
+async def test_a_child_that_has_ended_while_its_parent_was_taken_up_again_answers_the_repeated_start(
+    engine: Engine,
+) -> None:
+    """The next worker has read a journal in which the child is at work. Before it says the start again, the child ends
+    and its answer is recorded."""
+    run = await leased(engine)
+    child = {"type": "child", "path": "1", **OPERATION, "procedure": "onboard", "input": inline(1).to_json()}
+    started = await engine.put(run, 2, then=child)
+    await engine.put(run, 3, then={"type": "release"})
+    taken = {one.run_id: one for one in await engine.lease(slots=2, wait_ms=30_000)}
+    if len(taken) < 2:
+        taken |= {one.run_id: one for one in await engine.lease(wait_ms=30_000)}
+    run, young = taken["r"], taken[(started.result or {})["run_id"]]
+    await engine.put(young, young.sequence_number, then={**DONE, "positions": 0})
+    number = run.sequence_number
+    async with asyncio.timeout(120):
+        while len(await types_of(engine)) == number:
+            await asyncio.sleep(0.02)
+    answer = await engine.put(run, number, then=child)
+    assert (answer.directive, answer.result) == ("CONTINUE", started.result)
+    assert [(said(one)["path"], said(one)["outcome"]) for one in answer.news] == [("1", "OK")]
+    assert answer.sequence_number == number + 1, "nothing more is recorded"
+    with pytest.raises(RunPositionTaken):  # another child than the one that has answered
+        await engine.put(run, number, then={**child, "input": inline(2).to_json(), "input_digest": "c" * 64})
+    with pytest.raises(RunPositionTaken):  # a worker that has seen the answer has no reason to ask
+        await engine.put(run, number + 1, then=child)
+
+
 async def test_a_program_that_starts_itself_for_ever_is_refused_at_a_depth(engine: Engine, sessions: Sessions) -> None:
     """It would outlive every limit of a single run; the program is told, on the record, and a repeat is the same."""
     run = await leased(engine)

@@ -253,6 +253,11 @@ async def test_a_child_that_runs_is_waited_for_although_it_could_not_be_started_
     await put(leased[started["result"]["run_id"]], {"type": "complete", "output": child["input"], "positions": 0})
     records = (await client.ask("GET", "/v1/runs/r/checkpoints"))["items"]
     assert [one["outcome"] for one in records if one["artifact_type"] == "run_answer"] == ["OK"]
+    # It has ended since: who read the journal before, and says the start once more, is told so.
+    late = await put(leased["r"], child)
+    assert (late["directive"], late["result"]) == ("CONTINUE", started["result"])
+    assert [(one["path"], one["outcome"]) for one in late["news"]] == [("1", "OK")]
+    assert len((await client.ask("GET", "/v1/runs/r/checkpoints"))["items"]) == len(records)
 
 
 @procedure(name="too-wide")

@@ -46,6 +46,9 @@ class Calling(Putting):
                 refusal = not_taken_up
             except Problem as problem:
                 refusal = problem
+        if found is not None and refusal is None and self._has_answered(found, run, body, then.path):
+            self.add_puts(run, made, list)
+            return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
         request = {
             "child_run_id": child_id if refusal is None else None,
             "procedure": then.procedure,
@@ -71,6 +74,14 @@ class Calling(Putting):
         elif found is not None:
             self.tell_parent(found)  # it may have ended while no parent waited for it
         return self.answered(run_id, body, Stored("CONTINUE", run.sequence_number), result, principal=principal)
+
+    def _has_answered(self, child: MemoryRun, run: MemoryRun, body: m.PutRequest, path: str) -> bool:
+        """Whether the child has ended since the worker last looked: the answer is among the news."""
+        if path in run.begun:
+            return False
+        news = self.news(run, body.after_seq, body.attempt)
+        answers = [one for one in news if one["artifact_type"] == "run_answer" and one["path"] == path]
+        return any(one["answered_by"]["id"] == child.run_id for one in answers)
 
     def _verify_descent(self, run: MemoryRun) -> None:
         """Problem where a child of this run would stand below too many runs, or beside too many that are open."""

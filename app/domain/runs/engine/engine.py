@@ -23,7 +23,7 @@ from app.core.errors import (
 )
 from app.core.limits import RUN_ANNOUNCE_TICK_MS, RUN_SWEEP_MS
 from app.domain.identity import Principal
-from app.domain.runs.documents import Parent
+from app.domain.runs.documents import Parent, RunAnswer
 from app.domain.runs.engine.answering import Answering
 from app.domain.runs.engine.artifacts import answer_of, child_intent
 from app.domain.runs.engine.calling import Calling, is_begun_as
@@ -170,6 +170,8 @@ class RunEngine:
                 return Stored("CONTINUE", work.run.head.sequence_number)
             for document in missing:
                 await self.putting.add_put(work, document)
+            if found is not None and await self._has_answered(found, work, request, then.path):
+                return Stored("CONTINUE", work.run.head.sequence_number)
             is_refused = found is None and isinstance(judged, TgaError)
             named = None if is_refused else child_id
             intended = version if found is None else found.start.version
@@ -202,6 +204,15 @@ class RunEngine:
         answer = await self.putting.answered(run_id, request, putter, stored)
         result = None if answer.directive == "STOP" else {"status": "pending", "run_id": child_id}
         return PutAnswer(answer.directive, answer.sequence_number, answer.reason, answer.news, result)
+
+    async def _has_answered(self, child: LoadedRun, work: Work, request: PutRequest, path: str) -> bool:
+        """Whether the child has ended since the worker last looked: a worker that goes on with a run has read a journal
+        in which the child is at work, and says the start again. The answer is among the news."""
+        if path in work.run.frontier.begun:
+            return False
+        news = [record.artifact for record in await self.putting.load_news(work.run_id, request)]
+        answers = [one for one in news if isinstance(one, RunAnswer) and one.path == path]
+        return any(one.answered_by.id == child.run_id for one in answers)
 
     async def _find_child(self, asked: StartRequest, run_id: str, path: str) -> LoadedRun | None:
         """The child that was started at this address before, and is taken up again: the answer of its start was lost,
