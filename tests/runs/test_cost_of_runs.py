@@ -201,6 +201,7 @@ async def test_a_run_that_waits_for_a_known_worker_is_three_commits_and_reads_no
     # On a slow machine that moment may be long, and a worker that was silent for a while beats again.
     monkeypatch.setattr(leasing, "RUN_SALT_KEPT_MS", 600_000)
     async with open_engine(database.gateway_url, lease_ms=600_000) as engine:
+        assert await engine.lease() == []  # else the first run may be started before its worker is known, and waits
         ports, leasing_here = engine.engine.ports, engine.engine.leasing
         await perform(engine, "first")  # from here on worker and program are known
         asked.clear()
