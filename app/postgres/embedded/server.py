@@ -80,7 +80,9 @@ class EmbeddedPostgres:
     root, can do anything to it.
     """
 
-    def __init__(self, home: Path, *, bin_dir: Path | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, home: Path, *, bin_dir: Path | None = None, timeout_s: float = 60.0, connections_max: int = 100
+    ) -> None:
         if any(character in str(home) for character in "\n\r\0"):
             raise EmbeddedPostgresFailed(
                 f"{str(home)!r} cannot be a home: PostgreSQL's lock files keep paths as lines",
@@ -90,6 +92,7 @@ class EmbeddedPostgres:
         self._home = Path(os.path.realpath(home))
         self._bin_dir = bin_dir
         self._timeout_s = timeout_s
+        self._connections_max = connections_max  # of the server that this one starts
         self._users_descriptor: int | None = None
 
     @property
@@ -335,7 +338,7 @@ class EmbeddedPostgres:
             f"unix_socket_directories={sockets}",
             "unix_socket_permissions=0700",
             f"port={_PORT}",
-            "max_connections=100",
+            f"max_connections={self._connections_max}",
         ]
         command: list[str | Path] = [bin_dir / "postgres", "-D", self.data_dir]
         for setting in settings:
