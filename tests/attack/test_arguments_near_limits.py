@@ -112,7 +112,7 @@ def stored(world: World) -> dict[str, int]:
     Not of `in_work`, from which finished calls are swept; a call that is in it has a head. Nor of what is folded from
     the log behind the sequencer, for lists and statistics.
     """
-    own = ("leaf_spans", "tree", "log", "in_work", "call_facts", "call_counts", "digest_leaves")
+    own = ("leaf_spans", "tree", "log", "in_work", "call_facts", "call_counts", "digest_leaves", "acts")
 
     async def count() -> dict[str, int]:
         session = await asyncpg.connect(world.admin_url)
