@@ -224,6 +224,10 @@ OIDC_SIGN_INS_MAX: Final = 8  # begun in one browser and not ended
 
 # The HTTP edge. A request must arrive whole within these, and what is read of one that is refused is bounded too.
 HEADER_BYTES_MAX: Final = 32_768
+# Of a request whose head is that of the one before it: longer ones are parsed anew. One head is kept a connection.
+KNOWN_HEAD_BYTES_MAX: Final = 2_048
+KNOWN_REQUEST_BYTES_MAX: Final = 65_536
+KNOWN_HEAD_TRIES: Final = 4
 HEADERS_WAIT_MS: Final = 10_000
 BODY_WAIT_MS: Final = 30_000
 DISCARDED_BYTES_MAX: Final = 16_777_216

@@ -34,10 +34,12 @@ from app.core.limits import (
     DISCARDED_BYTES_MAX,
     HEADER_BYTES_MAX,
     HEADERS_WAIT_MS,
+    KNOWN_HEAD_TRIES,
     LINGER_MS,
     LINGER_MS_MAX,
     PIPELINED_REQUESTS_MAX,
 )
+from app.edge.known_head import KnownHead
 from app.edge.problems import problem
 
 _VERSIONS = ("1.1", "1.0")
@@ -161,6 +163,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_over = False  # whatever still comes is not looked at
         self._goes_on = False  # set by `go_on`
         self._idle_since_s = math.inf  # since when the next request is waited for; not at all while it is infinite
+        self._known_head: KnownHead | None = None  # of the last request that came in one piece
+        self._tries_left = KNOWN_HEAD_TRIES  # to keep another one; given back by each request that has the kept one
         self._is_lost = False  # set by `connection_lost`, which tells these
         self._told_when_lost: set[Callable[[], None]] = set()
 
@@ -203,6 +207,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_over:
             self._discard(len(data))
             return
+        is_first = self._is_between_requests()
+        if is_first and self._known_head is not None:
+            body = self._known_head.body_of(data)
+            if body is not None:
+                self._begin_known(self._known_head, data, body)
+                return
         self._unset_keepalive_if_required()
         if self._has_headers:
             self._idle_bytes += len(data)
@@ -220,6 +230,38 @@ class BoundedProtocol(HttpToolsProtocol):
             self._verify_arrival()
         elif self._arrival is None and not self._is_answering():
             self._watch(self.headers_wait_ms)  # empty lines are not a request, and end the keep-alive's wait
+        elif is_first and self._tries_left > 0:
+            self._tries_left -= 1
+            self._known_head = KnownHead.of(data, self.cycle.body, self.scope)
+
+    def _is_between_requests(self) -> bool:
+        """Whether what comes now is the beginning of a request, which will be answered at once."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return not self._is_arriving and (cycle is None or (cycle.response_complete and self._arrival is None))
+
+    def _begin_known(self, known: KnownHead, data: bytes, body: bytes) -> None:
+        """As the parser's callbacks do, of a request that is whole and whose head they have seen."""
+        self._unset_keepalive_if_required()
+        self._tries_left = KNOWN_HEAD_TRIES
+        self.scope = scope = known.scope_for(body, data)  # type: ignore[assignment]
+        self.cycle = cycle = RequestResponseCycle(
+            scope=scope,  # type: ignore[arg-type]
+            transport=self._answer_first,  # type: ignore[arg-type]
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        cycle.body += body
+        cycle.more_body = False
+        cycle.message_event.set()
+        scope[ANSWER_WHOLE] = partial(_answer_whole, cycle, self._answer_first)
+        self._start_asgi_task(cycle, self.app)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
