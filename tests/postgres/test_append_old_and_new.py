@@ -600,7 +600,8 @@ async def test_births_and_effects_meet_the_same_answer_in_one_batch_as_each_alon
     driver = Driver(seed=78)
     beside = [GrowingStream(f"beside-{n}") for n in range(2)]
     said: set[str] = set()
-    appended = mixed = lost = 0
+    unborn: set[str] = set()
+    appended = mixed = lost = owned = 0
     for number in range(USUAL_BATCHES):
         fresh = [driver.new_trace() for _ in range(driver.random.choice((0, 1, 2, 3)))]
         begun = [t for t in driver.traces if 0 < t.stored < len(t.records)]
@@ -613,6 +614,7 @@ async def test_births_and_effects_meet_the_same_answer_in_one_batch_as_each_alon
             if driver.random.random() < 0.1:
                 owner = driver.random.choice((EXECUTOR, OTHER_EXECUTOR))
                 await admin.execute("SELECT tga.own_unborn($1, $2)", trace.records[0].stream, owner)
+                unborn.add(trace.records[0].stream)
             batch.append((trace, _born(driver, trace, driver.traces)))
         if begun and driver.random.random() < 0.1:
             again = driver.random.choice(begun)
@@ -641,6 +643,7 @@ async def test_births_and_effects_meet_the_same_answer_in_one_batch_as_each_alon
             lost += row[1] == "IDEMPOTENCY_KEY_CLAIMED"
             if of_trace is None or row[1] is not None:
                 continue
+            owned += plan.stream in unborn and of_trace.stored == 0
             stored = of_trace.stored + len(plan.entries)
             is_sound = plan.waiting_after is None and plan.executor_id == EXECUTOR
             is_sound &= list(plan.entries) == [planned(r) for r in of_trace.records[of_trace.stored : stored]]
@@ -649,6 +652,7 @@ async def test_births_and_effects_meet_the_same_answer_in_one_batch_as_each_alon
     assert appended > USUAL_BATCHES
     assert mixed > USUAL_BATCHES / 5
     assert lost > 5
+    assert owned > 5
     assert await _misplaced(admin) == []
     assert said >= {
         "another executor owns the stream",
@@ -710,6 +714,16 @@ async def test_claims_may_stand_in_any_order_but_each_plan_once(admin: Session) 
     assert [(row["stream"], row["idempotency_key"]) for row in claims] == [
         (plan.stream, plan.claim.idempotency_key) for plan in plans if plan.claim
     ]
+
+
+async def test_claims_that_begin_at_another_place_fail_the_batch_also_if_all_of_them_do(admin: Session) -> None:
+    columns = [list(column) for column in _columns([plan_of(records_of(action_request(1)))])]
+    statement = _APPEND
+    for place, kind in zip(range(7, 12), ("int", "text", "text", "text", "bytea"), strict=True):
+        sent = f"${place + 2}::{kind}[]"
+        statement = statement.replace(sent, f"('[0:0]=' || {sent}::text)::{kind}[]")
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="differ in shape"):
+        await admin.fetch(statement, 5_000, *columns)
 
 
 async def test_kinds_that_take_turns_in_a_batch_are_each_judged_by_their_own_rules(admin: Session) -> None:

@@ -244,10 +244,8 @@ BEGIN
                 k_before := k_between;
                 kind_before := kind;
             ELSE
-                IF kind IS NOT NULL THEN
-                    k_before := k;
-                    kind_before := kind;
-                END IF;
+                k_before := k;
+                kind_before := kind;
                 SELECT s.*, m.machine, m.open_states INTO k
                   FROM stream_kinds s LEFT JOIN machines m ON m.kind = s.kind
                  WHERE s.kind = split_part(p_stream[plan], ':', 1);
