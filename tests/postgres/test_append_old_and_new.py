@@ -26,7 +26,7 @@ import asyncpg
 import pytest
 
 from app.core.canonical import canonical_bytes
-from app.core.digest import digest_of_bytes
+from app.core.digest import GENESIS, digest_of_bytes
 from app.core.errors import TgaError
 from app.domain.ledger.plans import Claim, Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.tga.replay import LogRecord, fold
@@ -608,7 +608,7 @@ async def test_births_and_effects_meet_the_same_answer_in_one_batch_as_each_alon
         batch: list[tuple[Trace | None, Plan]] = []
         for trace in driver.random.sample(begun, min(len(begun), driver.random.choice((0, 1, 2)))):
             plan = _usual_batch(driver, [trace])[0][1]
-            late = Claim("crm", "create_ticket", f"late-{number}", "0" * 64)
+            late = Claim("crm", "create_ticket", f"late-{number}", GENESIS)
             batch.append((trace, plan._replace(claim=late if driver.random.random() < 0.1 else None)))
         for trace in fresh:
             if driver.random.random() < 0.1:
@@ -675,7 +675,7 @@ async def test_a_claim_without_a_birth_is_refused_beside_a_birth_without_a_claim
     trace = completed_trace(1)
     await admin.fetch(_APPEND, 5_000, *_columns([plan_of(trace[:3], owner_after=EXECUTOR)]))
     unclaimed = plan_of(records_of(action_request(2)))._replace(claim=None)
-    claiming = plan_of(trace[3:])._replace(claim=Claim("crm", "create_ticket", "late", "0" * 64))
+    claiming = plan_of(trace[3:])._replace(claim=Claim("crm", "create_ticket", "late", GENESIS))
     rows = await admin.fetch(_APPEND, 5_000, *_columns([unclaimed, claiming]))
     late = "a claim is made with the first entry of its stream, once"
     assert [row["what"] for row in rows] == [None, late]

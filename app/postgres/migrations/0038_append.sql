@@ -526,8 +526,7 @@ BEGIN
             unborn := ARRAY(SELECT u FROM unnest(unborn) AS u WHERE u <> ALL (refused));
             DELETE FROM heads h WHERE h.stream = ANY (ARRAY(SELECT p_stream[u] FROM unnest(unborn) AS u));
         END IF;
-        -- Sorted, because a transaction that meets another's uncommitted key waits for it. Only a claim can be lost:
-        -- the stream is locked, its number is new. Naming the claim's index spares a look into the two others.
+        -- Sorted, because a transaction that meets another's uncommitted key waits for it.
         INSERT INTO heads (stream_no, stream, tenant, principal_id, subject, name, expires_at, idempotency_key,
                            payload_digest, effect_digest, sequence_number, entry_digest, artifact_digest, state,
                            is_open, waiting, owner, lease_until)
@@ -537,7 +536,7 @@ BEGIN
           FROM unnest(new_heads) AS n
          WHERE n.is_birth AND n.plan <> ALL (refused)
          ORDER BY n.subject COLLATE "C", n.name COLLATE "C", n.idempotency_key COLLATE "C"
-            ON CONFLICT (subject, name, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING;
+            ON CONFLICT DO NOTHING;
         GET DIAGNOSTICS rows_written = ROW_COUNT;
     END IF;
     -- Unless every claim was made by a birth, and every birth has its row.
