@@ -26,12 +26,13 @@ import asyncpg
 import pytest
 
 from app.core.canonical import canonical_bytes
-from app.core.digest import digest_of_bytes
+from app.core.digest import GENESIS, digest_of_bytes
 from app.core.errors import TgaError
 from app.domain.ledger.plans import Claim, Plan, PlannedCheckpoint, PlannedEntry, Sealed
 from app.domain.tga.replay import LogRecord, fold
 from app.postgres.ledger import _APPEND, _columns
 from app.postgres.migrate import migrate
+from bench.streams import GrowingStream, register_kind
 from tests.conftest import Server
 from tests.invariants.plans import plan_of, planned
 from tests.postgres.old_schema import old_migrations
@@ -341,13 +342,14 @@ async def _put(
     except asyncpg.PostgresError as error:
         await session.execute("ROLLBACK")
         return Outcome(f"{error.sqlstate} {error}", {})
-    answer = []
-    for row in found:
-        values = dict(row)
-        if str(values["code"]).startswith("APPROVAL_"):
-            values["found"] = re.sub(r"\d", "0", values["found"])  # the time of the clock
-        answer.append(tuple(values.values()))
-    return Outcome(answer, await _rows(session, is_old=is_old))
+    return Outcome([_told(row) for row in found], await _rows(session, is_old=is_old))
+
+
+def _told(row: asyncpg.Record) -> tuple[Any, ...]:
+    values = dict(row)
+    if str(values["code"]).startswith("APPROVAL_"):
+        values["found"] = re.sub(r"\d", "0", values["found"])  # the time of the clock
+    return tuple(values.values())
 
 
 # What is said to one plan alone. Failures of a whole batch are counted apart.
@@ -545,10 +547,204 @@ async def test_usual_plans_meet_the_same_answer_all_at_once_as_one_by_one(admin:
     }
 
 
+def _born(driver: Driver, trace: Trace, others: Sequence[Trace]) -> Plan:
+    """What a call begins with, or something that is not quite that."""
+    count = min(3, len(trace.records))
+    owner = EXECUTOR if count < len(trace.records) else None
+    plan = Plan(trace.records[0].stream, EXECUTOR, owner, [planned(r) for r in trace.records[:count]], trace.claim)
+    chance = driver.random.random()
+    if chance < 0.15:
+        return plan._replace(entries=[_canonical(entry) for entry in _break_entry(driver, trace, plan).entries])
+    if chance < 0.2:
+        place = driver.random.randrange(count)
+        entries = [*plan.entries[:place], _unbound(driver, plan.entries[place]), *plan.entries[place + 1 :]]
+        return plan._replace(entries=entries)
+    ways: list[Callable[[], Plan]] = [
+        *[lambda: plan._replace(claim=driver.random.choice(others[-20:]).claim)] * 5,
+        lambda: plan._replace(claim=None),
+        lambda: plan._replace(claim=trace.claim._replace(server_id="bank") if trace.claim else None),
+        lambda: plan._replace(executor_id=OTHER_EXECUTOR),
+        lambda: plan._replace(entries=list(plan.entries)[:-1]),
+        lambda: plan._replace(entries=list(plan.entries)[1:]),
+        lambda: plan._replace(entries=[*plan.entries, plan.entries[-1]]),
+        lambda: plan._replace(waiting_after="operator", owner_after=None),
+        lambda: plan._replace(checkpoint=driver.checkpoint(trace, driver.random.randint(1, count))),
+        lambda: _break_checkpoint(driver, trace, plan),
+        lambda: plan._replace(sealed=Sealed(b"salt", b"values"), announce_to=["people"]),
+        lambda: plan._replace(dispatch_attempt=2, resolution=b"{}"),
+        lambda: plan._replace(stream="nothing:1"),
+    ]
+    return driver.random.choice(ways)() if chance < 0.5 else plan
+
+
+async def _each_alone(admin: Session, plans: Sequence[Plan]) -> Outcome:
+    """One append after the other, in a transaction that is left open; the first that fails is the answer."""
+    answer: list[tuple[Any, ...]] = []
+    await admin.execute("BEGIN")
+    for number, plan in enumerate(plans, 1):
+        columns = _columns([plan])
+        sent = [*columns[: E_ARTIFACT + 1], *(column or None for column in columns[E_ARTIFACT + 1 :])]
+        try:
+            (row,) = await admin.fetch(_APPEND, 5_000, *sent)
+        except asyncpg.PostgresError as error:
+            await admin.execute("ROLLBACK")
+            return Outcome(f"{error.sqlstate} {error}", {})
+        answer.append((number, *_told(row)[1:]))
+    return Outcome(answer, await _rows(admin, is_old=False))
+
+
+async def test_births_and_effects_meet_the_same_answer_in_one_batch_as_each_alone(admin: Session) -> None:
+    """Also beside streams of another kind. A birth's stream may exist, or may have had an owner before it began; its
+    claim may stand, or be made by another plan of the batch."""
+    await register_kind(admin)
+    driver = Driver(seed=78)
+    beside = [GrowingStream(f"beside-{n}") for n in range(2)]
+    said: set[str] = set()
+    unborn: set[str] = set()
+    appended = mixed = lost = owned = 0
+    for number in range(USUAL_BATCHES):
+        fresh = [driver.new_trace() for _ in range(driver.random.choice((0, 1, 2, 3)))]
+        begun = [t for t in driver.traces if 0 < t.stored < len(t.records)]
+        batch: list[tuple[Trace | None, Plan]] = []
+        for trace in driver.random.sample(begun, min(len(begun), driver.random.choice((0, 1, 2)))):
+            plan = _usual_batch(driver, [trace])[0][1]
+            late = Claim("crm", "create_ticket", f"late-{number}", GENESIS)
+            batch.append((trace, plan._replace(claim=late if driver.random.random() < 0.1 else None)))
+        for trace in fresh:
+            if driver.random.random() < 0.1:
+                owner = driver.random.choice((EXECUTOR, OTHER_EXECUTOR))
+                await admin.execute("SELECT tga.own_unborn($1, $2)", trace.records[0].stream, owner)
+                unborn.add(trace.records[0].stream)
+            batch.append((trace, _born(driver, trace, driver.traces)))
+        if begun and driver.random.random() < 0.1:
+            again = driver.random.choice(begun)
+            batch.append((None, _born(driver, again, driver.traces)))  # its stream exists
+        grown = [stream for stream in beside if driver.random.random() < 0.3]
+        batch += [(None, stream.next_plan()) for stream in grown]
+        batch = list({plan.stream: (trace, plan) for trace, plan in batch}.values())
+        driver.random.shuffle(batch)
+        plans = [plan for _, plan in batch]
+        if not plans:
+            continue
+        alone = await _each_alone(admin, plans)
+        if not isinstance(alone.answer, str):
+            await admin.execute("ROLLBACK")
+        columns = _columns(plans)
+        sent = [*columns[: E_ARTIFACT + 1], *(column or None for column in columns[E_ARTIFACT + 1 :])]
+        together = await _put(admin, sent, is_old=False)
+        assert together == alone, f"batch {number}: {plans}"
+        if isinstance(together.answer, str):
+            beside = [GrowingStream(f"{number}-{n}") for n in range(2)]  # nothing of it was stored
+            continue
+        await admin.execute("COMMIT")
+        mixed += len({len(plan.entries) for plan in plans}) > 1
+        for (of_trace, plan), row in zip(batch, together.answer, strict=True):
+            said.add(row[3])
+            lost += row[1] == "IDEMPOTENCY_KEY_CLAIMED"
+            if of_trace is None or row[1] is not None:
+                continue
+            owned += plan.stream in unborn and of_trace.stored == 0
+            stored = of_trace.stored + len(plan.entries)
+            is_sound = plan.waiting_after is None and plan.executor_id == EXECUTOR
+            is_sound &= list(plan.entries) == [planned(r) for r in of_trace.records[of_trace.stored : stored]]
+            of_trace.stored = stored if is_sound else len(of_trace.records)
+            appended += is_sound
+    assert appended > USUAL_BATCHES
+    assert mixed > USUAL_BATCHES / 5
+    assert lost > 5
+    assert owned > 5
+    assert await _misplaced(admin) == []
+    assert said >= {
+        "another executor owns the stream",
+        "the entry is not the next of its stream",
+        "the entry does not link to the one before it",
+        "the artifact is not the one that the entry commits to",
+        "the artifact names another stream",
+        "the artifact does not bind to the one before it",
+        "the state does not admit this artifact",
+        "the claim is not of what the stream is about",
+        "a claim is made with the first entry of its stream, once",
+        "another claim stands in the way",
+        "the checkpoint does not stand on its entry",
+        "no such kind of stream",
+    }
+
+
+async def test_a_claim_without_a_birth_is_refused_beside_a_birth_without_a_claim(admin: Session) -> None:
+    """As many births as claims, and every birth is stored: the claim is looked at all the same."""
+    trace = completed_trace(1)
+    await admin.fetch(_APPEND, 5_000, *_columns([plan_of(trace[:3], owner_after=EXECUTOR)]))
+    unclaimed = plan_of(records_of(action_request(2)))._replace(claim=None)
+    claiming = plan_of(trace[3:])._replace(claim=Claim("crm", "create_ticket", "late", GENESIS))
+    rows = await admin.fetch(_APPEND, 5_000, *_columns([unclaimed, claiming]))
+    late = "a claim is made with the first entry of its stream, once"
+    assert [row["what"] for row in rows] == [None, late]
+    assert await admin.fetchval("SELECT count(*) FROM tga.claims") == 1
+
+
+async def test_a_lost_claim_is_refused_beside_births_and_effects_that_are_stored(admin: Session) -> None:
+    first, second, third = (completed_trace(n) for n in (1, 2, 3))
+    await admin.fetch(_APPEND, 5_000, *_columns([plan_of(first[:3], owner_after=EXECUTOR)]))
+    claim = plan_of(first[:3]).claim
+    loses = plan_of(second[:3], owner_after=EXECUTOR)._replace(claim=claim)
+    rows = await admin.fetch(
+        _APPEND, 5_000, *_columns([plan_of(first[3:]), loses, plan_of(third[:3], owner_after=EXECUTOR)])
+    )
+    assert [row["code"] for row in rows] == [None, "IDEMPOTENCY_KEY_CLAIMED", None]
+    assert rows[1]["claimed_by"] == first[0].stream
+    stored = await admin.fetch("SELECT stream, sequence_number FROM tga.heads ORDER BY stream")
+    assert [(row["stream"], row["sequence_number"]) for row in stored] == sorted(
+        [(first[0].stream, 4), (third[0].stream, 3)]
+    )
+    assert await admin.fetchval("SELECT count(*) FROM tga.entries WHERE stream IS NULL") == 0
+
+
+async def test_claims_may_stand_in_any_order_but_each_plan_once(admin: Session) -> None:
+    plans = [plan_of(records_of(action_request(n))) for n in (1, 2)]
+    columns = [list(column) for column in _columns(plans)]
+    for place in range(7, 12):
+        columns[place] = [columns[place][0]] * 2
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="stands twice among claims"):
+        await admin.fetch(_APPEND, 5_000, *columns)
+    columns = [list(column) for column in _columns(plans)]
+    for place in range(7, 12):
+        columns[place].reverse()
+    assert [row["code"] for row in await admin.fetch(_APPEND, 5_000, *columns)] == [None, None]
+    claims = await admin.fetch("SELECT stream, idempotency_key FROM tga.claims ORDER BY stream")
+    assert [(row["stream"], row["idempotency_key"]) for row in claims] == [
+        (plan.stream, plan.claim.idempotency_key) for plan in plans if plan.claim
+    ]
+
+
+async def test_claims_that_begin_at_another_place_fail_the_batch_also_if_all_of_them_do(admin: Session) -> None:
+    columns = [list(column) for column in _columns([plan_of(records_of(action_request(1)))])]
+    statement = _APPEND
+    for place, kind in zip(range(7, 12), ("int", "text", "text", "text", "bytea"), strict=True):
+        sent = f"${place + 2}::{kind}[]"
+        statement = statement.replace(sent, f"('[0:0]=' || {sent}::text)::{kind}[]")
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="differ in shape"):
+        await admin.fetch(statement, 5_000, *columns)
+
+
+async def test_kinds_that_take_turns_in_a_batch_are_each_judged_by_their_own_rules(admin: Session) -> None:
+    await register_kind(admin)
+    growing = [GrowingStream(f"g{n}") for n in range(3)]
+    nothing = Plan("nothing:1", EXECUTOR, None, growing[0].next_plan().entries)
+    growing[0] = GrowingStream("g0")
+    births = [plan_of(completed_trace(n)[:3], owner_after=EXECUTOR) for n in range(1, 4)]
+    batch = [births[0], growing[0].next_plan(), births[1], nothing, births[2], growing[1].next_plan()]
+    batch += [Plan("system:none", EXECUTOR, None, births[0].entries), growing[2].next_plan()]
+    rows = await admin.fetch(_APPEND, 5_000, *_columns(batch))
+    what = [row["what"] for row in rows]
+    assert what == [None, None, None, "no such kind of stream", None, None, "the entry has another schema", None]
+    assert await admin.fetchval("SELECT count(*) FROM tga.entries WHERE sha256(entry) <> entry_digest") == 0
+    assert await admin.fetchval("SELECT count(*) FROM tga.links WHERE verbatim <> ''") == 0
+
+
 def test_everything_that_the_append_can_say_is_expected_above() -> None:
     migrations = resources.files("app.postgres").joinpath("migrations")
     judging = migrations.joinpath("0003_append.sql").read_text("utf-8").partition("CREATE FUNCTION tga.judge_entry(")[2]
-    appending = migrations.joinpath("0032_append.sql").read_text("utf-8")
+    appending = migrations.joinpath("0038_append.sql").read_text("utf-8")
     appending = appending.partition("CREATE OR REPLACE FUNCTION tga.append(")[2]
     source = judging.partition("CREATE FUNCTION tga.append(")[0] + appending
     texts = set(re.findall(r"'((?:the|a|an|another|no) [^']+)'", source))
