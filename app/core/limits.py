@@ -349,6 +349,7 @@ EXPORT_COVER_POLL_MS: Final = 100
 # The log. Rows looked at in one round; how often one is made; how long an open transaction may hold the log back before
 # it is told who does; at most how long until what failed is tried again.
 LOG_BATCH_ROWS_MAX: Final = 2_000
+LOG_LEAVES_AT_HAND_MAX: Final = 8_000  # hashes that a round keeps for its proof
 LOG_ROUND_MS: Final = 200
 LOG_STANDBY_MS: Final = 250
 LOG_STALL_MS: Final = 5_000

@@ -37,6 +37,10 @@ class Node:
     level: int
     index: int
 
+    @property
+    def leaves(self) -> Range:
+        return Range(self.index << self.level, (self.index + 1) << self.level)
+
 
 @dataclass(frozen=True, slots=True)
 class Range:

@@ -28,6 +28,7 @@ from app.core.instruments import Instruments
 from app.core.limits import (
     EPOCH_WAIT_MS,
     LOG_BATCH_ROWS_MAX,
+    LOG_LEAVES_AT_HAND_MAX,
     LOG_LOOK_EVERY_MS,
     LOG_RETRY_MAX_MS,
     LOG_ROUND_MS,
@@ -325,6 +326,7 @@ class LeaderTerm:
         self._signer = signer
         self._stall_ms = stall_ms
         self._frontier = Frontier()
+        self._added: list[Hash] = []  # the last leaves of the frontier, as many as came since the last head, or fewer
         self._published = 0
         self._horizon = ""
         self._horizon_since = 0.0
@@ -396,9 +398,9 @@ class LeaderTerm:
     async def _grow(self, size: int) -> None:
         while self._frontier.size < size:
             end = min(size, self._frontier.size + LOG_BATCH_ROWS_MAX)
-            completed: list[tuple[Node, Hash]] = []
-            for leaf in await self._tree.leaf_hashes(Range(self._frontier.size, end)):
-                completed += self._frontier.append(leaf, from_level=KEPT_LEVEL)
+            leaves = await self._tree.leaf_hashes(Range(self._frontier.size, end))
+            completed = self._frontier.extend(leaves, from_level=KEPT_LEVEL)
+            self._added = [*self._added, *leaves][-LOG_LEAVES_AT_HAND_MAX:]
             if completed:
                 await self._session.add_nodes(completed)
 
@@ -406,10 +408,12 @@ class LeaderTerm:
         size, root = self._frontier.size, self._frontier.root()
         after = await asyncio.to_thread(self._signer.load_remembered)
         old = min(size, after.head.size if after is not None else 0)
-        proof = await self._tree.consistency_proof(old, size)
+        count = size - old
+        added = self._added[-count:] if 0 < count <= len(self._added) else []
+        proof = await self._tree.consistency_proof(old, size, added=added)
         signed = await asyncio.to_thread(self._signer.sign, size, root, proof, after=after)
         await self._session.add_head(signed)
-        self._published = size
+        self._published, self._added = size, []
 
     async def _watch(self, horizon: str) -> None:
         now = time.monotonic()

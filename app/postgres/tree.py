@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import asyncpg
@@ -32,17 +33,15 @@ _NODES: Final = """
 SELECT (SELECT n.hash FROM tga.tree_nodes n WHERE n.level = u.level AND n.node_index = u.node_index) AS hash
   FROM unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY AS u(level, node_index, place) ORDER BY u.place
 """
-_LEAVES: Final = """
-SELECT s.first_index + i AS leaf_index, (SELECT sha256('\\x00'::bytea || e.entry) FROM tga.entries e
-           WHERE e.stream_no = s.stream_no AND e.sequence_number = s.sequence_number + i) AS hash
-  FROM unnest($1::bigint[], $2::bigint[]) AS u(first_index, past_index)
- CROSS JOIN LATERAL (SELECT * FROM tga.leaf_spans v
-                      WHERE v.first_index < u.past_index
-                        AND v.first_index >= coalesce((SELECT max(m.first_index) FROM tga.leaf_spans m
-                                                        WHERE m.first_index <= u.first_index), 0)
-                      ORDER BY v.first_index) AS s
- CROSS JOIN LATERAL generate_series(greatest(u.first_index - s.first_index, 0),
-                                    least(u.past_index - s.first_index, s.leaves) - 1) AS i
+_LEAVES: Final = "SELECT range_no, first_index, hashes FROM tga.leaf_hashes($1, $2)"
+_LEAVES_WITH_ENTRIES: Final = """
+SELECT s.first_index + i AS leaf_index
+  FROM tga.leaf_spans s
+ CROSS JOIN LATERAL generate_series(0, s.leaves - 1) AS i
+ WHERE s.first_index < $2 AND s.first_index + i >= $1 AND s.first_index + i < $2
+   AND s.first_index >= coalesce((SELECT max(m.first_index) FROM tga.leaf_spans m WHERE m.first_index <= $1), 0)
+   AND (SELECT e.entry FROM tga.entries e
+         WHERE e.stream_no = s.stream_no AND e.sequence_number = s.sequence_number + i) IS NOT NULL
 """
 _SIZE: Final = """
 SELECT coalesce((SELECT s.first_index + s.leaves FROM tga.leaf_spans s ORDER BY s.first_index DESC LIMIT 1), 0) AS size
@@ -131,17 +130,27 @@ class PostgresTree:
         """ProofInvalid when there is no such leaf in a tree of this size; the size must be one that was reached."""
         return await self.hashes_of(inclusion_ranges(index, size))
 
-    async def consistency_proof(self, old: int, new: int) -> list[Hash]:
-        """ProofInvalid when old is beyond new; both must be sizes that were reached."""
-        return await self.hashes_of(consistency_ranges(old, new))
+    async def consistency_proof(self, old: int, new: int, *, added: Sequence[Hash] = ()) -> list[Hash]:
+        """ProofInvalid when old is beyond new; both must be sizes that were reached.
+
+        `added`: the leaves from old to new, for who has just read them. The leaves of the old tree that the proof needs
+        are always read: that is how a change of one of them is seen.
+        """
+        if added and len(added) != new - old:
+            raise ValueError(f"{new - old} leaves were added, not {len(added)}")
+        return await self._hashes_of(consistency_ranges(old, new), old, added)
 
     async def root(self, size: int) -> Hash:
         return (await self.hashes_of([Range(0, size)]))[0]
 
     async def hashes_of(self, ranges: Sequence[Range]) -> list[Hash]:
         """The root of each subtree."""
+        return await self._hashes_of(ranges, 0, ())
+
+    async def _hashes_of(self, ranges: Sequence[Range], start: int, at_hand: Sequence[Hash]) -> list[Hash]:
+        """As `hashes_of`, with the hashes of leaves from `start` on."""
         parts = [nodes_of(one) for one in ranges]
-        found = await self._nodes({node for nodes in parts for node in nodes})
+        found = await self._nodes({node for nodes in parts for node in nodes}, start, at_hand)
         return [fold_nodes([found[node] for node in nodes]) for nodes in parts]
 
     async def load_frontier(self) -> Frontier:
@@ -156,25 +165,43 @@ class PostgresTree:
         if not spans:
             return []
         rows = await self._source.fetch(_LEAVES, [span.start for span in spans], [span.end for span in spans])
-        found = {row["leaf_index"]: row["hash"] for row in rows if row["hash"] is not None}
-        try:
-            return [found[index] for span in spans for index in range(span.start, span.end)]
-        except KeyError as missing:
-            raise _missing(Node(0, missing.args[0])) from None
+        found = {(row["range_no"], row["first_index"]): row["hashes"] for row in rows}
+        leaves: list[Hash] = []
+        for number, span in enumerate(spans, 1):
+            at = span.start
+            while at < span.end:
+                hashes = found.get((number, at))
+                if not hashes or None in hashes:
+                    raise await self._missing_of(span)
+                leaves += hashes
+                at += len(hashes)
+        return leaves
 
-    async def _nodes(self, nodes: Iterable[Node]) -> dict[Node, Hash]:
+    async def _missing_of(self, span: Range) -> ChecksumMismatch:
+        """Which leaf of a span it is that is not there."""
+        rows = await self._source.fetch(_LEAVES_WITH_ENTRIES, span.start, span.end)
+        there = {row["leaf_index"] for row in rows}
+        return _missing(Node(0, next((i for i in range(span.start, span.end) if i not in there), span.start)))
+
+    async def _nodes(self, nodes: Iterable[Node], start: int = 0, at_hand: Sequence[Hash] = ()) -> dict[Node, Hash]:
+        """Where the leaves from `start` on are at hand, no leaf of theirs is read."""
         wanted = sorted(nodes)
         kept = [node for node in wanted if node.level >= KEPT_LEVEL]
-        small = [node for node in wanted if node.level < KEPT_LEVEL]
+        small = {node: node.leaves for node in wanted if node.level < KEPT_LEVEL}
         found: dict[Node, Hash] = {}
         if kept:
             rows = await self._source.fetch(_NODES, [node.level for node in kept], [node.index for node in kept])
             found = {node: _present(row["hash"], node) for node, row in zip(kept, rows, strict=True)}
-        leaves = iter(await self.leaf_hashes(*(Range(n.index << n.level, (n.index + 1) << n.level) for n in small)))
-        for node in small:
+        past = start + len(at_hand)
+        to_read = [span for span in small.values() if not start <= span.start < span.end <= past]
+        read = iter(await self.leaf_hashes(*to_read))
+        for node, span in small.items():
+            if start <= span.start < span.end <= past:
+                leaves = at_hand[span.start - start : span.end - start]
+            else:
+                leaves = list(islice(read, span.end - span.start))
             subtree = Frontier()
-            for _ in range(1 << node.level):
-                subtree.grow(next(leaves))
+            subtree.extend(leaves)
             found[node] = subtree.root()
         return found
 
