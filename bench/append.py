@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from app.core.limits import BATCH_PLANS_MAX, WRITER_FLUSHERS_FROM_PLANS
+from app.core.limits import BATCH_PLANS_MAX, WRITER_SESSIONS_MAX
 from app.domain.ledger.plans import Plan
 from app.domain.tga.documents import ArtifactDocument
 from app.domain.tga.execution_state import ExecutionState
@@ -115,7 +115,7 @@ async def run_unbatched(server: Server, workload: Workload, workers: int, second
 async def run_batched(server: Server, workload: Workload, workers: int, seconds: float) -> tuple[Timing, float]:
     """The timing, and how many appends stood in a batch."""
     queues = workload.take(workers, int(12_000 * seconds) + 4 * WARMUP_STEPS * workers)
-    async with await Sessions.open(server.gateway_url, sessions_max=len(WRITER_FLUSHERS_FROM_PLANS)) as sessions:
+    async with await Sessions.open(server.gateway_url, sessions_max=WRITER_SESSIONS_MAX) as sessions:
         ledger = CountingLedger(sessions)
         writer = Writer(ledger)
         timing = await closed_loop(server, writer.commit, queues, seconds)

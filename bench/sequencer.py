@@ -21,7 +21,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from app.core.limits import WRITER_FLUSHERS_FROM_PLANS
+from app.core.limits import WRITER_SESSIONS_MAX
 from app.domain.ledger.plans import Plan
 from app.keys.log_signer import LogSigner
 from app.postgres.ledger import PostgresLedger
@@ -55,9 +55,7 @@ class Load:
 
     async def run(self, seconds: float) -> Timing:
         queues = self._take(int(12_000 * seconds) + 4 * WARMUP_STEPS * AT_ONCE)
-        async with await Sessions.open(
-            self._server.gateway_url, sessions_max=len(WRITER_FLUSHERS_FROM_PLANS)
-        ) as sessions:
+        async with await Sessions.open(self._server.gateway_url, sessions_max=WRITER_SESSIONS_MAX) as sessions:
             writer = Writer(PostgresLedger(sessions))
 
             async def commit(numbered: tuple[int, Plan]) -> None:

@@ -16,8 +16,8 @@ ENTRY_BYTES_MAX: Final = 65_535
 ARTIFACT_BYTES_MAX: Final = 524_288
 BATCH_PLANS_MAX: Final = 64
 BATCH_BYTES_MAX: Final = 1_048_576
-WRITER_FLUSHERS_FROM_PLANS: Final = (1, 6, 16)  # how many must wait for the first session, the second, the third
-WRITER_ANSWERS_AT_ONCE: Final = 16
+WRITER_SESSIONS_MAX: Final = 3
+WRITER_WAIT_MS: Final = 3  # behind a commit that is under way, before another session takes what waits
 WRITER_QUEUE_PLANS_MAX: Final = 10_000
 WRITER_QUEUE_BYTES_MAX: Final = 67_108_864
 

@@ -20,7 +20,7 @@ from app.core.errors import (
     StoreUnfit,
     TgaError,
 )
-from app.core.limits import READ_LOCK_TIMEOUT_MS, WRITER_FLUSHERS_FROM_PLANS
+from app.core.limits import READ_LOCK_TIMEOUT_MS, WRITER_SESSIONS_MAX
 from app.postgres.refusals import unavailable as unavailable
 
 Record: TypeAlias = asyncpg.Record
@@ -29,7 +29,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | _Pooled"
 
 GATEWAY_ROLE = "tga_gateway"
 COMMAND_TIMEOUT_S = 30.0
-_AT_HAND_MAX = len(WRITER_FLUSHERS_FROM_PLANS)
+_AT_HAND_MAX = WRITER_SESSIONS_MAX
 
 # Seconds, not the hours of the default: a partitioned executor must lose its lock while someone still cares.
 _SETTINGS = {

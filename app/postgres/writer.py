@@ -6,7 +6,6 @@ A lone plan is committed at once. Thousands of calls in flight need only a few s
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -16,10 +15,10 @@ from app.core.instruments import Instruments
 from app.core.limits import (
     BATCH_BYTES_MAX,
     BATCH_PLANS_MAX,
-    WRITER_ANSWERS_AT_ONCE,
-    WRITER_FLUSHERS_FROM_PLANS,
     WRITER_QUEUE_BYTES_MAX,
     WRITER_QUEUE_PLANS_MAX,
+    WRITER_SESSIONS_MAX,
+    WRITER_WAIT_MS,
 )
 from app.domain.ledger.plans import Plan, PlanGroup
 from app.postgres.ledger import PostgresLedger
@@ -31,8 +30,8 @@ _Waiting = tuple[PlanGroup, int, "asyncio.Future[list[TgaError | None]]"]  # wit
 class Writer:
     """The Ledger port with group commit and back-pressure.
 
-    More sessions mean smaller batches, so another one starts only when enough is waiting for it; then one part is built
-    by its callers while the others commit.
+    More sessions mean smaller batches, which cost PostgreSQL more: while one commits, the others wait. Where a commit
+    takes long (a slow disk, a standby, many plans), another session takes what has waited WRITER_WAIT_MS behind it.
     """
 
     def __init__(self, ledger: PostgresLedger, instruments: Instruments | None = None) -> None:
@@ -47,6 +46,9 @@ class Writer:
         # Tasks that empty the queue, and how many of them wait for the database: each writes for itself.
         self._flushers: set[asyncio.Task[None]] = set()
         self._committing = 0
+        # When the last of them began to wait, and what looks whether that was long ago.
+        self._last_began_s = 0.0
+        self._looks_again: asyncio.TimerHandle | None = None
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -87,20 +89,30 @@ class Writer:
             await asyncio.wait(self._flushers)
 
     def _start_flusher_if_needed(self) -> None:
-        if len(self._flushers) < self._flushers_wanted():
-            flusher = self._loop.create_task(self._flush_all())
-            self._flushers.add(flusher)
-            # A flusher that is cancelled before it runs does not remove itself.
-            flusher.add_done_callback(self._flushers.discard)
+        flushers = len(self._flushers)
+        if not self._queue or flushers > self._committing or flushers >= WRITER_SESSIONS_MAX:
+            return  # nothing waits, or the next flusher to go on takes it
+        if flushers > 0:
+            wait_s = self._last_began_s + WRITER_WAIT_MS / 1000 - self._loop.time()
+            if wait_s > 0:
+                if self._looks_again is None:
+                    self._looks_again = self._loop.call_later(wait_s, self._look_again)
+                return
+        flusher = self._loop.create_task(self._flush_all())
+        self._flushers.add(flusher)
+        # A flusher that is cancelled before it runs does not remove itself.
+        flusher.add_done_callback(self._flushers.discard)
 
-    def _flushers_wanted(self) -> int:
-        return bisect_right(WRITER_FLUSHERS_FROM_PLANS, self._queue_plans)
+    def _look_again(self) -> None:
+        self._looks_again = None
+        self._start_flusher_if_needed()
 
     async def _flush_all(self) -> None:
         try:
             while self._queue:
                 batch = self._take_batch()
                 self._committing += 1
+                self._last_began_s = self._loop.time()
                 self._start_flusher_if_needed()
                 try:
                     await self._flush(batch)
@@ -123,7 +135,10 @@ class Writer:
             if not isinstance(error, Exception):
                 raise
         else:
-            await self._answer(batch, results)
+            # Woken when the loop turns: what waits is on its way to the database before these go on.
+            left = iter(results)
+            for waiting in batch:
+                _give(waiting, [next(left) for _ in waiting[0].plans])
 
     def _count(self, results: list[TgaError | None], took_s: float) -> None:
         counted = self._instruments
@@ -135,32 +150,16 @@ class Writer:
             if error is not None:
                 counted.commits.add(("failed" if isinstance(error, _NO_ANSWER) else "refused",))
 
-    async def _answer(self, batch: list[_Waiting], results: list[TgaError | None]) -> None:
-        """Wake callers in slices, so that the next batch fills while this one is answered."""
-        left = iter(results)
-        answers = ((waiting, [next(left) for _ in waiting[0].plans]) for waiting in batch)
-        try:
-            for number, answer in enumerate(answers, 1):
-                _give(*answer)
-                if number % WRITER_ANSWERS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-        finally:  # if this task is cancelled, the remaining callers still get their answers
-            for answer in answers:
-                _give(*answer)
-
     def _take_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         streams: set[str] = set()
         size = 0
-        # Share the queue equally among the flushers that are free to take a batch.
-        free = max(1, self._flushers_wanted() - self._committing)
-        plans_max = min(BATCH_PLANS_MAX, -(-self._queue_plans // free))
         while self._queue:
             (plans, _), group_size, _ = self._queue[0]
             # A group stays whole. Two plans of one stream cannot share a transaction: the second builds on what the
             # first leaves.
             if batch and (
-                len(streams) + len(plans) > plans_max
+                len(streams) + len(plans) > BATCH_PLANS_MAX
                 or size + group_size > BATCH_BYTES_MAX
                 or any(plan.stream in streams for plan in plans)
             ):

@@ -486,9 +486,10 @@ class HeldLedger(PostgresLedger):
         self.batches: list[int] = []
 
     async def commit_groups(self, groups: Sequence[PlanGroup]) -> list[TgaError | None]:
-        self.batches.append(sum(len(group.plans) for group in groups))
+        plans = sum(len(group.plans) for group in groups)
+        self.batches.append(plans)
         await self.gate.wait()
-        return [None] * self.batches[-1]
+        return [None] * plans
 
 
 def some_plan(n: int) -> Plan:
@@ -533,7 +534,7 @@ async def test_a_plan_that_arrives_as_a_batch_ends_is_not_forgotten(sessions: Se
     assert held.batches == [1, 1]
 
 
-async def test_what_the_first_callers_ask_is_on_its_way_before_the_last_are_answered(sessions: Sessions) -> None:
+async def test_what_waits_is_on_its_way_before_the_callers_of_the_batch_before_it_go_on(sessions: Sessions) -> None:
     held = HeldLedger(sessions)
     writer = Writer(held)
     held.gate.set()
@@ -545,9 +546,57 @@ async def test_what_the_first_callers_ask_is_on_its_way_before_the_last_are_answ
         await writer.commit(some_plan(1_000 + n))
 
     await asyncio.gather(*(commit_twice(n) for n in range(120)))
-    assert held.batches[:3] == [40, 40, 40]
-    assert on_their_way[0] == 3
-    assert on_their_way[-1] > 3
+    assert held.batches[:2] == [64, 56]
+    assert on_their_way[0] == 2
+
+
+async def test_another_session_takes_what_waits_long_behind_a_commit_and_no_more_than_three_do(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WRITER_WAIT_MS", 60_000)
+    held = HeldLedger(sessions)
+    writer = Writer(held)
+    waiting: list[asyncio.Task[None]] = []
+
+    async def ask(n: int) -> None:
+        waiting.append(asyncio.create_task(writer.commit(some_plan(n))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    for n in range(4):
+        await ask(n)
+    assert held.batches == [1], "the others wait behind the first, which has not taken long"
+    monkeypatch.setattr(writer_module, "WRITER_WAIT_MS", 0)
+    for n in range(4, 8):
+        await ask(n)
+    assert held.batches == [1, 4, 1], "no fourth session, however long they wait"
+    held.gate.set()
+    await asyncio.gather(*waiting)
+    assert held.batches == [1, 4, 1, 2]
+
+
+async def test_what_waits_behind_a_commit_that_takes_long_does_not_wait_for_another_caller(sessions: Sessions) -> None:
+    held = HeldLedger(sessions)
+    writer = Writer(held)
+    waiting = []
+    for n in range(3):
+        waiting.append(asyncio.create_task(writer.commit(some_plan(n))))
+        async with asyncio.timeout(HANG_S):
+            while len(held.batches) <= n:
+                await asyncio.sleep(0.001)
+    held.gate.set()
+    await asyncio.gather(*waiting)
+    assert held.batches == [1, 1, 1]
+
+
+async def test_plans_that_come_together_are_one_task_for_the_writer(sessions: Sessions) -> None:
+    held = HeldLedger(sessions)
+    writer = Writer(held)
+    waiting = [asyncio.create_task(writer.commit(some_plan(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    assert len(writer._flushers) == 1
+    held.gate.set()
+    await asyncio.gather(*waiting)
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -555,8 +604,9 @@ async def test_whoever_interrupts_a_writer_keeps_nobody_waiting(sessions: Sessio
     held = HeldLedger(sessions)
     writer = Writer(held)
     waiting = [asyncio.create_task(writer.commit(some_plan(n))) for n in range(120)]
-    while len(held.batches) < 3:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(HANG_S):
+        while len(held.batches) < 2:
+            await asyncio.sleep(0.001)
     flushers = list(writer._flushers)
     held.gate.set()
     for _ in range(steps):
